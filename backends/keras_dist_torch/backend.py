@@ -1,0 +1,49 @@
+"""Devices and executors on PyTorch."""
+
+from collections.abc import Sequence
+
+import torch
+
+from keras_dist.backend import Backend
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist.errors import VirtualDevicesError
+from keras_dist.plan import Plan
+from keras_dist_torch.one_device import OneDeviceExecutor
+from keras_dist_torch.replicas import ReplicaExecutor
+
+
+class TorchBackend(Backend):
+    """PyTorch: its accelerators, and a CPU with any number of names.
+
+    PyTorch has one CPU device. Virtual ones share its memory and its threads;
+    they differ in name, and in the replica that runs on them.
+    """
+
+    def __init__(self) -> None:
+        self._num_cpus = 1
+        self._listed = False
+
+    def list_devices(self) -> Sequence[Device]:
+        self._listed = True
+        return [
+            *(Device("gpu", i) for i in range(torch.cuda.device_count())),
+            *(Device("cpu", i) for i in range(self._num_cpus)),
+        ]
+
+    def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
+        if self._listed and num_devices != self._num_cpus:
+            # Nothing in PyTorch would mind, but the same script has to work
+            # on every backend.
+            raise VirtualDevicesError(
+                f"set_virtual_devices({num_devices}) came after devices were "
+                f"in use: there are {self._num_cpus} CPU devices. Call it "
+                "before strategies are made and devices are listed, or set "
+                "KERAS_DIST_VIRTUAL_DEVICES."
+            )
+        self._num_cpus = num_devices
+
+    def executor(self, plan: Plan) -> Executor:
+        if plan.num_replicas == 1:
+            return OneDeviceExecutor(plan)
+        return ReplicaExecutor(plan)

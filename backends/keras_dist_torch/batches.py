@@ -1,0 +1,54 @@
+"""Cutting a global batch into rows for replicas."""
+
+from typing import Any
+from typing import TypeVar
+
+import torch
+from keras import tree
+
+from keras_dist.training.step import is_row_shaped
+
+T = TypeVar("T")
+
+
+def count_rows(batch: Any) -> int:
+    """Rows of a batch: the length of its first array.
+
+    Raises:
+        ValueError: If it holds no array with rows.
+    """
+    for leaf in tree.flatten(batch):
+        if is_row_shaped(leaf):
+            return int(leaf.shape[0])
+    raise ValueError(
+        "A batch must hold at least one array with rows along axis 0. "
+        f"Received: {batch!r}."
+    )
+
+
+def cut(
+    batch: Any, rows: int, start: int, stop: int, device: torch.device
+) -> Any:
+    """The rows from `start` to `stop` of a batch, on a device.
+
+    Leaves that do not have `rows` rows are given whole.
+    """
+
+    def part(leaf: Any) -> Any:
+        has_rows = is_row_shaped(leaf) and leaf.shape[0] == rows
+        own = leaf[start:stop] if has_rows else leaf
+        return own.to(device) if isinstance(own, torch.Tensor) else own
+
+    return tree.map_structure(part, batch)
+
+
+def move(value: T, device: torch.device) -> T:
+    """Puts every tensor of a nested value on a device; others stay."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.device != device:
+            return leaf.to(device)
+        return leaf
+
+    result: T = tree.map_structure(moved, value)
+    return result

@@ -1,0 +1,95 @@
+"""Gradients of replicas: summed between them, and their leaves cleared."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from keras_dist.training.replica import Replica
+from keras_dist.training.step import current_step
+
+
+class AllSum(torch.autograd.Function):
+    """Sum over replicas; the backward pass meets as the forward one does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: torch.Tensor, replica: Replica, what: str
+    ) -> torch.Tensor:
+        ctx.replica = replica
+        ctx.what = what
+        return _sum(replica, what, value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None, None]:
+        share = ctx.replica.share
+        weighted = gradient * share.weight
+        total = _sum(ctx.replica, f"the gradient of {ctx.what}", weighted)
+        return total * share.inverse, None, None
+
+
+def _sum(replica: Replica, what: str, value: torch.Tensor) -> torch.Tensor:
+    def add(values: list[torch.Tensor]) -> torch.Tensor:
+        total = values[0].clone()
+        for other in values[1:]:
+            total += other.to(total.device)
+        return total
+
+    # Each replica its own tensor: what it does to it is its own affair.
+    return replica.meet(what, add, value).clone()
+
+
+def weighted_sum(
+    gradients: Sequence[Sequence[Any]],
+    weights: Sequence[float],
+    device: torch.device,
+) -> list[Any]:
+    """Sums each variable's gradients, weighted by replica, on one device.
+
+    Args:
+        gradients: For each replica, its gradients, `None` where it has none.
+        weights: For each replica, a float.
+        device: Where the sums go.
+
+    Returns:
+        List with a tensor for each variable, `None` where no replica has one.
+    """
+    total: list[Any] = [None] * len(gradients[0])
+    for own, weight in zip(gradients, weights, strict=True):
+        present = [i for i, g in enumerate(own) if g is not None]
+        if not present:
+            continue
+        terms = torch._foreach_mul([own[i].to(device) for i in present], weight)
+        both = [
+            (total[i], term)
+            for i, term in zip(present, terms, strict=True)
+            if total[i] is not None
+        ]
+        if both:
+            torch._foreach_add_(*(list(side) for side in zip(*both, strict=True)))
+        for i, term in zip(present, terms, strict=True):
+            if total[i] is None:
+                total[i] = term
+    return total
+
+
+@functools.cache
+def install_zero_grad() -> None:
+    """Makes a layer's `zero_grad` clear the replica's gradients in a step."""
+    original = keras.Layer.zero_grad
+
+    @functools.wraps(original)
+    def zero_grad(self: keras.Layer, set_to_none: bool = True) -> None:
+        step = current_step()
+        if step is None:
+            original(self, set_to_none)
+            return
+        held = step.scope.state_mapping
+        for variable in self.trainable_variables:
+            leaf = held.get(id(variable))
+            if leaf is not None:
+                leaf.grad = None
+
+    keras.Layer.zero_grad = zero_grad

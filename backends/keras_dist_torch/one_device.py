@@ -1,0 +1,62 @@
+"""The identity executor: plain Keras on one device."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import torch
+
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist_torch.keras_internals import parameter_of
+
+
+def torch_device(device: Device) -> torch.device:
+    """The PyTorch device behind a name; every virtual CPU is the CPU."""
+    if device.type == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", device.index)
+
+
+def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
+    """Makes Keras put tensors on a device."""
+    context: contextlib.AbstractContextManager[Any] = keras.device(
+        str(torch_device(device))
+    )
+    return context
+
+
+class TorchExecutor(Executor):
+    """What both executors share: variables are kept on the primary device."""
+
+    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return keras_device(self.plan.primary)
+
+    def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return keras_device(self.plan.primary)
+
+    def place(self, variable: keras.Variable) -> None:
+        parameter = parameter_of(variable)
+        device = torch_device(self.plan.primary)
+        if parameter is not None and parameter.device != device:
+            # The Parameter stays the same object: torch modules know it.
+            parameter.data = parameter.data.to(device)
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        parameter = parameter_of(variable)
+        if parameter is None:
+            return (self.plan.primary,)
+        return tuple(
+            device
+            for device in self.plan.variable_devices
+            if torch_device(device) == parameter.device
+        )
+
+
+class OneDeviceExecutor(TorchExecutor):
+    """Nothing to cut, nothing to meet: Keras' own steps."""
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        return {}

@@ -1,0 +1,148 @@
+"""Replicas as threads of one process, over Keras' own trainer."""
+
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import keras
+import torch
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.plan import Plan
+from keras_dist.training.baton import Baton
+from keras_dist.training.baton import Round
+from keras_dist.training.metrics import hook_metrics
+from keras_dist.training.replica import Replica
+from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.shares import Share
+from keras_dist.training.shares import bounds
+from keras_dist.training.step import outside_replicas
+from keras_dist.training.steps import step_overrides
+from keras_dist_torch.batches import count_rows
+from keras_dist_torch.batches import cut
+from keras_dist_torch.batches import move
+from keras_dist_torch.gradients import AllSum
+from keras_dist_torch.gradients import install_zero_grad
+from keras_dist_torch.gradients import weighted_sum
+from keras_dist_torch.keras_internals import TorchModuleWrapper
+from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.one_device import TorchExecutor
+from keras_dist_torch.one_device import keras_device
+from keras_dist_torch.one_device import torch_device
+from keras_dist_torch.threads import capture_thread
+
+T = TypeVar("T")
+
+
+class ReplicaExecutor(TorchExecutor, ReplicaRunner):
+    """Runs each step of a model once a replica.
+
+    Replicas on one device read the same memory; on another device, a copy
+    made at first read in each step. The update happens once, on the primary.
+
+    Args:
+        plan: The `Plan` it is bound to.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        install_zero_grad()
+        self._devices = [torch_device(device) for device in plan.devices]
+        # Threads and meetings are not to be traced by torch.compile.
+        self._play = torch._dynamo.disable(Baton(capture_thread).run)
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        return step_overrides(model, self)
+
+    def prepare(self, model: keras.Model) -> None:
+        for layer in model._flatten_layers():
+            if isinstance(layer, TorchModuleWrapper):
+                raise UnsupportedModelError(
+                    f"Layer '{layer.name}' wraps a torch.nn.Module, whose "
+                    "parameters replicas would share. Expected: Keras layers. "
+                    "Use one device, or write it with Keras layers."
+                )
+        hook_metrics(model)
+
+    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+        rows = count_rows(batch)
+        edges = bounds(rows, self.plan.num_replicas)
+        round_members = [
+            (index, start, stop)
+            for index, (start, stop) in enumerate(
+                zip(edges[:-1], edges[1:], strict=True)
+            )
+            if stop > start
+        ]
+        round_ = Round(len(round_members))
+        fns = []
+        for position, (index, start, stop) in enumerate(round_members):
+            share = Share(stop - start, rows)
+            replica = TorchReplica(
+                index, share, self._devices[index], round_, position
+            )
+            part = cut(batch, rows, start, stop, self._devices[index])
+            fns.append(
+                functools.partial(self._on_device, index, fn, replica, part)
+            )
+        results: list[T] = self._play(round_, fns)
+        return results
+
+    def _on_device(
+        self, index: int, fn: Callable[..., T], replica: Replica, part: Any
+    ) -> T:
+        with keras_device(self.plan.devices[index]):
+            return fn(replica, part)
+
+    def weighted_sum(
+        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    ) -> list[Any]:
+        return weighted_sum(gradients, weights, torch_device(self.plan.primary))
+
+
+class TorchReplica(Replica):
+    """One replica on one thread.
+
+    It keeps no tensors: autograd nodes refer to it.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        share: Share,
+        device: torch.device,
+        round_: Round,
+        position: int,
+    ) -> None:
+        super().__init__(index, share)
+        self._device = device
+        self._round = round_
+        self._position = position
+
+    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        def hold(values: list[Any]) -> T:
+            with outside_replicas(), torch.no_grad():
+                return fn(values)
+
+        result: T = self._round.meet(self._position, what, hold, value)
+        return move(result, self._device)
+
+    def all_sum(self, what: str, value: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = AllSum.apply(value, self, what)
+        return result
+
+    def read(self, variable: keras.Variable) -> torch.Tensor | None:
+        parameter = parameter_of(variable)
+        if parameter is None:
+            return None
+        value = parameter.detach().to(self._device)
+        return value.requires_grad_(variable.trainable)
+
+    def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
+        held: torch.Tensor = value.detach()
+        if variable.trainable:
+            return held.clone().requires_grad_()
+        return held

@@ -1,0 +1,141 @@
+"""Backend and Executor: what a framework plugin implements.
+
+A plugin is a package that registers a `Backend` subclass under the entry-point
+group `keras_dist.backends`, with the name that `keras.backend.backend()`
+returns. keras_dist loads it when a device or a strategy is first asked for.
+"""
+
+import contextlib
+import functools
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+import keras
+
+from keras_dist.device import Device
+from keras_dist.errors import BackendNotFoundError
+from keras_dist.plan import Plan
+
+ENTRY_POINT_GROUP = "keras_dist.backends"
+
+
+class Executor(ABC):
+    """Carries out one `Plan` with one framework.
+
+    Args:
+        plan: The `Plan` it is bound to.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered wherever variables are made under the strategy."""
+        return contextlib.nullcontext()
+
+    def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered around `fit` and its relatives on a distributed model."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def place(self, variable: keras.Variable) -> None:
+        """Puts a variable's value where the plan says; idempotent and cheap.
+
+        A variable with no value yet is left alone.
+        """
+
+    @abstractmethod
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        """The devices that hold a copy of the variable, primary first."""
+
+    @abstractmethod
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        """Methods that replace the model's own, on this instance only.
+
+        Args:
+            model: A `keras.Model`, not necessarily built or compiled.
+
+        Returns:
+            Dict from attribute name to callable. The class still holds the
+            originals.
+        """
+
+    def prepare(self, model: keras.Model) -> None:
+        """Called before the model runs, with its variables in place."""
+
+    def recover(self, model: keras.Model) -> None:
+        """Called when `fit` or a relative failed, before the error leaves."""
+
+
+class Backend(ABC):
+    """One framework: its devices, and executors for plans on them."""
+
+    @abstractmethod
+    def list_devices(self) -> Sequence[Device]:
+        """All devices of this worker, accelerators and CPUs."""
+
+    @abstractmethod
+    def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
+        """Makes one physical device appear as several.
+
+        Args:
+            num_devices: Integer, at least 1.
+            device_type: String, `"cpu"`.
+
+        Raises:
+            VirtualDevicesError: If the framework has started already.
+            DeviceError: If that type can't be split.
+        """
+
+    @abstractmethod
+    def executor(self, plan: Plan) -> Executor:
+        """An executor bound to the plan."""
+
+
+_overrides: list[Backend] = []
+
+
+@contextlib.contextmanager
+def override_backend(backend: Backend) -> Iterator[Backend]:
+    """Serves `backend` in place of the installed plugin; for tests."""
+    _overrides.append(backend)
+    try:
+        yield backend
+    finally:
+        _overrides.remove(backend)
+
+
+def get_backend() -> Backend:
+    """The plugin of the Keras backend in use.
+
+    Raises:
+        BackendNotFoundError: If none is installed, naming the extra to add.
+    """
+    return _overrides[-1] if _overrides else _load(keras.backend.backend())
+
+
+@functools.cache
+def _load(name: str) -> Backend:
+    found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in found:
+        raise BackendNotFoundError(
+            f"keras_dist has no plugin for the Keras backend '{name}'. "
+            f"Installed: {sorted(found) or 'none'}. Choose one of them with "
+            "the environment variable KERAS_BACKEND, or install a plugin "
+            f"that registers '{name}' under '{ENTRY_POINT_GROUP}'."
+        )
+    try:
+        backend: Backend = found[name].load()()
+    except ModuleNotFoundError as error:
+        raise BackendNotFoundError(
+            f"The keras_dist plugin for '{name}' needs the module "
+            f"'{error.name}', which is not installed. Install it with "
+            f"`pip install 'keras-dist[{name}]'`."
+        ) from error
+    return backend

@@ -1,0 +1,123 @@
+"""Devices: the one module that turns what people write into `Device`s."""
+
+import re
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_dist.errors import DeviceError
+
+_SPELLING = re.compile(
+    r"(?:/?job:[\w-]+)?(?:/?replica:\d+)?(?:/?task:\d+)?"
+    r"/?(?:device:)?(?P<type>[a-z]+)(?::(?P<index>\d+))?",
+    re.IGNORECASE,
+)
+_TYPES = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}
+
+
+@dataclass(frozen=True, order=True)
+class Device:
+    """One device of this worker, such as `cpu:0`.
+
+    Args:
+        type: String, `"cpu"`, `"gpu"` or `"tpu"`.
+        index: Integer, its position among the worker's devices of that type.
+    """
+
+    type: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.index}"
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether this is anything but a CPU."""
+        return self.type != "cpu"
+
+
+def parse_device(spelling: str | Device) -> Device:
+    """Reads one device as people write it.
+
+    Args:
+        spelling: String. `"cpu:1"`, `"CPU:1"`, `"/gpu:0"`, `"cuda:0"` and
+            `"/job:localhost/replica:0/task:0/device:GPU:0"` are all read; a
+            missing index is 0.
+
+    Returns:
+        A `Device`.
+
+    Raises:
+        DeviceError: If it can't be read.
+
+    Example:
+
+    >>> str(parse_device("/job:localhost/replica:0/task:0/device:GPU:1"))
+    'gpu:1'
+    """
+    if isinstance(spelling, Device):
+        return spelling
+    match = (
+        _SPELLING.fullmatch(spelling.strip())
+        if isinstance(spelling, str)
+        else None
+    )
+    type_ = match and _TYPES.get(match["type"].lower())
+    if not match or not type_:
+        raise DeviceError(
+            "A device could not be read. Received: "
+            f"{spelling!r}. Expected: a string such as 'cpu:0', 'gpu:1' or "
+            "'/job:localhost/replica:0/task:0/device:GPU:0'."
+        )
+    return Device(type_, int(match["index"] or 0))
+
+
+def default_devices(available: Sequence[Device]) -> tuple[Device, ...]:
+    """All accelerators, or all CPU devices where there is none."""
+    accelerators = tuple(d for d in available if d.is_accelerator)
+    return accelerators or tuple(available)
+
+
+def resolve_devices(
+    devices: str | Device | Iterable[str | Device] | None,
+    available: Sequence[Device],
+) -> tuple[Device, ...]:
+    """Turns a user's devices into `Device`s that exist, each once.
+
+    Args:
+        devices: One device, several, or `None` (or none at all) for all
+            accelerators, else all CPU devices.
+        available: The worker's devices.
+
+    Returns:
+        A tuple of `Device`s in the order given.
+
+    Raises:
+        DeviceError: If one is unreadable, absent or named twice.
+    """
+    if isinstance(devices, (str, Device)):
+        devices = [devices]
+    asked = [] if devices is None else list(devices)
+    if not asked:
+        return default_devices(available)
+    resolved = tuple(parse_device(device) for device in asked)
+    for device in resolved:
+        if device not in available:
+            names = ", ".join(str(d) for d in available)
+            hint = (
+                "Choose from those."
+                if device.is_accelerator
+                else "Choose from those, or make more with "
+                "`keras_dist.set_virtual_devices(n)` before any device is used."
+            )
+            raise DeviceError(
+                f"Device '{device}' does not exist on this worker. Received: "
+                f"devices={asked!r}. Available: {names}. {hint}"
+            )
+    repeated = [str(d) for d in resolved if resolved.count(d) > 1]
+    if repeated:
+        raise DeviceError(
+            f"Device '{repeated[0]}' is named {len(repeated)} times. Received: "
+            f"devices={asked!r}. Expected: each replica on a device of its own."
+        )
+    return resolved

@@ -1,0 +1,83 @@
+"""Exceptions of keras_dist.
+
+```
+KerasDistError
+├── BackendNotFoundError     (ImportError)   no plugin for this Keras backend
+├── UnsupportedKerasError    (ImportError)   a Keras that we were not made for
+├── DeviceError              (ValueError)    unknown, absent or repeated device
+├── VirtualDevicesError      (RuntimeError)  asked for after devices were used
+├── StrategyMismatchError    (RuntimeError)  two strategies share a thing
+├── UnsupportedModelError    (ValueError)    a model that can't be distributed
+├── MetricMergeError         (ValueError)    metric state with no exact merge
+└── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
+```
+
+Each also derives from the builtin named in brackets, so that code written for
+`tf.distribute` and for Keras keeps catching what it caught. Messages say what
+was received, what was expected and what to do.
+"""
+
+
+class KerasDistError(Exception):
+    """Base class of every exception that keras_dist raises on purpose."""
+
+
+class BackendNotFoundError(KerasDistError, ImportError):
+    """No keras_dist plugin serves the Keras backend in use.
+
+    Cause: the framework or the plugin of `keras.backend.backend()` is not
+    installed. Fix: install the extra that the message names.
+    """
+
+
+class UnsupportedKerasError(KerasDistError, ImportError):
+    """The installed Keras lacks a seam that keras_dist needs.
+
+    Cause: a version outside of the supported range, or a mode (NNX) that
+    stores state elsewhere. Fix: as the message says.
+    """
+
+
+class DeviceError(KerasDistError, ValueError):
+    """A device is misspelt, absent, or named twice.
+
+    Fix: choose from `keras_dist.list_devices()`, which the message shows.
+    """
+
+
+class VirtualDevicesError(KerasDistError, RuntimeError):
+    """Virtual devices were asked for after the backend had started.
+
+    Fix: call `set_virtual_devices` before anything uses a device, or set the
+    environment variable KERAS_DIST_VIRTUAL_DEVICES.
+    """
+
+
+class StrategyMismatchError(KerasDistError, RuntimeError):
+    """A model, optimizer, variable or scope belongs to another strategy.
+
+    Fix: make everything that works together under one `strategy.scope()`.
+    """
+
+
+class UnsupportedModelError(KerasDistError, ValueError):
+    """A model has a part that can't be run on several replicas exactly.
+
+    Fix: the message names the part and the way around it.
+    """
+
+
+class MetricMergeError(KerasDistError, ValueError):
+    """A metric changed on several replicas with no exact way to merge it.
+
+    Fix: make the metric an attribute of the model, or pass it to `compile`;
+    its updates are then gathered over the replicas.
+    """
+
+
+class ReplicaDivergenceError(KerasDistError, RuntimeError):
+    """Replicas met at different points, so that some would wait forever.
+
+    Cause: a branch on per-replica values around a loss, metric, update or
+    batch statistic. Fix: take the same path on every replica.
+    """

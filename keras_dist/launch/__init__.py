@@ -1,0 +1,1 @@
+"""What the `keras-dist` commands do, once the backend is chosen."""

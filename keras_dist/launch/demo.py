@@ -1,0 +1,279 @@
+"""The demo: digits on several virtual replicas, and again on one device.
+
+The rows and the batch are chosen so that the last batch does not divide: 1,503
+rows in batches of 100 leave a last one of 3, and with 4 replicas one of them
+has nothing to do. The numbers must be those of one device all the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress
+from rich.progress import TextColumn
+from rich.table import Table
+from sklearn.datasets import load_digits
+
+from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.virtual import list_devices
+from keras_dist.virtual import set_virtual_devices
+
+NUM_TRAIN_ROWS = 1503
+BATCH_SIZE = 100
+SEED = 7
+
+# Float32 sums in another order differ by about 1e-7 a step, and training
+# carries that on. A row counted twice, or with the wrong weight, is 1e-3.
+TOLERANCE = 1e-4
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Scikit-learn's digits: images of shape (rows, 8, 8, 1) in [0, 1]."""
+
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+
+    @classmethod
+    def load(cls) -> "Digits":
+        data = load_digits()
+        order = np.random.default_rng(SEED).permutation(len(data.target))
+        x = (data.images[order, :, :, np.newaxis] / 16.0).astype("float32")
+        y = data.target[order].astype("float32")
+        return cls(
+            x[:NUM_TRAIN_ROWS],
+            y[:NUM_TRAIN_ROWS],
+            x[NUM_TRAIN_ROWS:],
+            y[NUM_TRAIN_ROWS:],
+        )
+
+
+class TrainingProgress(keras.callbacks.Callback):
+    """A bar on a terminal, a line for each epoch elsewhere.
+
+    Args:
+        console: The `rich` console to write to.
+        title: String, what is being trained.
+    """
+
+    def __init__(self, console: Console, title: str) -> None:
+        super().__init__()
+        self._console = console
+        self._title = title
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[logs]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
+        self._bar.start()
+
+    def on_epoch_begin(
+        self, epoch: int, logs: dict[str, float] | None = None
+    ) -> None:
+        self._label = f"{self._title}, epoch {epoch + 1}"
+        self._task = self._bar.add_task(
+            self._label, total=self.params["steps"], logs=""
+        )
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, float] | None = None
+    ) -> None:
+        self._bar.update(self._task, completed=batch + 1)
+
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, float] | None = None
+    ) -> None:
+        text = "  ".join(
+            f"{name} {value:.4f}" for name, value in (logs or {}).items()
+        )
+        self._bar.update(self._task, logs=text)
+        if not self._console.is_terminal:
+            self._console.print(f"{self._label}:  {text}")
+
+    def on_train_end(self, logs: dict[str, float] | None = None) -> None:
+        self._bar.stop()
+
+
+def run_demo(replicas: int, epochs: int) -> bool:
+    """Trains twice, shows what happened, and compares.
+
+    Args:
+        replicas: Integer, number of virtual CPU devices.
+        epochs: Integer, passes over the training rows.
+
+    Returns:
+        Whether the weights agree within `TOLERANCE`.
+
+    Raises:
+        KerasDistError: If the devices can't be had.
+    """
+    console = Console(highlight=False)
+    digits = Digits.load()
+    set_virtual_devices(replicas)
+    strategy = MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
+    show_setting(console, strategy)
+
+    with strategy.scope():
+        model = build_model()
+    initial = model.get_weights()
+    train(model, digits, epochs, console, f"{replicas} replicas")
+    show_placement(console, strategy, model)
+
+    plain = build_model()
+    plain.set_weights(initial)
+    train(plain, digits, epochs, console, "one device")
+    return show_verdict(console, digits, model, plain, replicas)
+
+
+def build_model() -> keras.Model:
+    """A convolutional net whose numbers depend on the whole batch.
+
+    Its activations are smooth: at the kink of a ReLU, a difference in the last
+    digit turns a gradient on or off, and two correct trainings part.
+    """
+    keras.utils.set_random_seed(SEED)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(16, 3, use_bias=False, name="conv_1"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Activation("silu"),
+            keras.layers.Conv2D(32, 3, activation="silu", name="conv_2"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10, name="logits"),
+        ]
+    )
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.05, momentum=0.9, name="sgd"),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def train(
+    model: keras.Model,
+    digits: Digits,
+    epochs: int,
+    console: Console,
+    title: str,
+) -> None:
+    """Fits the model, on the same batches every time."""
+    model.fit(
+        digits.x_train,
+        digits.y_train,
+        batch_size=BATCH_SIZE,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[TrainingProgress(console, title)],
+    )
+
+
+def show_setting(console: Console, strategy: MirroredStrategy) -> None:
+    """Prints backend, devices, replicas and how batches are shared."""
+    backend = keras.backend.backend()
+    replicas = strategy.num_replicas_in_sync
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("Backend", f"{backend} {version(backend)}")
+    table.add_row("Keras", keras.__version__)
+    table.add_row("Devices", " ".join(list_devices("cpu")))
+    table.add_row("Replicas", str(replicas))
+    for name, rows in (
+        ("Global batch", BATCH_SIZE),
+        ("Last batch", NUM_TRAIN_ROWS % BATCH_SIZE),
+    ):
+        per_replica = " ".join(map(str, shares(rows, replicas)))
+        table.add_row(name, f"{rows} rows; per replica {per_replica}")
+    console.print(table)
+    console.print()
+
+
+def shares(rows: int, replicas: int) -> list[int]:
+    """How many rows of a batch each replica gets."""
+    bounds = [-(-rows * r // replicas) for r in range(replicas + 1)]
+    return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+def show_placement(
+    console: Console, strategy: MirroredStrategy, model: keras.Model
+) -> None:
+    """Prints which variable lives where."""
+    table = Table(title="Where the variables live", title_justify="left")
+    table.add_column("Variable", overflow="fold")
+    table.add_column("Shape")
+    table.add_column("A copy on", overflow="fold")
+    for variable in (*model.variables, *model.optimizer.variables):
+        table.add_row(
+            variable.path,
+            str(tuple(variable.shape)),
+            " ".join(strategy.devices_of(variable)),
+        )
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def show_verdict(
+    console: Console,
+    digits: Digits,
+    model: keras.Model,
+    plain: keras.Model,
+    replicas: int,
+) -> bool:
+    """Prints the accuracy and whether the weights agree."""
+    difference = largest_difference(model.get_weights(), plain.get_weights())
+    # A comparison with NaN is false, so weights that blew up fail.
+    same = difference <= TOLERANCE
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row(
+        f"Test accuracy, {replicas} replicas", accuracy(model, digits)
+    )
+    table.add_row("Test accuracy, one device", accuracy(plain, digits))
+    table.add_row(
+        "Largest difference in weights",
+        f"{difference:.2e} (tolerance {TOLERANCE:.0e})",
+    )
+    console.print()
+    console.print(table)
+    console.print()
+    if same:
+        console.print("[bold green]PASS[/] the same weights as one device")
+    else:
+        console.print("[bold red]FAIL[/] other weights than one device")
+    return same
+
+
+def accuracy(model: keras.Model, digits: Digits) -> str:
+    """The model's accuracy on the test rows, as text."""
+    logs: dict[str, Any] = model.evaluate(
+        digits.x_test,
+        digits.y_test,
+        batch_size=BATCH_SIZE,
+        verbose=0,
+        return_dict=True,
+    )
+    return f"{logs['accuracy']:.4f}"
+
+
+def largest_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
+    """The largest absolute difference between two lists of weights."""
+    return float(
+        np.max([np.max(np.abs(x - y)) for x, y in zip(a, b, strict=True)])
+    )

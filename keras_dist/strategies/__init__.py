@@ -1,0 +1,1 @@
+"""The strategies: each is the plan that it makes."""

@@ -1,0 +1,30 @@
+"""OneDeviceStrategy: everything on one device."""
+
+from typing import final
+
+from keras_dist.backend import get_backend
+from keras_dist.device import resolve_devices
+from keras_dist.plan import Plan
+from keras_dist.strategy import Strategy
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Places variables and computation on one device.
+
+    Args:
+        device: String, such as `"cpu:1"` or `"/gpu:0"`.
+
+    Raises:
+        DeviceError: If the device is unreadable or absent.
+
+    Example:
+
+    >>> strategy = keras_dist.OneDeviceStrategy("cpu:0")
+    >>> strategy.num_replicas_in_sync
+    1
+    """
+
+    def __init__(self, device: str) -> None:
+        (resolved,) = resolve_devices(device, get_backend().list_devices())
+        super().__init__(Plan(((resolved,),), (resolved,)))

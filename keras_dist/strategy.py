@@ -1,0 +1,135 @@
+"""Strategy: the front end that turns a plan into distributed models."""
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+
+from keras_dist import context
+from keras_dist.backend import Executor
+from keras_dist.backend import get_backend
+from keras_dist.plan import Plan
+from keras_dist.training.binding import bind_model
+from keras_dist.training.binding import claim_variable
+from keras_dist.training.creation import creation_hooks
+
+
+class Strategy:
+    """How computation and variables are spread over devices.
+
+    Use one of the subclasses, or pass a `Plan` of your own.
+
+    Args:
+        plan: A `Plan`.
+
+    Example:
+
+    >>> from keras_dist.device import Device
+    >>> cpu = Device("cpu", 0)
+    >>> strategy = keras_dist.Strategy(Plan(((cpu,),), (cpu,)))
+    >>> strategy.num_replicas_in_sync
+    1
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._executor = get_backend().executor(plan)
+
+    @property
+    def plan(self) -> Plan:
+        """The `Plan` this strategy made."""
+        return self._plan
+
+    @property
+    def executor(self) -> Executor:
+        """The backend's `Executor` bound to the plan."""
+        return self._executor
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients are combined."""
+        return self.plan.num_replicas
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator["Strategy"]:
+        """Models, optimizers and variables made inside are distributed.
+
+        A model remembers its strategy: `compile`, `fit` and the rest may be
+        called inside or outside, in any thread.
+
+        Returns:
+            A context manager that yields the strategy. The same strategy's
+            scope can be nested and entered again.
+
+        Raises:
+            StrategyMismatchError: If another strategy's scope is open.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        """
+        with (
+            context.entered(self),
+            creation_hooks(),
+            self._executor.creation_scope(),
+        ):
+            yield self
+
+    def distribute(self, model: keras.Model) -> keras.Model:
+        """Distributes a model that was made outside of the scope.
+
+        Its variables move to the strategy's devices with their values.
+
+        Args:
+            model: A `keras.Model`, built or not, compiled or not.
+
+        Returns:
+            The same model.
+
+        Raises:
+            StrategyMismatchError: If it belongs to another strategy.
+
+        Example:
+
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0"])
+        >>> strategy.distribute(model) is model
+        True
+        """
+        if not isinstance(model, keras.Model):
+            raise ValueError(
+                "`distribute` takes a `keras.Model`. Received: "
+                f"{model!r} of type {type(model).__name__}."
+            )
+        bind_model(model, self).claim()
+        return model
+
+    def devices_of(self, variable: keras.Variable) -> tuple[str, ...]:
+        """Names of the devices that hold a copy of a variable.
+
+        Args:
+            variable: A `keras.Variable` that belongs to this strategy.
+
+        Returns:
+            Tuple of strings such as `("cpu:0", "cpu:1")`, primary first.
+
+        Raises:
+            StrategyMismatchError: If it belongs to another strategy.
+
+        Example:
+
+        >>> strategy = keras_dist.OneDeviceStrategy("cpu:0")
+        >>> with strategy.scope():
+        ...     variable = keras.Variable(1.0)
+        >>> strategy.devices_of(variable)
+        ('cpu:0',)
+        """
+        claim_variable(variable, self)
+        return tuple(str(d) for d in self._executor.devices_of(variable))
+
+    def __repr__(self) -> str:
+        devices = ", ".join(str(d) for d in self.plan.devices)
+        return f"<{type(self).__name__} on {devices}>"

@@ -1,0 +1,6 @@
+"""Helpers for testing strategies and backends."""
+
+from keras_dist.testing.memory import MemoryBackend
+from keras_dist.testing.memory import MemoryExecutor
+
+__all__ = ["MemoryBackend", "MemoryExecutor"]

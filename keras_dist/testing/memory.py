@@ -1,0 +1,81 @@
+"""An in-memory backend: runs nothing, remembers what it was asked."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_dist.backend import Backend
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist.plan import Plan
+
+
+class MemoryExecutor(Executor):
+    """Leaves models and values alone, and writes down each request.
+
+    Args:
+        plan: The `Plan` it is bound to.
+
+    Attributes:
+        placed: List of the variables it was asked to place, in order.
+        bound: List of the models it was asked to bind.
+        recovered: List of the models that failed.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.placed: list[keras.Variable] = []
+        self.bound: list[keras.Model] = []
+        self.recovered: list[keras.Model] = []
+
+    def place(self, variable: keras.Variable) -> None:
+        if not any(variable is placed for placed in self.placed):
+            self.placed.append(variable)
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        return self.plan.variable_devices
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        self.bound.append(model)
+        return {}
+
+    def recover(self, model: keras.Model) -> None:
+        self.recovered.append(model)
+
+
+class MemoryBackend(Backend):
+    """Serves the devices that it was given.
+
+    Args:
+        devices: Sequence of `Device`s that exist. Defaults to two GPUs and
+            one CPU.
+
+    Example:
+
+    >>> from keras_dist.backend import override_backend
+    >>> with override_backend(keras_dist.testing.MemoryBackend()):
+    ...     keras_dist.MirroredStrategy()
+    <MirroredStrategy on gpu:0, gpu:1>
+    """
+
+    def __init__(self, devices: Sequence[Device] | None = None) -> None:
+        self.devices = tuple(
+            devices or (Device("gpu", 0), Device("gpu", 1), Device("cpu", 0))
+        )
+        self.executors: list[MemoryExecutor] = []
+
+    def list_devices(self) -> Sequence[Device]:
+        return self.devices
+
+    def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
+        kept = tuple(d for d in self.devices if d.type != device_type)
+        made = tuple(Device(device_type, i) for i in range(num_devices))
+        self.devices = kept + made
+
+    def executor(self, plan: Plan) -> MemoryExecutor:
+        executor = MemoryExecutor(plan)
+        self.executors.append(executor)
+        return executor

@@ -1,0 +1,1 @@
+"""What touches Keras' models, optimizers, metrics and layers."""

@@ -1,0 +1,189 @@
+"""Replicas as threads of which one runs at a time.
+
+Replica 0 runs in the caller's thread. A replica runs until it meets the
+others or ends, then hands on to the next; the last to arrive holds the
+meeting. So everything happens in one order, nothing needs a lock, and
+replicas that diverge are found at once: nobody can run and somebody waits.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from keras_dist.errors import ReplicaDivergenceError
+
+
+class _Aborted(BaseException):
+    """Unwinds a replica because another one failed."""
+
+
+class Round:
+    """One run of some replicas, from start to end.
+
+    Args:
+        num_replicas: Integer, how many take part.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        self._gates = [threading.Lock() for _ in range(num_replicas)]
+        self._over = threading.Lock()
+        for lock in (*self._gates, self._over):
+            lock.acquire()
+        self._active = set(range(num_replicas))
+        self._waiting: dict[int, tuple[str, Any]] = {}
+        self._hold: Callable[[list[Any]], Any] = list
+        self._result: Any = None
+        self.results: list[Any] = [None] * num_replicas
+        self.error: BaseException | None = None
+
+    def play(self, index: int, fn: Callable[[], Any]) -> None:
+        """Runs one replica in this thread, until it ends."""
+        try:
+            if index:
+                self._wait(self._gates[index])
+            if self.error is None:
+                self.results[index] = fn()
+        except _Aborted:
+            pass
+        except BaseException as error:
+            if self.error is None:
+                error.add_note(
+                    f"(on replica {index} of {len(self._gates)}, keras_dist)"
+                )
+                self.error = error
+        self._active.discard(index)
+        self._hand_on(index)
+
+    def wait_until_over(self) -> None:
+        """Waits until every replica has ended."""
+        self._wait(self._over)
+
+    def meet(
+        self,
+        index: int,
+        what: str,
+        hold: Callable[[list[Any]], Any],
+        value: Any,
+    ) -> Any:
+        """Waits for the others; returns `hold(values)`, held once."""
+        if self.error is not None:
+            raise _Aborted
+        self._waiting[index] = (what, value)
+        self._hold = hold
+        self._hand_on(index)
+        self._wait(self._gates[index])
+        if self.error is not None:
+            raise _Aborted
+        return self._result
+
+    def _wait(self, lock: threading.Lock) -> None:
+        while True:
+            try:
+                lock.acquire()
+                return
+            except BaseException as error:  # Ctrl-C, in the caller's thread
+                # Another replica is running: let all of them unwind first.
+                if self.error is None:
+                    self.error = error
+
+    def _hand_on(self, index: int) -> None:
+        later = [i for i in self._active if i > index]
+        if not later and self._waiting and self.error is None:
+            try:
+                self._hold_meeting()
+            except BaseException as error:
+                self.error = error
+        following = min(later or self._active, default=None)
+        (self._over if following is None else self._gates[following]).release()
+
+    def _hold_meeting(self) -> None:
+        arrived = self._waiting
+        self._waiting = {}
+        names = {what for what, _ in arrived.values()}
+        if len(names) > 1 or len(arrived) < len(self._gates):
+            raise ReplicaDivergenceError(_divergence(arrived, len(self._gates)))
+        values = [arrived[index][1] for index in sorted(arrived)]
+        self._result = self._hold(values)
+
+
+def _divergence(arrived: dict[int, tuple[str, Any]], total: int) -> str:
+    places = [
+        f"replica {i} at {arrived[i][0]}"
+        if i in arrived
+        else f"replica {i} had already ended"
+        for i in range(total)
+    ]
+    return (
+        "Replicas took different paths through one step, so that some would "
+        f"wait forever: {'; '.join(places)}. Expected: the same losses, "
+        "metrics, updates and batch statistics in the same order on each "
+        "replica. Look for a branch on values that differ between replicas."
+    )
+
+
+class Baton:
+    """Threads that are kept between rounds, and end with this object.
+
+    Args:
+        enter: Callable without arguments, run in the caller's thread at the
+            start of each round. It returns a callable that gives another
+            thread the caller's thread-local state.
+    """
+
+    def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
+        self._enter = enter
+        self._queues: list[_Queue] = []
+        weakref.finalize(self, _end, self._queues)
+
+    def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Runs `fns` as replicas 0, 1, ...; returns what they returned.
+
+        Raises:
+            BaseException: What the first replica to fail raised, with a note
+                that names it, once all the others have unwound.
+        """
+        inherit = self._enter()
+        while len(self._queues) < len(fns) - 1:
+            self._queues.append(_start(len(self._queues) + 1))
+        for index, fn in enumerate(fns[1:], start=1):
+            self._queues[index - 1].put((round_, index, inherit, fn))
+        round_.play(0, fns[0])
+        round_.wait_until_over()
+        if round_.error is not None:
+            raise round_.error
+        return round_.results
+
+
+_Queue = queue.SimpleQueue[Any]
+
+
+def _start(number: int) -> _Queue:
+    tasks = _Queue()
+    name = f"keras_dist-replica-{number}"
+    threading.Thread(
+        target=_work, args=(tasks,), name=name, daemon=True
+    ).start()
+    return tasks
+
+
+def _end(queues: list[_Queue]) -> None:
+    for tasks in queues:
+        tasks.put(None)
+
+
+def _work(tasks: _Queue) -> None:
+    while (task := tasks.get()) is not None:
+        round_, index, inherit, fn = task
+
+        def replica(
+            inherit: Callable[[], None] = inherit, fn: Callable[[], Any] = fn
+        ) -> Any:
+            inherit()
+            return fn()
+
+        round_.play(index, replica)
+        # Nothing of a finished step stays alive while this thread waits.
+        del task, round_, inherit, fn, replica

@@ -1,0 +1,162 @@
+"""Binding: what ties one model to one strategy, by instance attributes.
+
+The class of the model is untouched: `isinstance`, saving and names stay.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_dist.errors import StrategyMismatchError
+from keras_dist.training import keras_internals
+
+if TYPE_CHECKING:
+    from keras_dist.strategy import Strategy
+
+_ENTRY_POINTS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+_ATTRIBUTE = "_keras_dist_binding"
+
+
+def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
+    """Makes `strategy` the owner of a variable and places its value.
+
+    Raises:
+        StrategyMismatchError: If another strategy owns it.
+    """
+    owner = variable.__dict__.get("distribute_strategy")
+    if owner is None:
+        variable.distribute_strategy = strategy
+    elif owner is not strategy:
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made under {owner!r} and is used "
+            f"under {strategy!r}. Expected: one strategy. Make the model, its "
+            "layers and its optimizer under the same `strategy.scope()`."
+        )
+    strategy.executor.place(variable)
+
+
+def binding_of(model: keras.Model) -> "Binding | None":
+    """The model's `Binding`, or `None` for a plain model."""
+    binding: Binding | None = model.__dict__.get(_ATTRIBUTE)
+    return binding
+
+
+def bind_model(model: keras.Model, strategy: "Strategy") -> "Binding":
+    """Binds a model to a strategy, once.
+
+    Raises:
+        StrategyMismatchError: If it is bound to another strategy.
+        UnsupportedKerasError: If Keras keeps its state in Flax NNX objects.
+    """
+    binding = binding_of(model)
+    if binding is None:
+        keras_internals.check_keras()
+        binding = Binding(model, strategy)
+        binding.install()
+    elif binding.strategy is not strategy:
+        raise StrategyMismatchError(
+            f"Model '{model.name}' belongs to {binding.strategy!r} and can't "
+            f"join {strategy!r}. Make a new one under that scope, for "
+            "instance with `keras.models.clone_model(model)`."
+        )
+    return binding
+
+
+class Binding:
+    """A model, its strategy, and whether its variables are in place.
+
+    Args:
+        model: A `keras.Model`.
+        strategy: The `Strategy` it belongs to.
+    """
+
+    def __init__(self, model: keras.Model, strategy: "Strategy") -> None:
+        self._model = weakref.ref(model)
+        self.strategy = strategy
+        self._claimed_for: object | None = None
+        self._depth = 0
+
+    @property
+    def model(self) -> keras.Model:
+        """The model. A binding lives in it, so it is alive."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    def install(self) -> None:
+        """Sets the instance attributes that distribute the model."""
+        model = self.model
+        # Not `setattr`: Keras and torch track what is set that way.
+        replacements: dict[str, Any] = {
+            _ATTRIBUTE: self,
+            "compile": self._compile,
+            "_symbolic_build": self._symbolic_build,
+        }
+        for name in _ENTRY_POINTS:
+            replacements[name] = self._entry_point(name)
+        replacements.update(self.strategy.executor.bind(model))
+        for name, value in replacements.items():
+            object.__setattr__(model, name, value)
+
+    def claim(self) -> None:
+        """Takes every variable of the model and its optimizer."""
+        model = self.model
+        for variable in keras_internals.all_variables(model):
+            claim_variable(variable, self.strategy)
+
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        self._claimed_for = None
+        with self.strategy.scope():
+            type(self.model).compile(self.model, *args, **kwargs)
+
+    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        model = self.model
+        with self.strategy.scope():
+            type(model)._symbolic_build(model, *args, **kwargs)
+        self.claim()
+        self.strategy.executor.prepare(model)
+
+    def _entry_point(self, name: str) -> Callable[..., Any]:
+        def entry_point(*args: Any, **kwargs: Any) -> Any:
+            model = self.model
+            with self._running(each_batch=name.endswith("_on_batch")):
+                return getattr(type(model), name)(model, *args, **kwargs)
+
+        entry_point.__name__ = name
+        entry_point.__doc__ = getattr(type(self.model), name).__doc__
+        return entry_point
+
+    @contextlib.contextmanager
+    def _running(self, each_batch: bool) -> Iterator[None]:
+        model, executor = self.model, self.strategy.executor
+        if self._depth:  # `fit` runs `evaluate`
+            yield
+            return
+        self._depth += 1
+        try:
+            with executor.execution_scope():
+                # A batch at a time, what was claimed once is not looked at
+                # again until `compile` changes the optimizer.
+                optimizer = getattr(model, "optimizer", self)
+                if not each_batch or self._claimed_for is not optimizer:
+                    self.claim()
+                    self._claimed_for = optimizer
+                executor.prepare(model)
+                yield
+        except BaseException:
+            executor.recover(model)
+            raise
+        finally:
+            self._depth -= 1

@@ -1,0 +1,99 @@
+"""The one door to Keras' private names in the front end.
+
+| name | why |
+|---|---|
+| `keras.src.backend.common.global_state` | replica threads inherit it |
+| `keras.src.losses.loss` | reductions over replicas instead of one |
+| `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
+| `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
+| `keras.Model._symbolic_build` | builds under the scope |
+
+`tests/unit/test_keras_internals.py` fails readably when one of them moves.
+"""
+
+import random
+from typing import Any
+
+import keras
+from keras.src import backend as keras_backend
+from keras.src.backend.common import global_state
+from keras.src.losses import loss as losses
+from keras.src.random.seed_generator import global_seed_generator
+
+from keras_dist.errors import UnsupportedKerasError
+
+get_mask = keras_backend.get_keras_mask
+set_mask = keras_backend.set_keras_mask
+
+_NOT_INHERITED = {
+    "stateless_scope",
+    "name_scope_stack",
+    "current_call_ctx",
+    "torch_device",
+}
+_GLOBAL_SEED = "global_seed_generator"
+
+__all__ = [
+    "all_variables",
+    "check_keras",
+    "get_mask",
+    "inherit_thread_state",
+    "losses",
+    "set_mask",
+    "set_stateless_scope",
+    "thread_state",
+]
+
+
+def check_keras() -> None:
+    """Refuses modes of Keras that keep state where we can't reach it."""
+    if keras.config.is_nnx_enabled():
+        raise UnsupportedKerasError(
+            "keras_dist does not support Keras' NNX mode, which keeps "
+            "variables in Flax objects. Received: NNX enabled. Unset "
+            "KERAS_NNX_ENABLED, or `nnx_enabled` in keras.json."
+        )
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Every variable of a model, its metrics and its optimizer."""
+    variables = list(model.variables)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        variables += optimizer.variables
+    variables += [v for m in model.metrics for v in m.variables]
+    return list({id(v): v for v in variables}.values())
+
+
+def thread_state() -> dict[str, Any]:
+    """What a replica's thread takes over from the caller's.
+
+    The global seed generator is made if it is missing: inside of a replica
+    that is too late. Python's random state is put back, as if it had not been.
+    """
+    if global_state.get_global_attribute(_GLOBAL_SEED) is None:
+        state = random.getstate()
+        global_seed_generator()
+        random.setstate(state)
+    return {
+        name: value
+        for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()
+        if name not in _NOT_INHERITED
+    }
+
+
+def inherit_thread_state(state: dict[str, Any]) -> None:
+    """Gives this thread the state of another, from `thread_state`."""
+    for name, value in state.items():
+        global_state.set_global_attribute(name, value)
+
+
+def set_stateless_scope(
+    scope: keras.StatelessScope | None,
+) -> keras.StatelessScope | None:
+    """Makes a stateless scope current; returns the one before."""
+    before: keras.StatelessScope | None = global_state.get_global_attribute(
+        "stateless_scope"
+    )
+    global_state.set_global_attribute("stateless_scope", scope)
+    return before

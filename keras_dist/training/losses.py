@@ -1,0 +1,158 @@
+"""Losses of the global batch, computed from each replica's rows.
+
+Inside of a step, gradients are added up weighted by `rows / total`. So a
+replica's loss is such that the losses' mean over rows is the global loss:
+
+- A loss of Keras that treats rows one by one stays on the replica; only what
+  it divides by (masked elements, summed weights) is summed over replicas.
+- Any other loss (Dice, Tversky, Circle, a user's) is computed on the gathered
+  rows by each replica, with gradients for its own rows.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from keras import ops
+
+from keras_dist.training import keras_internals
+from keras_dist.training.gather import exchange
+from keras_dist.training.gather import merge
+from keras_dist.training.shares import scaled
+from keras_dist.training.shares import scaled_gradient
+from keras_dist.training.step import ReplicaStep
+from keras_dist.training.step import current_step
+
+_COUPLES_ROWS = {"dice", "tversky", "circle"}
+
+
+def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `keras.losses.Loss.__call__`."""
+
+    @functools.wraps(original)
+    def __call__(
+        self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
+        step = current_step()
+        if step is None or treats_rows_one_by_one(self):
+            return original(self, y_true, y_pred, sample_weight)
+        return _on_gathered_rows(
+            step,
+            functools.partial(original, self),
+            self.name,
+            (y_true, y_pred, sample_weight),
+        )
+
+    return __call__
+
+
+def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `keras.src.losses.loss.reduce_weighted_values`."""
+
+    @functools.wraps(original)
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        step = current_step()
+        local = functools.partial(original, values, sample_weight, mask)
+        if step is None or not len(values.shape):
+            return local(reduction=reduction, dtype=dtype)
+        if reduction in (None, "none"):
+            own = local(reduction=reduction, dtype=dtype)
+            return scaled_gradient(own, step.share.inverse)
+        if reduction == "sum":
+            total = local(reduction="sum", dtype=dtype)
+            return scaled(total, step.share.inverse)
+        weighted = reduction == "mean_with_sample_weight" and (
+            sample_weight is not None
+        )
+        if mask is None and not weighted:
+            # As many elements a row on each replica: the replica's own mean.
+            return local(reduction=reduction, dtype=dtype)
+        total = local(reduction="sum", dtype=dtype)
+        divisor = _divisor(
+            step, values, sample_weight, mask, reduction, total.dtype
+        )
+        mean = ops.divide_no_nan(total, divisor)
+        return scaled(mean, step.share.inverse)
+
+    return reduce_weighted_values
+
+
+def hook_scaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps Keras' scaling of losses by 1 / replicas: not needed here."""
+
+    @functools.wraps(original)
+    def scale(value: Any) -> Any:
+        return original(value) if current_step() is None else value
+
+    return scale
+
+
+def treats_rows_one_by_one(loss: Any) -> bool:
+    """Whether the loss of a row depends on no other row, for certain."""
+    if not _is_from_keras(type(loss)):
+        return False
+    fn = getattr(loss, "fn", None)
+    return fn is None or (
+        _is_from_keras(fn) and fn.__name__ not in _COUPLES_ROWS
+    )
+
+
+def _is_from_keras(definition: Any) -> bool:
+    module = getattr(definition, "__module__", None) or ""
+    return bool(module.split(".")[0] == "keras")
+
+
+def _divisor(
+    step: ReplicaStep,
+    values: Any,
+    sample_weight: Any,
+    mask: Any,
+    reduction: str,
+    dtype: Any,
+) -> Any:
+    """What the sum over the global batch is divided by."""
+    size = _size(values, dtype)
+    if reduction == "mean_with_sample_weight":
+        weights = keras_internals.losses.apply_mask(
+            sample_weight, mask, dtype=dtype, reduction=reduction
+        )
+        (summed,) = _sum_over_replicas(step, [ops.sum(weights)])
+        return ops.cast(summed, dtype)
+    own = [ops.sum(ops.cast(mask, dtype)), _size(mask, dtype), size]
+    valid, of_mask, of_values = _sum_over_replicas(step, own)
+    # Masked elements weigh nothing, the others more by `of_mask / valid`.
+    return ops.divide_no_nan(of_values * valid, of_mask)
+
+
+def _size(values: Any, dtype: Any) -> Any:
+    shape = ops.convert_to_tensor(ops.shape(values), dtype="int32")
+    return ops.cast(ops.prod(shape), dtype)
+
+
+def _sum_over_replicas(step: ReplicaStep, own: list[Any]) -> Any:
+    counted = step.share.keep(ops.stop_gradient(ops.stack(own)))
+    everyone = step.exchange("the divisor of a loss", counted)
+    total = sum(everyone[1:], everyone[0])
+    return [total[i] for i in range(len(own))]
+
+
+def _on_gathered_rows(
+    step: ReplicaStep,
+    loss: Callable[..., Any],
+    name: str,
+    arguments: tuple[Any, Any, Any],
+) -> Any:
+    y_true, y_pred, sample_weight = arguments
+    arguments_by_name = {"t": y_true, "p": y_pred, "w": sample_weight}
+    everyone = exchange(step, f"loss '{name}'", arguments_by_name)
+    positions = [share is step.share for _, share in everyone]
+    merged = merge(everyone, own=(positions.index(True), arguments_by_name))
+    with step.alone():
+        value = loss(merged["t"], merged["p"], merged["w"])
+    return scaled_gradient(value, step.share.inverse)

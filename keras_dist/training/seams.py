@@ -1,0 +1,95 @@
+"""The seams where a step's replicas meet, installed once.
+
+These are methods of Keras' classes rather than of instances, because a user's
+`train_step` may use losses, optimizers, layers and seeds that no model knows.
+Each does what it did before unless this thread runs a replica.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist.training import keras_internals
+from keras_dist.training import losses
+from keras_dist.training.normalization import hook_moments
+from keras_dist.training.step import current_step
+
+# Odd, large: seeds of different replicas do not meet while counters grow.
+_SEED_STRIDE = 0x2545F491
+
+
+@functools.cache
+def install() -> None:
+    """Installs every seam; again does nothing."""
+    _wrap(keras.losses.Loss, "__call__", losses.hook_call)
+    module = keras_internals.losses
+    _wrap(module, "reduce_weighted_values", losses.hook_reduction)
+    _wrap(module, "scale_loss_for_distribution", losses.hook_scaling)
+    _wrap(module, "unscale_loss_for_distribution", losses.hook_scaling)
+    _wrap(keras.layers.BatchNormalization, "_moments", hook_moments)
+    _wrap(keras.random.SeedGenerator, "next", _hook_seed)
+    _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
+    for optimizer in (
+        keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer,
+    ):
+        _wrap(optimizer, "apply", _hook_apply)
+
+
+def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    setattr(owner, name, hook(getattr(owner, name)))
+
+
+def _hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        step = current_step()
+        if step is None:
+            original(self, grads, trainable_variables)
+            return
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        bound = functools.partial(_call, original)
+        step.update(self, bound, grads, trainable_variables)
+
+    return apply
+
+
+def _call(fn: Callable[..., Any], *args: Any) -> None:
+    fn(*args)
+
+
+def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def next(self: Any, ordered: bool = True) -> Any:
+        seed = original(self, ordered)
+        step = current_step()
+        if step is None or step.replica.index == 0:
+            return seed
+        # Where it is drawn, not where it is stored: the stored state stays
+        # the same on each replica, and is that of one device.
+        offset = (step.replica.index * _SEED_STRIDE) % (2**31)
+        return seed + ops.convert_to_tensor([offset, 0], dtype=seed.dtype)
+
+    return next
+
+
+def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _clear_losses(self: Any) -> None:
+        step = current_step()
+        if step is None:
+            original(self)
+            return
+        # Layers are shared by replicas: forget this replica's losses only.
+        scope = step.scope
+        if scope.losses:
+            layers = self._flatten_layers()
+            ids = {i for layer in layers for i in layer._loss_ids}
+            scope.cleared_losses += [x for x in scope.losses if id(x) in ids]
+            scope.losses[:] = [x for x in scope.losses if id(x) not in ids]
+
+    return _clear_losses

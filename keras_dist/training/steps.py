@@ -1,0 +1,67 @@
+"""The three steps of a model, each run once a replica.
+
+`train_step`, `test_step` and `predict_step` on the instance take the global
+batch, run the class' own (a user's too) on each replica's rows, and return
+what one device would have returned. The rest of the trainer is Keras'.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_dist.training import seams
+from keras_dist.training.binding import binding_of
+from keras_dist.training.gather import exchange
+from keras_dist.training.gather import merge
+from keras_dist.training.replica import Replica
+from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.step import ReplicaStep
+
+STEPS = ("train_step", "test_step", "predict_step")
+
+
+def step_overrides(
+    model: keras.Model, runner: ReplicaRunner
+) -> dict[str, Callable[..., Any]]:
+    """The instance attributes that run a model's steps on replicas.
+
+    Args:
+        model: A `keras.Model`.
+        runner: The executor's `ReplicaRunner`.
+
+    Returns:
+        Dict with `train_step`, `test_step` and `predict_step`.
+    """
+    seams.install()
+
+    def step(name: str) -> Callable[[Any], Any]:
+        def replicated(data: Any) -> Any:
+            # Once for all replicas, which share the layers' lists of losses.
+            model._clear_losses()
+            return _run(model, name, runner, data)
+
+        replicated.__name__ = name
+        return replicated
+
+    return {name: step(name) for name in STEPS}
+
+
+def _run(
+    model: keras.Model, name: str, runner: ReplicaRunner, data: Any
+) -> Any:
+    binding = binding_of(model)
+    assert binding is not None
+    strategy = binding.strategy
+    method = getattr(type(model), name)
+
+    def on_replica(replica: Replica, part: Any) -> Any:
+        with ReplicaStep(replica, runner, strategy) as step:
+            result = method(model, part)
+            if name == "predict_step":
+                everyone = exchange(step, "the predictions", result)
+                result = merge(everyone) if replica.index == 0 else None
+            step.commit()
+            return result
+
+    return runner.run(on_replica, data)[0]

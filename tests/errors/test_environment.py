@@ -1,0 +1,96 @@
+"""What is wrong with an installation is said when it is first needed."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import keras_dist
+from keras_dist import backend as backend_module
+
+
+def run_python(code, **environment):
+    env = {k: v for k, v in os.environ.items() if "VIRTUAL" not in k}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env=env | environment,
+        check=False,
+    )
+
+
+@pytest.fixture
+def entry_points(monkeypatch):
+    """Replaces the installed plugins."""
+
+    def replace(*found):
+        backend_module._load.cache_clear()
+        monkeypatch.setattr(
+            backend_module, "entry_points", lambda group: list(found)
+        )
+
+    yield replace
+    backend_module._load.cache_clear()
+
+
+def test_no_plugin_for_the_backend(entry_points):
+    entry_points()
+    with pytest.raises(
+        keras_dist.BackendNotFoundError, match=keras.backend.backend()
+    ):
+        keras_dist.MirroredStrategy()
+
+
+def test_a_plugin_without_its_framework_names_the_extra(entry_points):
+    name = keras.backend.backend()
+    entry_points(
+        importlib.metadata.EntryPoint(
+            name, "no_such_framework:Backend", backend_module.ENTRY_POINT_GROUP
+        )
+    )
+    with pytest.raises(
+        keras_dist.BackendNotFoundError,
+        match=rf"no_such_framework.*keras-dist\[{name}\]",
+    ):
+        keras_dist.list_devices()
+
+
+def test_virtual_devices_too_late():
+    done = run_python(
+        "import keras_dist\n"
+        "keras_dist.MirroredStrategy()\n"
+        "import keras\n"
+        "keras.ops.ones(2)\n"
+        "keras_dist.set_virtual_devices(3)\n"
+    )
+    assert "VirtualDevicesError" in done.stderr
+    assert "KERAS_DIST_VIRTUAL_DEVICES" in done.stderr
+
+
+@pytest.mark.smoke
+def test_virtual_devices_from_the_environment():
+    done = run_python(
+        "import keras_dist\nprint(keras_dist.list_devices('cpu'))",
+        KERAS_DIST_VIRTUAL_DEVICES="3",
+    )
+    assert "['cpu:0', 'cpu:1', 'cpu:2']" in done.stdout, done.stderr
+
+
+def test_virtual_devices_from_the_environment_must_be_a_number():
+    done = run_python("import keras_dist", KERAS_DIST_VIRTUAL_DEVICES="many")
+    assert "KERAS_DIST_VIRTUAL_DEVICES must be an integer" in done.stderr
+    assert "'many'" in done.stderr
+
+
+def test_nnx_mode_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.config, "is_nnx_enabled", lambda: True)
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with (
+        strategy.scope(),
+        pytest.raises(keras_dist.UnsupportedKerasError, match="NNX"),
+    ):
+        keras.Sequential([keras.layers.Dense(1)])
