@@ -9,6 +9,7 @@ from keras_dist import context
 from keras_dist.backend import Executor
 from keras_dist.backend import get_backend
 from keras_dist.plan import Plan
+from keras_dist.training import keras_internals
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.creation import creation_hooks
@@ -71,6 +72,7 @@ class Strategy:
         ...     model = keras.Sequential([keras.layers.Dense(1)])
         ...     model.compile("sgd", "mse")
         """
+        keras_internals.make_global_seed()
         with (
             context.entered(self),
             creation_hooks(),

@@ -4,8 +4,8 @@ from typing import Any
 from typing import TypeVar
 
 import torch
-from keras import tree
 
+from keras_dist.training import nests
 from keras_dist.training.step import is_row_shaped
 
 T = TypeVar("T")
@@ -17,7 +17,7 @@ def count_rows(batch: Any) -> int:
     Raises:
         ValueError: If it holds no array with rows.
     """
-    for leaf in tree.flatten(batch):
+    for leaf in nests.flatten(batch):
         if is_row_shaped(leaf):
             return int(leaf.shape[0])
     raise ValueError(
@@ -39,7 +39,7 @@ def cut(
         own = leaf[start:stop] if has_rows else leaf
         return own.to(device) if isinstance(own, torch.Tensor) else own
 
-    return tree.map_structure(part, batch)
+    return nests.map_leaves(part, batch)
 
 
 def move(value: T, device: torch.device) -> T:
@@ -50,5 +50,5 @@ def move(value: T, device: torch.device) -> T:
             return leaf.to(device)
         return leaf
 
-    result: T = tree.map_structure(moved, value)
+    result: T = nests.map_leaves(moved, value)
     return result

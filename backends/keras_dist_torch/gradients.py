@@ -68,7 +68,9 @@ def weighted_sum(
             if total[i] is not None
         ]
         if both:
-            torch._foreach_add_(*(list(side) for side in zip(*both, strict=True)))
+            torch._foreach_add_(
+                *(list(side) for side in zip(*both, strict=True))
+            )
         for i, term in zip(present, terms, strict=True):
             if total[i] is None:
                 total[i] = term

@@ -82,7 +82,12 @@ class ReplicaExecutor(TorchExecutor, ReplicaRunner):
         for position, (index, start, stop) in enumerate(round_members):
             share = Share(stop - start, rows)
             replica = TorchReplica(
-                index, share, self._devices[index], round_, position
+                index,
+                share,
+                self._devices[index],
+                round_,
+                position,
+                one_device=len(set(self._devices)) == 1,
             )
             part = cut(batch, rows, start, stop, self._devices[index])
             fns.append(
@@ -116,8 +121,10 @@ class TorchReplica(Replica):
         device: torch.device,
         round_: Round,
         position: int,
+        one_device: bool,
     ) -> None:
         super().__init__(index, share)
+        self._one_device = one_device
         self._device = device
         self._round = round_
         self._position = position
@@ -128,6 +135,8 @@ class TorchReplica(Replica):
                 return fn(values)
 
         result: T = self._round.meet(self._position, what, hold, value)
+        if self._one_device:
+            return result
         return move(result, self._device)
 
     def all_sum(self, what: str, value: torch.Tensor) -> torch.Tensor:

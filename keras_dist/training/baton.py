@@ -57,9 +57,20 @@ class Round:
         self._active.discard(index)
         self._hand_on(index)
 
-    def wait_until_over(self) -> None:
-        """Waits until every replica has ended."""
+    def end(self) -> list[Any]:
+        """Waits until every replica has ended; what they returned.
+
+        Raises:
+            BaseException: What the first replica to fail raised.
+        """
         self._wait(self._over)
+        results, error = self.results, self.error
+        # Autograd nodes refer to this round: leave them no tensors to hold.
+        self.results, self.error, self._result = [], None, None
+        self._waiting, self._hold = {}, list
+        if error is not None:
+            raise error
+        return results
 
     def meet(
         self,
@@ -151,10 +162,7 @@ class Baton:
         for index, fn in enumerate(fns[1:], start=1):
             self._queues[index - 1].put((round_, index, inherit, fn))
         round_.play(0, fns[0])
-        round_.wait_until_over()
-        if round_.error is not None:
-            raise round_.error
-        return round_.results
+        return round_.end()
 
 
 _Queue = queue.SimpleQueue[Any]

@@ -5,49 +5,58 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras import tree
 
 from keras_dist.training import keras_internals
+from keras_dist.training import nests
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import scaled
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import concat_rows
 from keras_dist.training.step import is_row_shaped
 
-Everyone = list[tuple[Any, Share]]
+Combine = Callable[[list[Any], list[Share]], Any]
 
 
-def exchange(step: ReplicaStep, what: str, value: Any) -> Everyone:
-    """Every replica's nested `value` and share, without gradients."""
-    detached = tree.map_structure(_detached, value)
-    return step.exchange(what, (detached, step.share))
-
-
-def merge(
-    everyone: Everyone,
-    scalar: Callable[[list[Any], list[Share]], Any] | None = None,
-    own: tuple[int, Any] | None = None,
-) -> Any:
-    """What one device would have passed: rows joined, scalars combined.
+class Gathered:
+    """A nested value of each replica, and how to join them.
 
     Args:
-        everyone: From `exchange`.
-        scalar: Callable that combines rank-0 values. Defaults to their mean
-            over rows.
-        own: Optional pair of a position and a nested value that takes the
-            place of the detached one there, so that gradients flow to it.
-
-    Returns:
-        Nested structure like each replica's.
+        step: The `ReplicaStep` of this replica, which meets the others.
+        what: String that names the meeting in errors.
+        value: Nested structure of tensors, arrays and other things.
     """
-    values = [value for value, _ in everyone]
-    shares = [share for _, share in everyone]
-    if own is not None:
-        position, value = own
-        values[position] = value
-    flat = zip(*(tree.flatten(value) for value in values), strict=True)
-    merged = [_merge_leaf(list(parts), shares, scalar) for parts in flat]
-    return tree.pack_sequence_as(values[0], merged)
+
+    def __init__(self, step: ReplicaStep, what: str, value: Any) -> None:
+        self._own = value
+        self._own_share = step.share
+        flat = [_detached(leaf) for leaf in nests.flatten(value)]
+        everyone = step.exchange(what, (flat, step.share))
+        self._values = [values for values, _ in everyone]
+        self._shares = [share for _, share in everyone]
+
+    def merge(
+        self, combine: Combine | None = None, with_gradients: bool = False
+    ) -> Any:
+        """What one device would have had: rows joined, scalars combined.
+
+        Args:
+            combine: Callable for values without rows, given the replicas'
+                values and shares. Defaults to `mean_over_rows`.
+            with_gradients: Boolean, whether gradients flow to this replica's
+                own rows.
+
+        Returns:
+            Nested structure like each replica's.
+        """
+        values = list(self._values)
+        if with_gradients:
+            position = [s is self._own_share for s in self._shares].index(True)
+            values[position] = nests.flatten(self._own)
+        merged = [
+            _merge_leaf(list(parts), self._shares, combine or mean_over_rows)
+            for parts in zip(*values, strict=True)
+        ]
+        return nests.pack(self._own, merged)
 
 
 def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
@@ -85,7 +94,7 @@ def _detached(value: Any) -> Any:
 def _merge_leaf(
     parts: list[Any],
     shares: list[Share],
-    scalar: Callable[[list[Any], list[Share]], Any] | None,
+    combine: Combine,
 ) -> Any:
     first = parts[0]
     if is_row_shaped(first):
@@ -96,7 +105,7 @@ def _merge_leaf(
         return merged
     if first is None or isinstance(first, (str, bool)):
         return first
-    return (scalar or mean_over_rows)(parts, shares)
+    return combine(parts, shares)
 
 
 def _is_float(value: Any) -> bool:

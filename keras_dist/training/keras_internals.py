@@ -20,6 +20,7 @@ from keras.src.backend.common import global_state
 from keras.src.losses import loss as losses
 from keras.src.random.seed_generator import global_seed_generator
 
+from keras_dist import context
 from keras_dist.errors import UnsupportedKerasError
 
 get_mask = keras_backend.get_keras_mask
@@ -39,6 +40,7 @@ __all__ = [
     "get_mask",
     "inherit_thread_state",
     "losses",
+    "make_global_seed",
     "set_mask",
     "set_stateless_scope",
     "thread_state",
@@ -65,16 +67,23 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in variables}.values())
 
 
-def thread_state() -> dict[str, Any]:
-    """What a replica's thread takes over from the caller's.
+def make_global_seed() -> None:
+    """Makes Keras' global seed generator, which belongs to no strategy.
 
-    The global seed generator is made if it is missing: inside of a replica
-    that is too late. Python's random state is put back, as if it had not been.
+    Inside of a replica it would be too late, and inside of a scope it would
+    be that strategy's. Python's random state is put back, as if it had not
+    been made yet.
     """
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
         state = random.getstate()
-        global_seed_generator()
+        with context.in_replica(None):
+            global_seed_generator()
         random.setstate(state)
+
+
+def thread_state() -> dict[str, Any]:
+    """What a replica's thread takes over from the caller's."""
+    make_global_seed()
     return {
         name: value
         for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()

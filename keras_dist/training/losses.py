@@ -15,9 +15,9 @@ from typing import Any
 
 from keras import ops
 
+from keras_dist import context
 from keras_dist.training import keras_internals
-from keras_dist.training.gather import exchange
-from keras_dist.training.gather import merge
+from keras_dist.training.gather import Gathered
 from keras_dist.training.shares import scaled
 from keras_dist.training.shares import scaled_gradient
 from keras_dist.training.step import ReplicaStep
@@ -84,11 +84,14 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hook_scaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps Keras' scaling of losses by 1 / replicas: not needed here."""
+    """Wraps Keras' scaling of losses by 1 / replicas: not needed here.
+
+    Nor is it under a strategy's scope, nor for losses on gathered rows.
+    """
 
     @functools.wraps(original)
     def scale(value: Any) -> Any:
-        return original(value) if current_step() is None else value
+        return value if context.has_strategy() else original(value)
 
     return scale
 
@@ -148,11 +151,8 @@ def _on_gathered_rows(
     name: str,
     arguments: tuple[Any, Any, Any],
 ) -> Any:
-    y_true, y_pred, sample_weight = arguments
-    arguments_by_name = {"t": y_true, "p": y_pred, "w": sample_weight}
-    everyone = exchange(step, f"loss '{name}'", arguments_by_name)
-    positions = [share is step.share for _, share in everyone]
-    merged = merge(everyone, own=(positions.index(True), arguments_by_name))
+    gathered = Gathered(step, f"loss '{name}'", arguments)
+    arguments = gathered.merge(with_gradients=True)
     with step.alone():
-        value = loss(merged["t"], merged["p"], merged["w"])
+        value = loss(*arguments)
     return scaled_gradient(value, step.share.inverse)

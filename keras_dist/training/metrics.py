@@ -10,12 +10,13 @@ from typing import Any
 
 import keras
 
-from keras_dist.training.gather import exchange
+from keras_dist.training.gather import Gathered
 from keras_dist.training.gather import mean_over_rows
-from keras_dist.training.gather import merge
 from keras_dist.training.gather import sum_over_replicas
+from keras_dist.training.shares import Share
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
+from keras_dist.training.step import is_row_shaped
 
 
 def hook_metrics(model: keras.Model) -> None:
@@ -27,15 +28,17 @@ def hook_metrics(model: keras.Model) -> None:
 
 def _hooked(metric: keras.metrics.Metric) -> Callable[..., Any]:
     update_state = metric.update_state
-    signature = inspect.signature(update_state)
+    parameters = list(inspect.signature(update_state).parameters)
 
     def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
         step = current_step()
         if step is None:
             return update_state(*args, **kwargs)
-        return _gathered_update(
-            step, metric, signature.bind(*args, **kwargs), update_state
-        )
+        if len(args) > 1 and parameters[len(args) - 1] == "sample_weight":
+            kwargs["sample_weight"] = args[-1]
+            args = args[:-1]
+        _gathered_update(step, metric, update_state, args, kwargs)
+        return None
 
     return update_on_replicas
 
@@ -43,26 +46,36 @@ def _hooked(metric: keras.metrics.Metric) -> Callable[..., Any]:
 def _gathered_update(
     step: ReplicaStep,
     metric: keras.metrics.Metric,
-    call: inspect.BoundArguments,
     update_state: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> None:
-    everyone = exchange(step, f"metric '{metric.name}'", dict(call.arguments))
-    if step.replica.index != 0:
-        return
-    weights = [({"w": v.pop("sample_weight", None)}, s) for v, s in everyone]
-    call.arguments.update(merge(everyone, mean_over_rows))
-    if "sample_weight" in call.arguments:
-        # A weight without rows is a count of rows (Keras weighs its loss by
-        # it) when it is an integer.
-        merged = merge(weights, _row_count_or_mean)
-        call.arguments["sample_weight"] = merged["w"]
-    with step.alone():
-        update_state(*call.args, **call.kwargs)
+    if _is_integer_scalar(kwargs.get("sample_weight")):
+        kwargs["sample_weight"] = _RowCount(kwargs["sample_weight"])
+    passed = [*args, *kwargs.values()]
+    gathered = Gathered(step, f"metric '{metric.name}'", passed)
+    if step.replica.index == 0:
+        merged = gathered.merge(_combine)
+        named = zip(kwargs, merged[len(args) :], strict=True)
+        with step.alone():
+            update_state(*merged[: len(args)], **dict(named))
 
 
-def _row_count_or_mean(values: list[Any], shares: list[Any]) -> Any:
-    is_integer = isinstance(values[0], int) or "int" in str(
-        getattr(values[0], "dtype", "")
-    )
-    combine = sum_over_replicas if is_integer else mean_over_rows
-    return combine(values, shares)
+class _RowCount:
+    """A weight that says how many rows a value is of, as Keras' trainer
+    gives to its running loss."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+
+def _combine(values: list[Any], shares: list[Share]) -> Any:
+    if isinstance(values[0], _RowCount):
+        return sum_over_replicas([value.rows for value in values], shares)
+    return mean_over_rows(values, shares)
+
+
+def _is_integer_scalar(value: Any) -> bool:
+    if value is None or is_row_shaped(value):
+        return False
+    return isinstance(value, int) or "int" in str(getattr(value, "dtype", ""))

@@ -82,6 +82,12 @@ class ReplicaScope(keras.StatelessScope):
             self.state_mapping[id(variable)] = held
             self._step.written(variable, held)
 
+    def forget(self) -> None:
+        """Drops every value that the scope holds."""
+        self.state_mapping.clear()
+        self.losses.clear()
+        self.cleared_losses.clear()
+
 
 class ReplicaStep:
     """One replica's part of one step; a context manager.
@@ -118,6 +124,9 @@ class ReplicaStep:
     def __exit__(self, *error: object) -> None:
         _current.step = None
         self._exits.close()
+        # The scope refers back to this step: free its tensors now.
+        self.scope.forget()
+        self._writes = {}
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

@@ -12,8 +12,7 @@ import keras
 
 from keras_dist.training import seams
 from keras_dist.training.binding import binding_of
-from keras_dist.training.gather import exchange
-from keras_dist.training.gather import merge
+from keras_dist.training.gather import Gathered
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.step import ReplicaStep
@@ -59,8 +58,8 @@ def _run(
         with ReplicaStep(replica, runner, strategy) as step:
             result = method(model, part)
             if name == "predict_step":
-                everyone = exchange(step, "the predictions", result)
-                result = merge(everyone) if replica.index == 0 else None
+                gathered = Gathered(step, "the predictions", result)
+                result = gathered.merge() if replica.index == 0 else None
             step.commit()
             return result
 

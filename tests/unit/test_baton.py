@@ -133,13 +133,9 @@ def test_an_interrupt_of_the_caller_unwinds_the_others():
 
 def test_threads_are_kept_between_rounds_and_end_with_the_baton():
     baton = Baton(lambda: lambda: None)
-
-    def idents():
-        fns = [threading.get_ident] * 3
-        return baton.run(Round(3), fns)
-
+    fns = [threading.get_ident] * 3
     before = threading.active_count()
-    assert idents() == idents()
+    assert baton.run(Round(3), fns) == baton.run(Round(3), fns)
     workers = [
         t for t in threading.enumerate() if t.name.startswith("keras_dist-")
     ]

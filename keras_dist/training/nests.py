@@ -1,0 +1,41 @@
+"""`keras.tree` for values of a step, without it where nothing is nested.
+
+Its functions cost much, and on PyTorch each call leaves a reference cycle
+that keeps the tensors it saw alive until the garbage collector runs.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from keras import tree
+
+
+def _is_flat(value: Any) -> bool:
+    return type(value) in (list, tuple) and not any(
+        isinstance(leaf, (list, tuple, dict)) for leaf in value
+    )
+
+
+def flatten(value: Any) -> list[Any]:
+    """The leaves of a nested value; `None` is one."""
+    if _is_flat(value):
+        return list(value)
+    if not isinstance(value, (list, tuple, dict)):
+        return [value]
+    leaves: list[Any] = tree.flatten(value)
+    return leaves
+
+
+def pack(like: Any, leaves: Sequence[Any]) -> Any:
+    """A value with the structure of `like` and other leaves."""
+    if _is_flat(like):
+        return type(like)(leaves)
+    if not isinstance(like, (list, tuple, dict)):
+        return leaves[0]
+    return tree.pack_sequence_as(like, list(leaves))
+
+
+def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
+    """A value with `fn` applied to each leaf."""
+    return pack(value, [fn(leaf) for leaf in flatten(value)])

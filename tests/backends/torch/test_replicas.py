@@ -1,0 +1,307 @@
+"""Replicas as threads: counts, memory, and code that is torch's own."""
+
+import collections
+import gc
+import sys
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import keras_dist
+from keras_dist.training import baton
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 6)).astype("float32")
+Y = RNG.integers(0, 3, 40)
+
+
+def strategy_of(num_replicas):
+    return keras_dist.MirroredStrategy(
+        [f"cpu:{i}" for i in range(num_replicas)]
+    )
+
+
+def make_model(*layers, **compile_kwargs):
+    model = keras.Sequential(
+        [keras.Input((6,)), *layers, keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(
+        keras.optimizers.Adam(name="adam"),
+        loss,
+        **compile_kwargs,
+    )
+    return model
+
+
+def calls_a_step(model):
+    """Python calls of a step of `fit` in this thread."""
+    model.fit(X, Y, batch_size=4, verbose=0)  # everything is built
+
+    def count(steps):
+        calls = collections.Counter()
+        sys.setprofile(lambda frame, event, arg: calls.update([event]))
+        try:
+            model.fit(X[: 4 * steps], Y[: 4 * steps], batch_size=4, verbose=0)
+        finally:
+            sys.setprofile(None)
+        return calls["call"]
+
+    return (count(10) - count(5)) / 5
+
+
+@pytest.mark.parametrize("one", ["mirrored", "one_device"])
+def test_one_replica_costs_what_plain_keras_does(one):
+    plain = calls_a_step(make_model(metrics=["accuracy"]))
+    strategy = (
+        strategy_of(1)
+        if one == "mirrored"
+        else keras_dist.OneDeviceStrategy("cpu:0")
+    )
+    with strategy.scope():
+        model = make_model(metrics=["accuracy"])
+    assert calls_a_step(model) <= 1.05 * plain
+
+
+def test_a_replica_costs_little_more_than_plain_keras():
+    plain = calls_a_step(make_model(metrics=["accuracy"]))
+    calls = {}
+    for num_replicas in (2, 4):
+        with strategy_of(num_replicas).scope():
+            model = make_model(metrics=["accuracy"])
+        calls[num_replicas] = calls_a_step(model)
+    # Replica 0 runs in this thread, with all the meetings it takes part in.
+    assert calls[2] <= 1.35 * plain
+    assert calls[4] <= 1.45 * plain
+
+
+def meetings_of_a_step(monkeypatch, model, rows=8):
+    model.train_on_batch(X[:rows], Y[:rows])
+    met = []
+    hold = baton.Round._hold_meeting
+
+    def recording(self):
+        met.append(next(iter(self._waiting.values()))[0])
+        hold(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(baton.Round, "_hold_meeting", recording)
+        model.train_on_batch(X[:rows], Y[:rows])
+    return met
+
+
+@pytest.mark.parametrize("num_layers", [1, 5])
+def test_one_meeting_for_all_gradients(monkeypatch, num_layers):
+    with strategy_of(2).scope():
+        model = make_model(
+            *(keras.layers.Dense(4) for _ in range(num_layers)),
+            metrics=["accuracy", "sparse_categorical_crossentropy"],
+        )
+    met = meetings_of_a_step(monkeypatch, model)
+    assert met == [
+        "metric 'loss'",
+        "the update by optimizer 'adam'",
+        "metric 'compile_metrics'",
+        "the end of the step",
+    ]
+
+
+def test_batch_normalization_meets_twice_each_way(monkeypatch):
+    with strategy_of(2).scope():
+        model = make_model(
+            keras.layers.Dense(4), keras.layers.BatchNormalization(name="bn")
+        )
+    met = meetings_of_a_step(monkeypatch, model)
+    statistics = "the batch statistics of layer 'bn'"
+    assert met.count(statistics) == 2
+    assert met.count(f"the gradient of {statistics}") == 2
+
+
+def test_replicas_without_rows_sit_out(monkeypatch):
+    shapes = []
+
+    def call(inputs):
+        shapes.append(tuple(inputs.shape))
+        return inputs
+
+    with strategy_of(4).scope():
+        model = make_model(keras.layers.Lambda(call))
+    model.train_on_batch(X[:2], Y[:2])
+    assert shapes[-2:] == [(1, 6), (1, 6)]
+
+
+def uncollected_tensors(model, steps=20):
+    """Tensors in reference cycles after some steps, and after collection."""
+
+    def live():
+        return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+    for _ in range(3):
+        model.train_on_batch(X[:8], Y[:8])
+    gc.collect()
+    before = live()
+    gc.disable()
+    try:
+        for _ in range(steps):
+            model.train_on_batch(X[:8], Y[:8])
+        uncollected = live() - before
+    finally:
+        gc.enable()
+    gc.collect()
+    return uncollected, live() - before
+
+
+def test_steps_leave_no_tensors_behind():
+    def layers():
+        return keras.layers.Dense(4), keras.layers.BatchNormalization()
+
+    plain, _ = uncollected_tensors(make_model(*layers()))
+    with strategy_of(2).scope():
+        model = make_model(*layers())
+    uncollected, kept = uncollected_tensors(model)
+    assert kept <= 0
+    # Keras' own nested functions are cycles; each replica makes them.
+    assert uncollected <= 2 * plain + 40
+
+
+def test_memory_is_that_of_one_copy_on_one_device():
+    """All virtual CPU devices are one device: they share the variables."""
+    with strategy_of(4).scope():
+        model = make_model(keras.layers.Dense(64))
+    model.train_on_batch(X[:8], Y[:8])
+    kernel = model.layers[0].kernel
+    seen = []
+
+    class Spy(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(kernel.value.data_ptr())
+
+    model.fit(X, Y, batch_size=8, callbacks=[Spy()], verbose=0)
+    assert len(set(seen)) == 1
+
+
+def test_gradients_left_by_another_loss_are_cleared():
+    """As in a GAN: the generator's loss leaves gradients on the other."""
+
+    class TwoLosses(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras.layers.Dense(3)
+            self.second = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.second(self.first(inputs))
+
+        def train_step(self, data):
+            x, y = data
+            self.second.zero_grad()
+            loss = keras.ops.mean(self(x) ** 2)
+            loss.backward()  # leaves gradients on `first` too
+            with torch.no_grad():
+                self.optimizer.apply(
+                    [v.value.grad for v in self.second.trainable_variables],
+                    self.second.trainable_variables,
+                )
+            self.first.zero_grad()
+            loss = keras.ops.mean(keras.ops.abs(self(x)))
+            loss.backward()
+            with torch.no_grad():
+                self.first_optimizer.apply(
+                    [v.value.grad for v in self.first.trainable_variables],
+                    self.first.trainable_variables,
+                )
+            return {"loss": loss.detach()}
+
+    def train(model):
+        keras.utils.set_random_seed(1)
+        model(X[:1])
+        model.set_weights(
+            [np.full(w.shape, 0.1, "float32") for w in model.weights]
+        )
+        model.compile(keras.optimizers.SGD(0.1))
+        model.optimizer.build(model.second.trainable_variables)
+        model.first_optimizer = keras.optimizers.Adam(0.1)
+        model.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    expected = train(TwoLosses())
+    with strategy_of(3).scope():
+        model = TwoLosses()
+        actual = train(model)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_branch_on_the_rows_of_a_replica_is_named():
+    class Divergent(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+        def train_step(self, data):
+            if float(data[0][0, 0]) == 1.0:
+                return {"loss": keras.ops.zeros(())}
+            return super().train_step(data)
+
+    with strategy_of(2).scope():
+        model = Divergent()
+    model.compile("sgd", "mse")
+    x = np.array([[0.0], [1.0]], "float32")
+    with pytest.raises(
+        keras_dist.ReplicaDivergenceError, match="metric 'loss'.*end of"
+    ):
+        model.fit(x, x, batch_size=2, verbose=0)
+    model.fit(np.zeros((2, 1)), x, batch_size=2, verbose=0)
+
+
+def test_a_metric_that_the_model_does_not_know_is_refused():
+    hidden = [keras.metrics.Mean(name="hidden")]
+
+    class Secretive(keras.Sequential):
+        def train_step(self, data):
+            hidden[0].update_state(keras.ops.mean(data[0]))
+            return super().train_step(data)
+
+    with strategy_of(2).scope():
+        model = Secretive([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(keras_dist.MetricMergeError, match="hidden"):
+        model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_torch_modules_are_refused_by_name():
+    with strategy_of(2).scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.TorchModuleWrapper(
+                    torch.nn.Linear(6, 3), name="foreign"
+                ),
+            ]
+        )
+    model.compile("sgd", "mse")
+    with pytest.raises(keras_dist.UnsupportedModelError, match="'foreign'"):
+        model.fit(X, np.zeros((40, 3)), verbose=0)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_exception_names_its_replica_and_ends_the_threads(failing):
+    class Broken(keras.Sequential):
+        def call(self, inputs, training=None):
+            if inputs.device.type != "meta" and inputs[0, 0] == failing:
+                raise ZeroDivisionError("in the layer")
+            return super().call(inputs)
+
+    with strategy_of(2).scope():
+        model = Broken([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.array([[0.0], [1.0]], "float32")
+    with pytest.raises(ZeroDivisionError) as error:
+        model.fit(x, x, batch_size=2, verbose=0)
+    assert f"replica {failing} of 2" in "".join(error.value.__notes__)
+    model.fit(x + 5, x, batch_size=2, verbose=0)
