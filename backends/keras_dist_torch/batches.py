@@ -37,7 +37,11 @@ def cut(
     def part(leaf: Any) -> Any:
         has_rows = is_row_shaped(leaf) and leaf.shape[0] == rows
         own = leaf[start:stop] if has_rows else leaf
-        return own.to(device) if isinstance(own, torch.Tensor) else own
+        if not isinstance(own, torch.Tensor):
+            return own
+        # `data`, because slices of one tensor count in-place changes (Keras
+        # makes some to weights) together: autograd would blame the others.
+        return own.data.to(device)
 
     return nests.map_leaves(part, batch)
 

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
 from keras import ops
 
 from keras_dist import context
@@ -73,11 +74,15 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
         if mask is None and not weighted:
             # As many elements a row on each replica: the replica's own mean.
             return local(reduction=reduction, dtype=dtype)
-        total = local(reduction="sum", dtype=dtype)
-        divisor = _divisor(
-            step, values, sample_weight, mask, reduction, total.dtype
+        # Keras multiplies the weights that it is given by the mask, on
+        # PyTorch in place, so that metrics see it: do just that, once.
+        mask, divisor = _mask_and_divisor(
+            step, values, sample_weight, mask, reduction
         )
-        mean = ops.divide_no_nan(total, divisor)
+        total = original(
+            values, sample_weight, mask, reduction="sum", dtype=dtype
+        )
+        mean = ops.divide_no_nan(total, ops.cast(divisor, total.dtype))
         return scaled(mean, step.share.inverse)
 
     return reduce_weighted_values
@@ -111,26 +116,31 @@ def _is_from_keras(definition: Any) -> bool:
     return bool(module.split(".")[0] == "keras")
 
 
-def _divisor(
+def _mask_and_divisor(
     step: ReplicaStep,
     values: Any,
     sample_weight: Any,
     mask: Any,
-    reduction: str,
-    dtype: Any,
-) -> Any:
-    """What the sum over the global batch is divided by."""
-    size = _size(values, dtype)
+    reduction: str | None,
+) -> tuple[Any, Any]:
+    """What to weigh by, and what to divide the global batch's sum by."""
+    dtype = keras.backend.result_type(values.dtype, "float32")
     if reduction == "mean_with_sample_weight":
+        if sample_weight is not None:
+            sample_weight = ops.copy(ops.cast(sample_weight, dtype))
         weights = keras_internals.losses.apply_mask(
             sample_weight, mask, dtype=dtype, reduction=reduction
         )
-        (summed,) = _sum_over_replicas(step, [ops.sum(weights)])
-        return ops.cast(summed, dtype)
-    own = [ops.sum(ops.cast(mask, dtype)), _size(mask, dtype), size]
+        return mask, _sum_over_replicas(step, [ops.sum(weights)])[0]
+    own = [
+        ops.sum(ops.cast(mask, dtype)),
+        _size(mask, dtype),
+        _size(values, dtype),
+    ]
     valid, of_mask, of_values = _sum_over_replicas(step, own)
-    # Masked elements weigh nothing, the others more by `of_mask / valid`.
-    return ops.divide_no_nan(of_values * valid, of_mask)
+    # Masked elements weigh nothing, the others as much more.
+    weight = ops.divide_no_nan(of_mask, valid)
+    return ops.where(ops.cast(mask, "bool"), weight, 0), of_values
 
 
 def _size(values: Any, dtype: Any) -> Any:

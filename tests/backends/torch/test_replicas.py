@@ -157,13 +157,13 @@ def test_steps_leave_no_tensors_behind():
     def layers():
         return keras.layers.Dense(4), keras.layers.BatchNormalization()
 
-    plain, _ = uncollected_tensors(make_model(*layers()))
     with strategy_of(2).scope():
         model = make_model(*layers())
-    uncollected, kept = uncollected_tensors(model)
+    uncollected, kept = uncollected_tensors(model, steps=20)
     assert kept <= 0
-    # Keras' own nested functions are cycles; each replica makes them.
-    assert uncollected <= 2 * plain + 40
+    # What is left to the collector is in cycles that Keras' own tree
+    # functions make. An autograd node in a cycle would hold a whole graph.
+    assert uncollected <= 20 * 20
 
 
 def test_memory_is_that_of_one_copy_on_one_device():

@@ -1,0 +1,85 @@
+"""The private names of Keras that we use are where we look for them.
+
+A failure here means that Keras moved something: the table in
+`keras_dist/training/keras_internals.py` says what each is for.
+"""
+
+import inspect
+
+import keras
+import pytest
+from keras.src.backend.common import global_state
+from keras.src.losses import loss as losses
+
+from keras_dist.training import keras_internals
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    [
+        (keras.losses.Loss, "__call__", ["y_true", "y_pred", "sample_weight"]),
+        (
+            losses,
+            "reduce_weighted_values",
+            ["values", "sample_weight", "mask", "reduction", "dtype"],
+        ),
+        (losses, "scale_loss_for_distribution", ["value"]),
+        (losses, "unscale_loss_for_distribution", ["value"]),
+        (keras.layers.BatchNormalization, "_moments", ["inputs", "mask"]),
+        (keras.random.SeedGenerator, "next", ["ordered"]),
+        (keras.Layer, "_clear_losses", []),
+        (keras.Model, "_symbolic_build", ["iterator", "data_batch"]),
+        (
+            keras.optimizers.Optimizer,
+            "apply",
+            ["grads", "trainable_variables"],
+        ),
+        (
+            keras.optimizers.LossScaleOptimizer,
+            "apply",
+            ["grads", "trainable_variables"],
+        ),
+    ],
+)
+def test_seam_has_the_signature_we_wrap(owner, name, parameters):
+    seam = getattr(owner, name)
+    actual = [p for p in inspect.signature(seam).parameters if p != "self"]
+    assert actual == parameters, f"{owner} .{name} changed"
+
+
+@pytest.mark.smoke
+def test_thread_state_is_where_scopes_are_kept():
+    scope = keras.StatelessScope()
+    with scope:
+        assert global_state.get_global_attribute("stateless_scope") is scope
+        assert "stateless_scope" not in keras_internals.thread_state()
+    with keras.name_scope("named"):
+        names = [
+            name
+            for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()
+            if isinstance(value, list) and value
+        ]
+        assert names == ["name_scope_stack"]
+
+
+def test_the_global_seed_is_as_if_it_were_made_later():
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    keras_internals.make_global_seed()
+    early = keras.ops.convert_to_numpy(keras.random.normal((3,)))
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    late = keras.ops.convert_to_numpy(keras.random.normal((3,)))
+    assert early.tolist() == late.tolist()
+
+
+def test_layers_know_their_losses_by_id():
+    layer = keras.layers.Dense(1, activity_regularizer="l2")
+    assert layer._loss_ids == set()
+    assert hasattr(layer, "_flatten_layers")
+
+
+def test_metric_state_is_marked_on_read():
+    metric = keras.metrics.Mean()
+    assert {v.synchronization for v in metric.variables} == {"on_read"}
