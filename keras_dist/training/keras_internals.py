@@ -26,6 +26,9 @@ from keras_dist.errors import UnsupportedKerasError
 get_mask = keras_backend.get_keras_mask
 set_mask = keras_backend.set_keras_mask
 
+OLDEST_KERAS = (3, 14)
+FIRST_KERAS_TOO_NEW = (3, 16)
+
 _NOT_INHERITED = {
     "stateless_scope",
     "name_scope_stack",
@@ -48,7 +51,23 @@ __all__ = [
 
 
 def check_keras() -> None:
-    """Refuses modes of Keras that keep state where we can't reach it."""
+    """Refuses a Keras that keras_dist was not made for.
+
+    Raises:
+        UnsupportedKerasError: If its version is outside of the range that we
+            test, or if its NNX mode is on.
+    """
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if not OLDEST_KERAS <= version < FIRST_KERAS_TOO_NEW:
+        oldest, too_new = (
+            ".".join(map(str, bound))
+            for bound in (OLDEST_KERAS, FIRST_KERAS_TOO_NEW)
+        )
+        raise UnsupportedKerasError(
+            f"keras_dist works with Keras {oldest} up to, not including, "
+            f"{too_new}. Received: Keras {keras.__version__}. Install one "
+            f"with `pip install 'keras>={oldest},<{too_new}'`."
+        )
     if keras.config.is_nnx_enabled():
         raise UnsupportedKerasError(
             "keras_dist does not support Keras' NNX mode, which keeps "
