@@ -1,0 +1,51 @@
+"""The examples in docstrings do what they show."""
+
+import doctest
+import importlib
+import pkgutil
+
+import keras
+import pytest
+
+import keras_dist
+from keras_dist.plan import Plan
+from keras_dist.training.shares import bounds
+
+# What an example may use without importing it.
+NAMES = {
+    "keras": keras,
+    "keras_dist": keras_dist,
+    "Plan": Plan,
+    "bounds": bounds,
+}
+
+
+def _examples():
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    for module in pkgutil.walk_packages(keras_dist.__path__, "keras_dist."):
+        if module.name.startswith("keras_dist.launch"):
+            continue  # needs the demo's extra
+        found = importlib.import_module(module.name)
+        for test in finder.find(found, extraglobs=NAMES):
+            if test.examples:
+                yield pytest.param(test, id=test.name)
+
+
+EXAMPLES = list(_examples())
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example(example):
+    report = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    result = runner.run(example, out=report.append, clear_globs=False)
+    assert not result.failed, "".join(report)
+
+
+def test_the_public_classes_have_examples():
+    names = {example.id for example in EXAMPLES}
+    assert {
+        "keras_dist.strategy.Strategy.scope",
+        "keras_dist.strategies.mirrored.MirroredStrategy",
+        "keras_dist.strategies.one_device.OneDeviceStrategy",
+    } <= names
