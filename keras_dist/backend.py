@@ -72,6 +72,9 @@ class Executor(ABC):
     def recover(self, model: keras.Model) -> None:
         """Called when `fit` or a relative failed, before the error leaves."""
 
+    def release(self, model: keras.Model) -> None:
+        """Called when `fit` or a relative is over, however it ended."""
+
 
 class Backend(ABC):
     """One framework: its devices, and executors for plans on them."""

@@ -160,3 +160,4 @@ class Binding:
             raise
         finally:
             self._depth -= 1
+            executor.release(model)

@@ -1,0 +1,5 @@
+"""keras_dist on JAX."""
+
+from keras_dist_jax.backend import JaxBackend
+
+__all__ = ["JaxBackend"]

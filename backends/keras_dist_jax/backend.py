@@ -1,0 +1,91 @@
+"""Devices of JAX, and executors on them."""
+
+import collections
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from keras_dist.backend import Backend
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist.errors import DeviceError
+from keras_dist.errors import VirtualDevicesError
+from keras_dist.plan import Plan
+from keras_dist_jax.executor import JaxExecutor
+from keras_dist_jax.gate import Gate
+from keras_dist_jax.gate import OneAtATime
+from keras_dist_jax.gate import OpenGate
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import SingleLayout
+
+_TYPES = {
+    "cpu": "cpu",
+    "gpu": "gpu",
+    "cuda": "gpu",
+    "rocm": "gpu",
+    "tpu": "tpu",
+}
+
+
+class JaxBackend(Backend):
+    """JAX: the devices of its default platform, and the CPU's."""
+
+    def __init__(self) -> None:
+        self._cpu_gate = OneAtATime()
+
+    def list_devices(self) -> Sequence[Device]:
+        return list(jax_devices())
+
+    def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
+        try:
+            jax.config.update("jax_num_cpu_devices", num_devices)
+        except RuntimeError as error:  # JAX has started
+            existing = len(jax.local_devices(backend="cpu"))
+            if existing == num_devices:
+                return
+            raise VirtualDevicesError(
+                f"set_virtual_devices came after JAX had started. Received: "
+                f"num_devices={num_devices}. Expected: {existing}, the number "
+                "of CPU devices that there are. Call it before anything uses "
+                "a device, right after the imports, or set the environment "
+                "variable KERAS_DIST_VIRTUAL_DEVICES."
+            ) from error
+
+    def executor(self, plan: Plan) -> Executor:
+        layout = _layout(plan)
+        gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
+        return JaxExecutor(plan, layout, gate)
+
+
+def jax_devices() -> dict[Device, Any]:
+    """This worker's `jax.Device`s by name, the default platform's first."""
+    found = list(jax.local_devices())
+    if found[0].platform != "cpu":
+        # A process may have been told to use accelerators only.
+        with contextlib.suppress(RuntimeError):
+            found += jax.local_devices(backend="cpu")
+    seen: collections.Counter[str] = collections.Counter()
+    devices = {}
+    for device in found:
+        type_ = _TYPES.get(device.platform)
+        if type_ is not None:
+            devices[Device(type_, seen[type_])] = device
+            seen[type_] += 1
+    return devices
+
+
+def _layout(plan: Plan) -> Layout:
+    known = jax_devices()
+    if plan.num_replicas == 1:
+        return SingleLayout(known[plan.primary])
+    if len({device.type for device in plan.devices}) > 1:
+        names = ", ".join(str(device) for device in plan.devices)
+        raise DeviceError(
+            "The replicas of a strategy run one program together on JAX, and "
+            f"need devices of one type. Received: {names}. Expected: all "
+            "'cpu', all 'gpu' or all 'tpu'."
+        )
+    return MeshLayout([known[device] for device in plan.devices])

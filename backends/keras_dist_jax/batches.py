@@ -1,0 +1,94 @@
+"""Batches of any length, for a program that wants equal shares."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from keras_dist_jax.jax_internals import put_shards
+
+
+def common_rows(leaves: Sequence[Any]) -> int | None:
+    """The length that all arrays of a batch have in common, if there is one.
+
+    Args:
+        leaves: Arrays of a batch, of any kind that has a `shape`.
+    """
+    rows = None
+    for leaf in leaves:
+        shape = getattr(leaf, "shape", None)
+        if not shape or (rows is not None and shape[0] != rows):
+            return None
+        rows = int(shape[0])
+    return rows
+
+
+def put_cut(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
+    """An array of equal shares of rows, each on its device.
+
+    Args:
+        leaf: Array of any kind, of shape `(rows, ...)`. `rows` is padded with
+            zeros to a multiple of the number of devices.
+        sharding: The `jax.sharding.Sharding` that cuts the rows.
+        devices: The `jax.Device`s in its order.
+    """
+    array = as_array(leaf)
+    num_devices = len(devices)
+    missing = -array.shape[0] % num_devices
+    if missing:
+        array = np.asarray(array)
+        zeros = np.zeros((missing, *array.shape[1:]), array.dtype)
+        array = np.concatenate([array, zeros])
+    if put_shards is None or isinstance(array, jax.Array):
+        return jax.device_put(array, sharding)
+    share = array.shape[0] // num_devices
+    stop = array.shape[0]
+    shards = [array[start : start + share] for start in range(0, stop, share)]
+    return put_shards(_abstract(array), sharding, shards, devices)
+
+
+def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
+    """An array, whole on each device."""
+    array = as_array(leaf)
+    if put_shards is None or isinstance(array, jax.Array):
+        return jax.device_put(array, sharding)
+    shards = [array] * len(devices)
+    return put_shards(_abstract(array), sharding, shards, devices)
+
+
+def unpad(data: Any, rows: int, sharding: Any) -> Any:
+    """The true rows of a padded batch, inside of a trace.
+
+    The step sees true shapes, so nothing needs a mask. The constraint keeps
+    the rows where they are, in shares that are not quite equal.
+    """
+    return jax.tree.map(
+        lambda x: jax.lax.with_sharding_constraint(x[:rows], sharding), data
+    )
+
+
+def as_array(leaf: Any) -> Any:
+    """A NumPy array of a dtype that JAX has, or an array on an accelerator."""
+    if type(leaf) is not np.ndarray:
+        if isinstance(leaf, jax.Array):
+            if not _is_on_cpu(leaf):
+                return leaf
+        elif not isinstance(leaf, np.ndarray):
+            leaf = keras.ops.convert_to_numpy(leaf)
+        leaf = np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    return leaf if leaf.dtype == dtype else leaf.astype(dtype)
+
+
+def _is_on_cpu(array: Any) -> bool:
+    on_cpu = all(device.platform == "cpu" for device in array.devices())
+    # Random keys have no NumPy dtype.
+    return on_cpu and not jax.dtypes.issubdtype(
+        array.dtype, jax.dtypes.extended
+    )
+
+
+def _abstract(array: np.ndarray[Any, Any]) -> Any:
+    return jax.core.ShapedArray(array.shape, array.dtype)

@@ -1,0 +1,71 @@
+"""The executor: a plan, carried out by one program over its devices."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist.plan import Plan
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.gate import Gate
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import default_device
+from keras_dist_jax.placement import place
+from keras_dist_jax.running import Running
+from keras_dist_jax.trainer import Trainer
+
+
+class JaxExecutor(Executor):
+    """Runs Keras' own trainer and steps on a layout.
+
+    Args:
+        plan: The `Plan` it is bound to.
+        layout: The plan's devices, as JAX sees them.
+        gate: Bounds the steps under way.
+    """
+
+    def __init__(self, plan: Plan, layout: Layout, gate: Gate) -> None:
+        super().__init__(plan)
+        self._layout = layout
+        self._gate = gate
+        self._running: weakref.WeakKeyDictionary[keras.Model, Running] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return default_device(self._layout.devices[0])
+
+    def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return self._layout.scope()
+
+    def place(self, variable: keras.Variable) -> None:
+        place(variable, self._layout)
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        array = internals.array_of(variable)
+        if array is None:
+            return self.plan.variable_devices
+        holders = array.sharding.device_set
+        return tuple(
+            device
+            for device, jax_device in zip(
+                self.plan.devices, self._layout.devices, strict=True
+            )
+            if jax_device in holders
+        )
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        running = Running(model, self._layout, self._gate)
+        self._running[model] = running
+        return Trainer(running).replacements()
+
+    def recover(self, model: keras.Model) -> None:
+        self._running[model].recover()
+
+    def release(self, model: keras.Model) -> None:
+        self._running[model].release()

@@ -1,0 +1,90 @@
+"""The gate: how many steps may be under way at the same time."""
+
+import contextlib
+import threading
+from abc import ABC
+from abc import abstractmethod
+from typing import Any
+
+import jax
+
+
+class Gate(ABC):
+    """Decides when the next step may be dispatched.
+
+    Attributes:
+        lock: Held from before a step is dispatched until it is under way.
+    """
+
+    lock: contextlib.AbstractContextManager[Any]
+
+    @abstractmethod
+    def settle(self, owner: object) -> None:
+        """Waits until the next step may be dispatched.
+
+        Args:
+            owner: Whoever asks. A step that failed raises for the owner who
+                dispatched it, and for nobody else.
+        """
+
+    @abstractmethod
+    def enter(self, owner: object, results: Any) -> None:
+        """Notes the results of a step that was just dispatched."""
+
+    @abstractmethod
+    def leave(self, owner: object) -> None:
+        """Waits for the owner's step, whatever becomes of it."""
+
+
+class OpenGate(Gate):
+    """No bound: accelerators queue steps, and one device has no meetings."""
+
+    def __init__(self) -> None:
+        self.lock = contextlib.nullcontext()
+
+    def settle(self, owner: object) -> None:
+        pass
+
+    def enter(self, owner: object, results: Any) -> None:
+        pass
+
+    def leave(self, owner: object) -> None:
+        pass
+
+
+class OneAtATime(Gate):
+    """Lets one step at a time onto the CPU devices.
+
+    Devices of a CPU share a pool of threads, and each one blocks a thread
+    while it waits for the others in a collective. Steps that are dispatched
+    without waiting use the pool up until nobody can arrive any more, and the
+    runtime aborts the process. One gate serves all strategies of a process,
+    and all its threads.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._owner: object | None = None
+        self._pending: Any = None
+
+    def settle(self, owner: object) -> None:
+        pending, by = self._pending, self._owner
+        self._pending = self._owner = None
+        if pending is None:
+            return
+        try:
+            pending.block_until_ready()
+        except Exception:
+            if by is owner:
+                raise
+
+    def enter(self, owner: object, results: Any) -> None:
+        # One output is enough: those of a program are ready together.
+        leaves = jax.tree.leaves(results)
+        self._owner = owner
+        self._pending = leaves[0] if leaves else None
+
+    def leave(self, owner: object) -> None:
+        with self.lock:
+            if self._owner is owner:
+                self.settle(self)

@@ -1,0 +1,83 @@
+"""The one door to Keras' private names in this package.
+
+| name | why |
+|---|---|
+| `keras.Variable._value` | the array itself, whatever scope is open |
+| `keras.Variable._initializer` | asked for a value while `_value` is away |
+| `Model._get_jax_state` | replaced: where `fit` takes the variables' values |
+| `Model.jax_state_sync` | replaced: where `fit` hands them back |
+| `Model._jax_state` | what the last step handed back, emptied on failure |
+| `Model._jax_state_synced` | tells `fit` to take the values anew |
+| `Model._make_function` | Keras' loop over `steps_per_execution` |
+| `Model._losses_override` | keeps tracers of a trace that failed |
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+# The order in which `fit` passes the groups of the state to a step.
+STATE_GROUPS = (
+    "trainable_variables",
+    "non_trainable_variables",
+    "optimizer_variables",
+    "metrics_variables",
+)
+
+
+def array_of(variable: keras.Variable) -> Any:
+    """The `jax.Array` that a variable keeps, or `None` without one."""
+    return variable._value
+
+
+def set_array(variable: keras.Variable, array: Any) -> None:
+    """Gives a variable its `jax.Array`, without Keras' conversions."""
+    variable._value = array
+
+
+def take_away(variable: keras.Variable, on_read: Callable[..., Any]) -> None:
+    """Empties a variable. Reading it calls `on_read(shape, dtype=...)`."""
+    variable._value = None
+    variable._initializer = on_read
+
+
+def give_back(variable: keras.Variable, array: Any) -> None:
+    """Undoes `take_away`, with a new value."""
+    variable._value = array
+    variable._initializer = None
+
+
+def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
+    """One group of a model's state, in the order of its trainer."""
+    if group == "optimizer_variables":
+        return list(model.optimizer.variables)
+    return list(getattr(model, group))
+
+
+def mark_synced(model: keras.Model) -> None:
+    """Makes `fit` take the variables' values anew before the next step."""
+    model._jax_state_synced = True
+
+
+def forget_failure(model: keras.Model) -> None:
+    """Clears what a failed step or trace left behind in the model."""
+    model._jax_state = None
+    model._jax_state_synced = True
+    model._losses_override = []
+
+
+def loop_of(
+    model: keras.Model, step: Callable[..., Any], concatenate: bool = False
+) -> Callable[..., Any]:
+    """Keras' function from an iterator to `steps_per_execution` steps."""
+    loop: Callable[..., Any] = type(model)._make_function(
+        model, step, concatenate_outputs=concatenate
+    )
+    return loop
+
+
+def original(model: keras.Model, name: str) -> Callable[..., Any]:
+    """A method of the model's class, bound to it."""
+    method: Callable[..., Any] = getattr(type(model), name).__get__(model)
+    return method

@@ -1,0 +1,197 @@
+"""A model's state while its steps run.
+
+While `fit` runs, the state is here and not in the variables: each step takes
+the newest arrays, deletes them and leaves its results in their place. Reading
+a variable, from a callback for instance, first hands the newest values back.
+
+When something fails, the variables get the newest state that has values:
+
+- a failure outside of the step (data, a callback, an interrupt), or while the
+  step was traced: the state after the last step;
+- a step that failed on the device, whose inputs are gone: the state at the
+  start of the epoch, of which a copy is kept in host memory.
+
+`evaluate`, `predict` and the `*_on_batch` methods delete nothing, and go back
+to the values from before.
+"""
+
+import collections
+import functools
+import itertools
+import weakref
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_dist_jax import arrays
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.callbacks import Failures
+from keras_dist_jax.gate import Gate
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.placement import place
+
+Values = list[list[Any]]
+
+
+class Group:
+    """One group of the state, as Keras passes it round.
+
+    Not a list: Keras looks into a list, at every step, for each array.
+    """
+
+    __slots__ = ("_index", "_running")
+
+    def __init__(self, running: "Running", index: int) -> None:
+        self._running = running
+        self._index = index
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._running.newest()[self._index])
+
+
+class Running:
+    """Takes a model's state from its variables and hands it back.
+
+    Args:
+        model: A `keras.Model`.
+        layout: Where its state lies.
+        gate: Bounds the steps under way.
+
+    Attributes:
+        token: What Keras passes round in place of the state, or `None` while
+            the variables have it.
+        last: The last step's outputs and the state after it, in a queue of
+            length one.
+        donating: Whether steps delete the state that they are given.
+        stepping: Whether a step is being traced or dispatched.
+        suspect: Whether a step has raised.
+        failures: Exceptions of host callbacks.
+    """
+
+    def __init__(self, model: keras.Model, layout: Layout, gate: Gate) -> None:
+        self._model = weakref.ref(model)
+        self.layout = layout
+        self.gate = gate
+        self.failures = Failures()
+        self.token: tuple[Group, ...] | None = None
+        self.last: collections.deque[tuple[Any, Values]] = collections.deque(
+            maxlen=1
+        )
+        self.donating = False
+        self.stepping = False
+        self.suspect = False
+        self._variables: list[list[keras.Variable]] = []
+        self._fallback: Values = []
+        self._epoch_start: Values | None = None
+        self._spoiled: BaseException | None = None
+
+    @property
+    def model(self) -> keras.Model:
+        """The model; what calls here belongs to it, so it is alive."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    def newest(self) -> Values:
+        """The state after the last step, a list of arrays for each group."""
+        return self.last[-1][1]
+
+    def forget_epoch(self) -> None:
+        """The next step is an epoch's first, or there is none."""
+        self._epoch_start = None
+
+    def begin(
+        self, names: Sequence[str], take_away: bool, donate: bool
+    ) -> tuple[Group, ...]:
+        """Takes the state from the variables.
+
+        Args:
+            names: Of the groups that the step gets, in its order.
+            take_away: Whether the variables are emptied meanwhile.
+            donate: Whether steps delete the state that they are given.
+
+        Returns:
+            What stands for the state until the next `sync`.
+        """
+        self.sync()
+        self._variables = [
+            internals.variables_of(self.model, name) for name in names
+        ]
+        values = [[self._take(v) for v in g] for g in self._variables]
+        self._fallback = self._way_back(values, donate)
+        self.donating, self.suspect, self._spoiled = donate, False, None
+        self.last.append((None, values))
+        self.token = token = tuple(Group(self, i) for i in range(len(names)))
+        if take_away:
+            for variable in itertools.chain(*self._variables):
+                on_read = functools.partial(self._read, variable)
+                internals.take_away(variable, on_read)
+        if donate:
+            for group in values:
+                arrays.copy_shared(group)
+        return token
+
+    def sync(self) -> None:
+        """Hands the newest good state back to the variables.
+
+        Raises:
+            Exception: What a step failed with, if it has not been raised.
+        """
+        if self.token is None:
+            return
+        values = self.newest()
+        error = arrays.failure_of(list(itertools.chain(*values)))
+        error = self._spoiled or self.failures.take() or error
+        if error is not None:
+            values = self._fallback
+        for group, group_values in zip(self._variables, values, strict=True):
+            for variable, value in zip(group, group_values, strict=True):
+                internals.give_back(variable, value)
+                place(variable, self.layout)
+        self.token = None
+        self.last.clear()
+        internals.mark_synced(self.model)
+        if error is not None and not self.suspect:
+            raise error
+
+    def raise_failure(self) -> None:
+        """Raises what a host callback raised, and gives up on the state."""
+        self._spoiled = self.failures.take()
+        if self._spoiled is not None:
+            raise self._spoiled
+
+    def recover(self) -> None:
+        """Hands the state back after a failure, whatever it was."""
+        self.suspect = True
+        self.sync()
+        internals.forget_failure(self.model)
+
+    def release(self) -> None:
+        """Lets go of everything that is kept while steps run."""
+        self.gate.leave(self)
+        self._variables, self._fallback = [], []
+        self._epoch_start = None
+
+    def _take(self, variable: keras.Variable) -> Any:
+        place(variable, self.layout)
+        return variable.value
+
+    def _way_back(self, values: Values, donate: bool) -> Values:
+        if not donate:
+            return [list(group) for group in values]
+        if self._epoch_start is None:
+            self._epoch_start = [arrays.to_host(group) for group in values]
+        return self._epoch_start
+
+    def _read(self, variable: keras.Variable, *_: Any, **__: Any) -> Any:
+        if self.stepping:
+            raise RuntimeError(
+                f"Variable '{variable.path}' was read inside of a step that "
+                "does not get it as part of its state. Expected: only the "
+                "model's own variables, through `stateless_call` and its "
+                "relatives."
+            )
+        self.sync()
+        return internals.array_of(variable)

@@ -1,0 +1,133 @@
+"""The three steps of a model, as the functions that Keras' trainer calls."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_dist_jax.gate import OpenGate
+from keras_dist_jax.layout import Program
+from keras_dist_jax.layout import StepFn
+from keras_dist_jax.running import Running
+
+
+class Step:
+    """Runs one step on the state that `Running` keeps.
+
+    Args:
+        running: The model's `Running`.
+        keep: The step's program, for state that must outlive it.
+        donate: The same for state that it may delete, or `None`.
+        eager: Whether the programs run operation by operation.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        keep: Program,
+        donate: Program | None = None,
+        eager: bool = False,
+    ) -> None:
+        self._running = running
+        self._keep = keep
+        self._donate = donate
+        self._gate = OpenGate() if eager else running.gate
+
+    def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
+        """One step, as Keras' trainer calls it.
+
+        Args:
+            state: What `Running.begin` or the step before returned.
+            data: The batch, of the whole strategy.
+
+        Returns:
+            Tuple of the step's outputs and of what stands for the new state.
+        """
+        running = self._running
+        if state is not running.token:
+            raise ValueError(
+                "The state does not come from this model's trainer. Received: "
+                f"{type(state).__name__}. Call `fit`, `evaluate` or "
+                "`predict`, or compile `train_step` yourself."
+            )
+        running.stepping = True
+        try:
+            donating = running.donating and self._donate is not None
+            outputs = self._run(data, donating)
+        except BaseException:
+            running.suspect = True
+            raise
+        finally:
+            running.stepping = False
+        return outputs, state
+
+    def _run(self, data: Any, donating: bool) -> Any:
+        program = self._donate if donating else self._keep
+        assert program is not None
+        call, data, rows = program.route(data)
+        running, gate = self._running, self._gate
+        last = running.last
+        with gate.lock:
+            gate.settle(running)
+            if running.failures.errors:
+                running.raise_failure()
+            values = last[-1][1]
+            if donating:
+                # In C, so that no interrupt comes between a step that has
+                # deleted its inputs and keeping what it gave for them.
+                last.extend(map(call, (values,), (data,), (rows,)))
+                outputs = last[-1][0]
+                gate.enter(running, last[-1])
+            else:
+                outputs, changes = call(values, data, rows)
+                gate.enter(running, (outputs, changes))
+                for group, changed in zip(values, changes, strict=True):
+                    for index, value in changed.items():
+                        group[index] = value
+        return outputs
+
+
+def all_values(step: StepFn) -> StepFn:
+    """A step that gives a new value for each variable."""
+
+    def run(values: Any, data: Any) -> tuple[Any, Any]:
+        outputs, new = step(_as_keras(values), data)
+        return outputs, [
+            [_like(n, o) for n, o in zip(group, old, strict=True)]
+            for group, old in zip(new, values, strict=True)
+        ]
+
+    run.__name__ = step.__name__  # profiles show it
+    return run
+
+
+def changed_values(step: StepFn) -> StepFn:
+    """A step that gives new values only for the variables it changed.
+
+    What it merely passes through needs no second buffer.
+    """
+
+    def run(values: Any, data: Any) -> tuple[Any, Any]:
+        outputs, new = step(_as_keras(values), data)
+        return outputs, [
+            {
+                index: _like(n, o)
+                for index, (n, o) in enumerate(zip(group, old, strict=True))
+                if n is not o
+            }
+            for group, old in zip(new, values, strict=True)
+        ]
+
+    run.__name__ = step.__name__  # profiles show it
+    return run
+
+
+def _as_keras(values: Any) -> tuple[list[Any], ...]:
+    return tuple(list(group) for group in values)
+
+
+def _like(new: Any, old: Any) -> Any:
+    """`new` with the dtype of `old`, or each step would be compiled anew."""
+    if getattr(new, "dtype", None) == old.dtype and not new.weak_type:
+        return new
+    return jax.lax.convert_element_type(jnp.asarray(new), old.dtype)

@@ -1,0 +1,110 @@
+"""What replaces methods of one model: Keras' trainer over `Running`."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.layout import StepFn
+from keras_dist_jax.running import Running
+from keras_dist_jax.steps import Step
+from keras_dist_jax.steps import all_values
+from keras_dist_jax.steps import changed_values
+
+
+class Trainer:
+    """The methods that a model's trainer calls, on a strategy's layout.
+
+    The rest of the trainer, `fit` and its relatives, is Keras' own; so are
+    the steps, unless the user wrote them.
+
+    Args:
+        running: The model's `Running`.
+    """
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+
+    def replacements(self) -> Mapping[str, Callable[..., Any]]:
+        """The methods by name."""
+        return {
+            "make_train_function": self.make_train_function,
+            "make_test_function": self.make_test_function,
+            "make_predict_function": self.make_predict_function,
+            "jax_state_sync": self._running.sync,
+            "reset_metrics": self.reset_metrics,
+            "_get_jax_state": self.get_state,
+        }
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Keras' `make_train_function`."""
+        model = self._running.model
+        if model.train_function is None or force:
+            step = self._step(model.train_step, trains=True)
+            model.train_function = internals.loop_of(model, step)
+
+    def make_test_function(self, force: bool = False) -> None:
+        """Keras' `make_test_function`."""
+        model = self._running.model
+        if model.test_function is None or force:
+            step = self._step(model.test_step)
+            model.test_function = internals.loop_of(model, step)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Keras' `make_predict_function`."""
+        model = self._running.model
+
+        def predict_step(state: Any, data: Any) -> tuple[Any, Any]:
+            outputs, non_trainable = model.predict_step(state, data)
+            return outputs, (state[0], non_trainable)
+
+        if model.predict_function is None or force:
+            # Keras joins the outputs of several steps, on the devices.
+            step = self._step(
+                predict_step, gather=model.steps_per_execution > 1
+            )
+            model.predict_function = internals.loop_of(
+                model, step, concatenate=True
+            )
+        return model.predict_function
+
+    def reset_metrics(self) -> None:
+        """Keras' `reset_metrics`, which `fit` calls before each epoch."""
+        self._running.forget_epoch()
+        internals.original(self._running.model, "reset_metrics")()
+
+    def get_state(
+        self, purge_model_variables: bool = False, **groups: bool
+    ) -> Any:
+        """Keras' `_get_jax_state`."""
+        names = [n for n in internals.STATE_GROUPS if groups.get(n)]
+        trains = "optimizer_variables" in names
+        return self._running.begin(
+            names,
+            take_away=purge_model_variables,
+            donate=purge_model_variables
+            and trains
+            and _compiles(self._running.model),
+        )
+
+    def _step(
+        self, fn: StepFn, trains: bool = False, gather: bool = False
+    ) -> Step:
+        running = self._running
+        layout, failures = running.layout, running.failures
+        keep = changed_values(fn)
+        if not _compiles(running.model):
+            return Step(running, layout.eager(keep), eager=True)
+        return Step(
+            running,
+            layout.compile(keep, failures, gather=gather),
+            layout.compile(all_values(fn), failures, donate=True)
+            if trains
+            else None,
+        )
+
+
+def _compiles(model: keras.Model) -> bool:
+    return bool(not model.run_eagerly and model.jit_compile)
