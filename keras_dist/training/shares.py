@@ -51,9 +51,10 @@ class Share:
     def keep(self, value: Any) -> Any:
         """`value`, or zero if this replica has no rows; NaN does not pass."""
         if isinstance(self.rows, int):
-            if self.rows:
-                return value
-            return ops.zeros_like(value) if hasattr(value, "shape") else 0
+            if self.rows or not hasattr(value, "shape"):
+                return value if self.rows else 0
+            # Gradients flow, as on the other replicas, which meet for them.
+            return ops.where(False, value, ops.zeros_like(value))
         return ops.where(self.rows > 0, value, ops.zeros_like(value))
 
 

@@ -1,0 +1,5 @@
+"""keras_dist on TensorFlow."""
+
+from keras_dist_tensorflow.backend import TensorFlowBackend
+
+__all__ = ["TensorFlowBackend"]

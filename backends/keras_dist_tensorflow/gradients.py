@@ -1,0 +1,67 @@
+"""Sums of gradients over replicas."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def weighted_sum(
+    gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+) -> list[Any]:
+    """Sums each variable's gradients, weighted by replica.
+
+    A weight of zero silences a replica, NaN included.
+
+    Args:
+        gradients: For each replica, its gradients, `None` where it has none.
+            Dense, or `tf.IndexedSlices`.
+        weights: For each replica, a float or float scalar tensor.
+
+    Returns:
+        List with a gradient for each variable, `None` where no replica has
+        one; sparse where one device's would have the same rows.
+    """
+    return [
+        _sum([(g, w) for g, w in zip(each, weights, strict=True) if g is not None])
+        for each in zip(*gradients, strict=True)
+    ]
+
+
+def _sum(terms: list[tuple[Any, Any]]) -> Any:
+    if not terms:
+        return None
+    if all(_is_list_of_rows(gradient) for gradient, _ in terms):
+        # Rows in replica order: those that one device would have had.
+        first = terms[0][0]
+        return tf.IndexedSlices(
+            tf.concat([_weighted(g.values, w) for g, w in terms], axis=0),
+            tf.concat([g.indices for g, _ in terms], axis=0),
+            first.dense_shape,
+        )
+    return tf.add_n([_weighted(tf.convert_to_tensor(g), w) for g, w in terms])
+
+
+def _is_list_of_rows(gradient: Any) -> bool:
+    """Whether the replicas' rows, one after the other, are one device's.
+
+    Where TensorFlow has added up equal indices, which shows in the graph,
+    they are not: an optimizer's squares of them would differ.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return False
+    tensor = gradient.indices
+    while not tf.executing_eagerly():
+        if tensor.op.type.startswith("Unique"):
+            return False
+        if tensor.op.type not in ("Reshape", "Identity", "Cast"):
+            break
+        tensor = tensor.op.inputs[0]
+    return True
+
+
+def _weighted(gradient: Any, weight: Any) -> Any:
+    if isinstance(weight, float) and weight:
+        return gradient * tf.cast(weight, gradient.dtype)
+    weight = tf.cast(weight, gradient.dtype)
+    return tf.math.multiply_no_nan(gradient, weight)

@@ -1,0 +1,139 @@
+"""The one door to private names in this package.
+
+| name | why |
+|---|---|
+| `StrategyExtended._use_merge_call` | an optimizer updates where replicas |
+| | have met already |
+| `LossScaleOptimizer._tf_apply`, | the former refuses to run there, the |
+| `._common_apply` | latter does the same and doesn't |
+| `Optimizer._distribution_strategy`, | an adopted optimizer knows variables |
+| `._trainable_variables_indices`, | by the names that they had before |
+| `._exclude_from_weight_decay`, | |
+| `._exclude_from_weight_decay_cache`, | |
+| `._var_key`, | |
+| `keras.Variable._value` | the framework's variable, in any scope |
+| `keras.Model._distribute_strategy` | the trainer asks it for one replica |
+| `keras.Model._symbolic_build` | builds from shapes |
+"""
+
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@contextlib.contextmanager
+def applying(
+    native: tf.distribute.Strategy, optimizer: keras.optimizers.Optimizer
+) -> Iterator[None]:
+    """Makes `optimizer.apply` legal in cross-replica context."""
+    replaced: list[tuple[Any, str, Any]] = [
+        (native.extended, "_use_merge_call", lambda: False)
+    ]
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        replaced.append((optimizer, "_tf_apply", optimizer._common_apply))
+    # `object`: Keras tracks what is set in the other way.
+    for owner, name, value in replaced:
+        object.__setattr__(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, _ in replaced:
+            object.__delattr__(owner, name)
+
+
+def native_variable(variable: keras.Variable) -> Any:
+    """The `tf.Variable` behind a variable, or `None` before it has one."""
+    return variable._value
+
+
+def replace_native_variable(variable: keras.Variable, native: Any) -> None:
+    """Puts another `tf.Variable` behind a variable."""
+    variable._value = native
+
+
+def native_key(native: Any) -> Any:
+    """What optimizers know a `tf.Variable` by."""
+    return native._unique_id
+
+
+def set_optimizer_strategy(
+    optimizer: Any, native: tf.distribute.Strategy
+) -> None:
+    """Tells an optimizer who updates its variables."""
+    optimizer._distribution_strategy = native
+
+
+def adopt_optimizer(
+    optimizer: Any,
+    native: tf.distribute.Strategy,
+    renamed: Mapping[Any, Any],
+) -> None:
+    """Tells an optimizer its strategy, and its variables' new keys.
+
+    Args:
+        optimizer: A Keras optimizer, or `None`.
+        native: The strategy that updates its variables.
+        renamed: Mapping from keys of replaced variables to those that came
+            in their place.
+    """
+    while optimizer is not None:
+        known = vars(optimizer)
+        set_optimizer_strategy(optimizer, native)
+        if renamed:
+            indices = optimizer._trainable_variables_indices
+            moved = {renamed.get(k, k): i for k, i in indices.items()}
+            indices.clear()
+            indices.update(moved)
+            excluded = known.get("_exclude_from_weight_decay")
+            if excluded:
+                optimizer._exclude_from_weight_decay = {
+                    renamed.get(key, key) for key in excluded
+                }
+            known.get("_exclude_from_weight_decay_cache", {}).clear()
+        optimizer = known.get("inner_optimizer")
+
+
+def set_native_strategy(model: keras.Model, strategy: Any) -> None:
+    """Sets the strategy that Keras' trainer takes for a native one."""
+    object.__setattr__(model, "_distribute_strategy", strategy)
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Drops the compiled steps of a model."""
+    model.train_function = None
+    model.test_function = None
+    model.predict_function = None
+
+
+def layers_are_built(model: keras.Model) -> bool:
+    """Whether calling the model would create no variable.
+
+    A model that is trained by its own `train_step` and can't be called is
+    never built itself.
+    """
+    return all(
+        layer.built or not _has_own_call(layer)
+        for layer in model._flatten_layers()
+    )
+
+
+def _has_own_call(layer: keras.Layer) -> bool:
+    return type(layer).call not in (keras.Model.call, keras.Layer.call)
+
+
+def compiled_parts_are_built(model: keras.Model) -> bool:
+    """Whether what `compile` made (metrics, loss) has its variables."""
+    parts = (
+        getattr(model, "_compile_metrics", None),
+        getattr(model, "_compile_loss", None),
+    )
+    return all(part is None or part.built for part in parts)
+
+
+def build_compiled_parts(model: keras.Model, batch: Any) -> None:
+    """Builds a model's metrics and loss from the shapes of a batch."""
+    model._symbolic_build(data_batch=batch)

@@ -1,0 +1,128 @@
+"""Replicas of a step, and where they meet."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import TypeVar
+
+import keras
+import tensorflow as tf
+
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.training.replica import Replica
+from keras_dist.training.shares import Share
+from keras_dist.training.shares import scaled
+from keras_dist.training.step import outside_replicas
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.variables import components
+
+T = TypeVar("T")
+
+
+class Round:
+    """One run of a step's replicas.
+
+    Values pass between replicas through this object rather than through
+    TensorFlow: replicas are traced into one graph, one at a time.
+
+    Args:
+        num_replicas: Integer.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
+        self._result: Any = None
+
+    def meet(
+        self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
+    ) -> Any:
+        """Waits for the other replicas; returns `fn(values)`, called once."""
+        self._arrived[index] = (what, value)
+
+        def hold(native: tf.distribute.Strategy) -> None:
+            names = [name for name, _ in self._arrived]
+            if len(set(names)) > 1:
+                raise ReplicaDivergenceError(_divergence(names))
+            values = [value for _, value in self._arrived]
+            with outside_replicas():
+                self._result = fn(values)
+
+        tf.distribute.get_replica_context().merge_call(hold)
+        return self._result
+
+
+class TensorFlowReplica(Replica):
+    """One replica while its thread traces a step, or runs it eagerly.
+
+    Args:
+        index: Integer, its position among all replicas.
+        share: `Share`, its rows of the step's batch.
+        round_: The `Round` it takes part in.
+    """
+
+    def __init__(self, index: int, share: Share, round_: Round) -> None:
+        super().__init__(index, share)
+        self._round = round_
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise UnsupportedModelError(
+                f"Replicas can't meet for {what} inside of `cond`, "
+                "`while_loop`, `scan`, `map`, a recurrent layer's cell or a "
+                "`tf.function` of its own: TensorFlow traces those apart. "
+                "Expected: losses, metrics, updates and batch normalization "
+                "outside of control flow. Move it out, unroll the loop "
+                "(`unroll=True` in recurrent layers), compile with "
+                "`run_eagerly=True`, or use one device."
+            )
+        result: T = self._round.meet(self.index, what, fn, value)
+        return result
+
+    def all_sum(self, what: str, value: Any) -> Any:
+        total = self.meet(what, tf.add_n, tf.stop_gradient(value))
+
+        # The total is an argument, so that TensorFlow does not look for
+        # variables in what the other replicas computed it from.
+        @tf.custom_gradient
+        def tied(own: Any, total: Any) -> Any:
+            def backward(gradient: Any) -> tuple[Any, None]:
+                weighted = scaled(
+                    self.share.keep(gradient), self.share.weight
+                )
+                summed = self.meet(
+                    f"the gradient of {what}", tf.add_n, weighted
+                )
+                return scaled(summed, self.share.inverse), None
+
+            return tf.identity(total), backward
+
+        return tied(value, total)
+
+    def read(self, variable: keras.Variable) -> Any:
+        native = internals.native_variable(variable)
+        if native is None:
+            raise UnsupportedModelError(
+                f"Variable '{variable.path}' was made in the middle of a "
+                "step, on one replica. Expected: every layer, metric and "
+                "optimizer built before. Build the model before `fit`, with "
+                "`model.build(shape)` or by calling it on a batch."
+            )
+        return native
+
+    def hold(self, variable: keras.Variable, value: Any) -> Any:
+        if not variable.trainable:
+            return value
+        # In place, because a tape watches the variable itself.
+        copies = components(internals.native_variable(variable))
+        copies[self.index % len(copies)].assign(value)
+        return None
+
+
+def _divergence(names: list[str]) -> str:
+    places = "; ".join(f"replica {i} at {n}" for i, n in enumerate(names))
+    return (
+        f"Replicas took different paths through one step: {places}. "
+        "Expected: the same losses, metrics, updates and batch statistics in "
+        "the same order on each replica."
+    )

@@ -1,0 +1,71 @@
+"""The identity executor: plain Keras on one device."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist.plan import Plan
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import devices_of
+from keras_dist_tensorflow.variables import native_name
+
+
+class OneDeviceExecutor(Executor):
+    """Nothing to cut, nothing to meet: Keras' own steps.
+
+    Args:
+        plan: The `Plan` it is bound to.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        has_gpu = bool(tf.config.list_logical_devices("GPU"))
+        self._is_default = plan.primary == Device("gpu" if has_gpu else "cpu", 0)
+        self._moved: dict[Any, Any] = {}
+
+    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+        if self._is_default:
+            return contextlib.nullcontext()
+        scope: contextlib.AbstractContextManager[Any] = tf.device(
+            native_name(self.plan.primary)
+        )
+        return scope
+
+    def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return self.creation_scope()
+
+    def place(self, variable: keras.Variable) -> None:
+        native = internals.native_variable(variable)
+        if native is None or devices_of(native) == (self.plan.primary,):
+            return
+        # The scope may not be open, and may mean nothing where it is default.
+        with tf.device(native_name(self.plan.primary)):
+            moved = copied(native)
+        self._moved[internals.native_key(native)] = internals.native_key(moved)
+        internals.replace_native_variable(variable, moved)
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        native = internals.native_variable(variable)
+        return (self.plan.primary,) if native is None else devices_of(native)
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        return {}
+
+    def prepare(self, model: keras.Model) -> None:
+        if self._moved:
+            optimizer = getattr(model, "optimizer", None)
+            internals.adopt_optimizer(
+                optimizer, tf.distribute.get_strategy(), self._moved
+            )
+            internals.forget_functions(model)
+            self._moved.clear()
+
+    def recover(self, model: keras.Model) -> None:
+        internals.forget_functions(model)

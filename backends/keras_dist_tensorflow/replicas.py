@@ -1,0 +1,172 @@
+"""Replicas on native mirrored variables, under Keras' own trainer."""
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import keras
+import tensorflow as tf
+
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.plan import Plan
+from keras_dist.training.keras_internals import inherit_thread_state
+from keras_dist.training.keras_internals import thread_state
+from keras_dist.training.metrics import hook_metrics
+from keras_dist.training.replica import Replica
+from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.steps import step_overrides
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.batches import cut_batch
+from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.meetings import Round
+from keras_dist_tensorflow.meetings import TensorFlowReplica
+from keras_dist_tensorflow.trainer import OneReplica
+from keras_dist_tensorflow.trainer import built_first
+from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import creates_mirrored
+from keras_dist_tensorflow.variables import devices_of
+from keras_dist_tensorflow.variables import install_slots
+from keras_dist_tensorflow.variables import is_metric_state
+from keras_dist_tensorflow.variables import native_name
+
+T = TypeVar("T")
+
+
+class ReplicaExecutor(Executor, ReplicaRunner):
+    """Runs each step of a model once a replica.
+
+    `tf.distribute.MirroredStrategy` is the engine: it keeps variables and
+    runs replicas. Data, gradients, metrics and losses are not its affair.
+
+    Args:
+        plan: The `Plan` it is bound to.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        # On CPU devices, collectives of a second model can mix with the
+        # first one's; sums on one device can't.
+        self._native = tf.distribute.MirroredStrategy(
+            [native_name(device) for device in plan.devices],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+        install_slots()
+        self._moved: dict[Any, Any] = {}
+
+    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+        return creates_mirrored(self._native, self.plan.primary)
+
+    def place(self, variable: keras.Variable) -> None:
+        native = internals.native_variable(variable)
+        if native is None or self._holds(variable, native):
+            return
+        if not tf.executing_eagerly():
+            return
+        with self.creation_scope():
+            moved = copied(
+                native,
+                tf.VariableSynchronization.ON_READ
+                if is_metric_state(variable)
+                else tf.VariableSynchronization.AUTO,
+            )
+        self._moved[internals.native_key(native)] = internals.native_key(moved)
+        internals.replace_native_variable(variable, moved)
+
+    def _holds(self, variable: keras.Variable, native: Any) -> bool:
+        if is_metric_state(variable):
+            return devices_of(native) == (self.plan.primary,)
+        return (
+            isinstance(native, tf.distribute.DistributedValues)
+            and native.distribute_strategy is self._native
+        )
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        native = internals.native_variable(variable)
+        return (self.plan.primary,) if native is None else devices_of(native)
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        internals.set_native_strategy(model, OneReplica())
+        steps = {
+            name: built_first(model, name, step)
+            for name, step in step_overrides(model, self).items()
+        }
+        return {**steps, "_maybe_symbolic_build": _build_in_the_step}
+
+    def prepare(self, model: keras.Model) -> None:
+        hook_metrics(model)
+        optimizer = getattr(model, "optimizer", None)
+        internals.adopt_optimizer(optimizer, self._native, self._moved)
+        if self._moved:
+            internals.forget_functions(model)
+            self._moved.clear()
+        if model.jit_compile:
+            warnings.warn(
+                "XLA compilation is off: TensorFlow can't compile a step for "
+                f"several devices. Received: jit_compile=True for model "
+                f"'{model.name}' on {self.plan.num_replicas} replicas. Pass "
+                "`jit_compile=False` to `compile` to silence this.",
+                stacklevel=2,
+            )
+            model.jit_compile = False
+
+    def recover(self, model: keras.Model) -> None:
+        # A trace that failed would fail the next `fit` in another way.
+        internals.forget_functions(model)
+
+    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+        count = self.plan.num_replicas
+        parts, shares = cut_batch(batch, count)
+        with tf.init_scope():
+            state = thread_state()
+        round_ = Round(count)
+        results: dict[int, T] = {}
+
+        @tf.autograph.experimental.do_not_convert
+        def on_replica() -> None:
+            native_context = tf.distribute.get_replica_context()
+            index = int(
+                tf.get_static_value(native_context.replica_id_in_sync_group)
+            )
+            inherit_thread_state(state)
+            replica = TensorFlowReplica(index, shares[index], round_)
+            results[index] = fn(replica, parts[index])
+
+        try:
+            self._native.run(on_replica)
+        except RuntimeError as error:
+            if "different number of" not in str(error):
+                raise
+            raise ReplicaDivergenceError(
+                "A replica ended its step while others waited for it: they "
+                "took different paths. Expected: the same losses, metrics, "
+                "updates and batch statistics on each replica."
+            ) from error
+        return [results[index] for index in range(count)]
+
+    def weighted_sum(
+        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    ) -> list[Any]:
+        with tf.device(native_name(self.plan.primary)):
+            return weighted_sum(gradients, weights)
+
+    def updating(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> contextlib.AbstractContextManager[Any]:
+        internals.adopt_optimizer(optimizer, self._native, {})
+        return internals.applying(self._native, optimizer)
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        with tf.init_scope(), self.creation_scope():
+            yield
+
+
+def _build_in_the_step(iterator: Any = None, data_batch: Any = None) -> None:
+    """Nothing: steps build the model from shapes, and so draw no batch."""

@@ -1,0 +1,114 @@
+"""Variables: made on the plan's devices, or moved there with their values."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_dist.device import Device
+from keras_dist.device import parse_device
+from keras_dist_tensorflow import internals
+
+
+def native_name(device: Device) -> str:
+    """TensorFlow's name of a device."""
+    return f"/device:{device.type.upper()}:{device.index}"
+
+
+def components(native: Any) -> tuple[Any, ...]:
+    """The copies of a variable, primary first; itself if there is one."""
+    if isinstance(native, tf.distribute.DistributedValues):
+        return tuple(native.values)
+    return (native,)
+
+
+def devices_of(native: Any) -> tuple[Device, ...]:
+    """The devices that hold a copy of a `tf.Variable`."""
+    return tuple(parse_device(copy.device) for copy in components(native))
+
+
+def copied(
+    native: Any,
+    synchronization: Any = tf.VariableSynchronization.AUTO,
+) -> Any:
+    """A new `tf.Variable` with the value of another.
+
+    It is made where the scopes that are open say.
+    """
+    return tf.Variable(
+        components(native)[0].read_value(),
+        trainable=native.trainable,
+        dtype=native.dtype,
+        name=native.name.split(":")[0].split("/")[-1],
+        aggregation=native.aggregation,
+        synchronization=synchronization,
+    )
+
+
+def is_metric_state(variable: Any) -> bool:
+    """Whether only the primary holds a `keras.Variable`.
+
+    Metrics are updated once, on gathered rows, so that states which are no
+    sums come out right. TensorFlow would give each replica a state of its own
+    and sum them when they are read.
+    """
+    return bool(variable.synchronization == "on_read")
+
+
+def creates_mirrored(
+    native: tf.distribute.Strategy, primary: Device
+) -> contextlib.AbstractContextManager[Any]:
+    """A scope where variables get a copy on each device of a strategy.
+
+    It is not the strategy's own scope, in which models of other strategies,
+    or of none, can't be read, called or trained.
+
+    Args:
+        native: The strategy.
+        primary: The device of what has one copy only.
+    """
+
+    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        if tf.distribute.get_strategy() is native or (
+            # Somebody else's trace: our own make variables outside of it.
+            not tf.executing_eagerly()
+        ):
+            return next_creator(**kwargs)
+        if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
+            kwargs["synchronization"] = tf.VariableSynchronization.AUTO
+            with tf.device(native_name(primary)):
+                return next_creator(**kwargs)
+        with native.scope():
+            return tf.Variable(**kwargs)
+
+    scope: contextlib.AbstractContextManager[Any] = tf.variable_creator_scope(
+        create
+    )
+    return scope
+
+
+@functools.cache
+def install_slots() -> None:
+    """Gives an optimizer's slots the devices of the variables they are for.
+
+    Keras asks the strategy in whose scope the optimizer was made.
+    """
+    optimizer = keras.optimizers.Optimizer
+    original = optimizer.add_variable_from_reference
+
+    @functools.wraps(original)
+    def add_variable_from_reference(
+        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        reference = internals.native_variable(reference_variable)
+        if not isinstance(reference, tf.distribute.DistributedValues):
+            return original(self, reference_variable, *args, **kwargs)
+        native = reference.distribute_strategy
+        internals.set_optimizer_strategy(self, native)
+        with native.scope():
+            return original(self, reference_variable, *args, **kwargs)
+
+    optimizer.add_variable_from_reference = add_variable_from_reference
