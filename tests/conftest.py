@@ -1,0 +1,88 @@
+"""Four virtual CPU devices, one seed, and nothing left behind by a test."""
+
+import contextlib
+import gc
+import importlib.util
+import os
+import pathlib
+import sys
+import threading
+import time
+
+if os.environ.get("PARITY_PLAIN") != "1":
+    os.environ.setdefault("KERAS_DIST_VIRTUAL_DEVICES", "4")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# The parity harness is a package that the other folders use too.
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+if importlib.util.find_spec("torch") and importlib.util.find_spec("tensorflow"):
+    # The two only live in one process in this order.
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+
+import keras
+import pytest
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+import keras_dist
+
+# What is there now stays: collecting after a test then looks at little.
+gc.collect()
+gc.freeze()
+
+
+def _global_state():
+    return {
+        "strategy scope": keras_dist.has_strategy(),
+        "stateless scope": in_stateless_scope(),
+        "dtype policy": keras.config.dtype_policy().name,
+        "floatx": keras.config.floatx(),
+        "image data format": keras.config.image_data_format(),
+        "distribution": keras.distribution.distribution(),
+        # pytest keeps the test's phase in a variable of its own.
+        **{
+            f"environment variable {name}": value
+            for name, value in os.environ.items()
+            if name != "PYTEST_CURRENT_TEST"
+        },
+    }
+
+
+def _left_over_threads(before):
+    """Threads that a test started and that don't end by themselves."""
+
+    def alive():
+        return [t for t in threading.enumerate() if t not in before]
+
+    if not alive():
+        return []
+    gc.collect()
+    deadline = time.monotonic() + 3
+    for thread in alive():
+        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+    return [t.name for t in alive()]
+
+
+@pytest.fixture(autouse=True)
+def hygiene():
+    """Seeds are reset before a test, and global state is as it was after."""
+    keras.utils.set_random_seed(0)
+    before = _global_state()
+    threads = set(threading.enumerate())
+    yield
+    after = _global_state()
+    changed = {
+        name: (before.get(name), after.get(name))
+        for name in {*before, *after}
+        if before.get(name) != after.get(name)
+    }
+    assert not changed, f"The test left global state changed: {changed}"
+    left = _left_over_threads(threads)
+    assert not left, f"The test left threads behind: {left}"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fresh_keras_session():
+    yield
+    keras.utils.clear_session()

@@ -1,0 +1,81 @@
+"""Equality between the backends, and one framework's data on another."""
+
+import functools
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+from parity.harness import BACKENDS
+from parity.harness import assert_same
+
+SCRIPT = pathlib.Path(__file__).with_name("train.py")
+NEEDED = ("jax", "tensorflow", "torch", "grain")
+
+pytestmark = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in NEEDED),
+    reason="Needs all three frameworks in one environment.",
+)
+
+
+@functools.cache
+def numbers(backend):
+    """What `train.py` wrote down on a backend."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "numbers.npz")
+        environment = os.environ | {
+            "KERAS_BACKEND": backend,
+            "KERAS_DIST_VIRTUAL_DEVICES": "4",
+        }
+        done = subprocess.run(
+            [sys.executable, str(SCRIPT), str(path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        with np.load(path) as loaded:
+            return dict(loaded)
+
+
+def _part(backend, prefix):
+    return {
+        name.removeprefix(prefix): value
+        for name, value in numbers(backend).items()
+        if name.startswith(prefix)
+    }
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_same_numbers_as_jax(backend):
+    """From the same initial weights and batches, on three replicas."""
+    expected = _part("jax", "case|")
+    assert_same(_part(backend, "case|"), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tf_data", "torch_loader", "grain_map"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_data_of_another_framework(backend, kind):
+    """A torch DataLoader on JAX, a tf.data.Dataset on torch, and so on."""
+    plain = _part(backend, f"kind|{kind}|None|")
+    assert plain
+    assert_same(_part(backend, f"kind|{kind}|3|"), plain)
+
+
+def test_same_data_of_any_framework():
+    """A seeded source gives the same training wherever it is read."""
+    for kind in ("tf_data", "torch_loader", "grain_map"):
+        expected = _part("jax", f"kind|{kind}|3|")
+        for backend in BACKENDS[1:]:
+            assert_same(
+                _part(backend, f"kind|{kind}|3|"),
+                expected,
+                rtol=1e-4,
+                atol=1e-5,
+            )

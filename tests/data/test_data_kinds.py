@@ -1,0 +1,182 @@
+"""Every kind of data that Keras takes, in the same batches, same numbers."""
+
+import importlib.util
+
+import keras
+import numpy as np
+import pytest
+
+from parity import kinds
+from parity import models
+from parity.harness import JIT
+from parity.harness import assert_same
+from parity.harness import flat
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+from parity.kinds import BATCH_SIZE
+from parity.kinds import ROWS
+from parity.kinds import outcome_of
+
+# Keras says it of every source whose length it did not know.
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+
+
+def _installed(module):
+    return pytest.mark.skipif(
+        importlib.util.find_spec(module) is None,
+        reason=f"The data is of {module}, which is not installed.",
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("numpy", marks=pytest.mark.smoke),
+        "tensors",
+        pytest.param("py_dataset", marks=pytest.mark.smoke),
+        "py_dataset_workers",
+        "generator",
+        pytest.param("tf_data", marks=_installed("tensorflow")),
+        pytest.param("torch_loader", marks=_installed("torch")),
+        pytest.param("grain_map", marks=_installed("grain")),
+        pytest.param("grain_iter", marks=_installed("grain")),
+    ],
+)
+def test_kind(name):
+    make = kinds.KINDS[name]
+    assert_same(outcome_of(make, 3), outcome_of(make, None))
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_nested_structures(num_replicas):
+    """Dicts of inputs, outputs and sample weights, from a generator."""
+
+    def outcome(count):
+        with scope(count):
+            model = set_initial_weights(models.two_headed())
+            model.compile(
+                "sgd",
+                {
+                    "value": "mse",
+                    "kind": "sparse_categorical_crossentropy",
+                    "sign": "binary_crossentropy",
+                },
+                jit_compile=JIT,
+            )
+        data = models.weighted_many(ROWS)
+
+        def batches():
+            for start in range(0, ROWS, BATCH_SIZE):
+                rows = slice(start, start + BATCH_SIZE)
+                yield keras.tree.map_structure(
+                    lambda value, rows=rows: value[rows], tuple(data.values())
+                )
+
+        history = model.fit(batches(), shuffle=False, verbose=0).history
+        predictions = model.predict(data["x"], BATCH_SIZE, verbose=0)
+        return (
+            flat("history", history)
+            | flat("predict", predictions)
+            | state_of(model)
+        )
+
+    assert_same(outcome(num_replicas), outcome(None))
+
+
+SETTINGS = {
+    "shuffle": {"shuffle": True, "batch_size": BATCH_SIZE},
+    "shuffle_in_batches": {"shuffle": "batch", "batch_size": BATCH_SIZE},
+    "default_batch_size": {},
+    "validation_split": {"validation_split": 0.3, "batch_size": BATCH_SIZE},
+    "validation_batches": {
+        "validation_data": tuple(models.weighted_table(11).values()),
+        "validation_batch_size": 4,
+        "validation_steps": 2,
+        "validation_freq": 2,
+        "batch_size": BATCH_SIZE,
+    },
+    "steps_per_epoch": {"steps_per_epoch": 1, "batch_size": BATCH_SIZE},
+    "initial_epoch": {"initial_epoch": 1, "batch_size": BATCH_SIZE},
+    "sample_weight": {
+        "sample_weight": models.weights_of(ROWS),
+        "batch_size": BATCH_SIZE,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_setting(name):
+    data = models.table(ROWS)
+
+    def make():
+        return data, SETTINGS[name]
+
+    assert_same(outcome_of(make, 2), outcome_of(make, None))
+
+
+def test_infinite_generator():
+    def endless():
+        data = models.table(ROWS)
+        while True:
+            for start in range(0, ROWS, BATCH_SIZE):
+                rows = slice(start, start + BATCH_SIZE)
+                yield data["x"][rows], data["y"][rows]
+
+    def make():
+        return {"x": endless()}, {
+            "steps_per_epoch": 4,
+            "validation_data": endless(),
+            "validation_steps": 2,
+            "shuffle": False,
+        }
+
+    assert_same(outcome_of(make, 3), outcome_of(make, None))
+
+
+def test_batches_of_every_size():
+    """Each size from 1 to 9 in one epoch, then again."""
+
+    def make():
+        data = models.table(45)
+        edges = np.cumsum([0, 4, 1, 7, 2, 9, 3, 8, 5, 6])
+        batches = [
+            (data["x"][start:stop], data["y"][start:stop])
+            for start, stop in zip(edges[:-1], edges[1:], strict=True)
+        ]
+        return {"x": kinds.Batches(batches)}, {"shuffle": False}
+
+    assert_same(outcome_of(make, 4), outcome_of(make, None))
+
+
+def test_generator_is_read_once_in_order():
+    """Distribution takes no batch of the user's for itself."""
+    read = []
+
+    def batches():
+        data = models.table(ROWS)
+        for index, start in enumerate(range(0, ROWS, BATCH_SIZE)):
+            read.append(index)
+            rows = slice(start, start + BATCH_SIZE)
+            yield data["x"][rows], data["y"][rows]
+
+    with scope(3):
+        model = kinds.compiled(keras.Sequential([keras.layers.Dense(1)]))
+    model.fit(batches(), shuffle=False, verbose=0)
+    assert read == [0, 1, 2]
+
+
+def test_predict_and_evaluate_every_kind_of_rows():
+    """Fewer rows than replicas, and as the last batch."""
+    with scope(4):
+        model = kinds.compiled(set_initial_weights(models.mlp()))
+    plain = kinds.compiled(set_initial_weights(models.mlp()))
+    for rows, size in ((1, 8), (3, 8), (9, 8), (10, 4), (5, 1)):
+        data = models.table(rows)
+        for method in ("predict", "evaluate"):
+            given = {"x": data["x"]} if method == "predict" else data
+            options = {"batch_size": size, "verbose": 0}
+            assert_same(
+                flat(method, getattr(model, method)(**given, **options)),
+                flat(method, getattr(plain, method)(**given, **options)),
+            )

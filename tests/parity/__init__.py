@@ -1,0 +1,1 @@
+"""The same training with plain Keras and under a strategy."""

@@ -1,0 +1,186 @@
+"""A user's own `train_step` runs unchanged, and trains as on one device."""
+
+import keras
+import pytest
+from keras import layers
+from keras import ops
+
+from parity import models
+from parity.harness import BACKEND
+from parity.harness import JIT
+from parity.harness import assert_same
+from parity.harness import flat
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+
+
+class OwnStep(keras.Model):
+    """A bare mean for a loss, trackers of one's own; no `compile` loss."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.error = keras.metrics.Mean(name="error")
+        self.total = keras.metrics.Sum(name="total")
+
+    @property
+    def metrics(self):
+        return [self.error, self.total]
+
+    def loss_of(self, y, y_pred):
+        return ops.mean(ops.square(y - y_pred))
+
+    def update(self, y, y_pred):
+        rows = ops.sum(ops.square(y - y_pred), axis=-1)
+        self.error.update_state(rows)
+        self.total.update_state(rows)
+        return {m.name: m.result() for m in self.metrics}
+
+
+class JaxStep(OwnStep):
+    def train_step(self, state, data):
+        import jax
+
+        trainable, others, optimizer, metric_values = state
+        x, y = data
+
+        def loss_fn(trainable, others):
+            y_pred, others = self.stateless_call(
+                trainable, others, x, training=True
+            )
+            return self.loss_of(y, y_pred), (y_pred, others)
+
+        grads, (y_pred, others) = jax.grad(loss_fn, has_aux=True)(
+            trainable, others
+        )
+        trainable, optimizer = self.optimizer.stateless_apply(
+            optimizer, grads, trainable
+        )
+        mapping = zip(self.metrics_variables, metric_values, strict=True)
+        with keras.StatelessScope(state_mapping=list(mapping)) as values:
+            logs = self.update(y, y_pred)
+        metric_values = [
+            values.get_current_value(v) for v in self.metrics_variables
+        ]
+        return logs, (trainable, others, optimizer, metric_values)
+
+
+class TensorFlowStep(OwnStep):
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.loss_of(y, y_pred)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(grads, self.trainable_variables, strict=True)
+        )
+        return self.update(y, y_pred)
+
+
+class TorchStep(OwnStep):
+    def train_step(self, data):
+        import torch
+
+        x, y = data
+        self.zero_grad()
+        y_pred = self(x, training=True)
+        self.loss_of(y, y_pred).backward()
+        variables = list(self.trainable_weights)
+        grads = [v.value.grad for v in variables]
+        with torch.no_grad():
+            self.optimizer.apply(grads, variables)
+        return self.update(y, y_pred)
+
+
+STEP = {"jax": JaxStep, "tensorflow": TensorFlowStep, "torch": TorchStep}
+FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "run_eagerly"),
+    [
+        (2, False),
+        pytest.param(3, False, marks=pytest.mark.smoke),
+        (4, False),
+        (3, True),
+    ],
+)
+def test_own_train_step(num_replicas, run_eagerly):
+    def outcome(count):
+        with scope(count):
+            x = layers.Input((4,))
+            h = layers.Dense(5, use_bias=False)(x)
+            h = layers.Activation("tanh")(layers.BatchNormalization()(h))
+            model = STEP[BACKEND](x, layers.Dense(1)(h))
+            set_initial_weights(model)
+            model.compile(
+                optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.5),
+                jit_compile=JIT if not run_eagerly else False,
+                run_eagerly=run_eagerly,
+            )
+        history = model.fit(**models.table(19), **FIT).history
+        predictions = model.predict(models.table(19)["x"], verbose=0)
+        return (
+            flat("history", history)
+            | flat("predict", predictions)
+            | state_of(model)
+        )
+
+    assert_same(outcome(num_replicas), outcome(None))
+
+
+class OwnTestAndPredict(keras.Model):
+    """Steps that call the stock ones and change what they give."""
+
+    def predict_step(self, *args):
+        result = super().predict_step(*args)
+        if isinstance(result, tuple):
+            return result[0] * 2.0, result[1]
+        return result * 2.0
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return logs | {"twice": logs["loss"] * 2.0}
+
+
+def test_own_other_steps():
+    def outcome(count):
+        with scope(count):
+            x = layers.Input((4,))
+            model = OwnTestAndPredict(x, layers.Dense(1)(x))
+            set_initial_weights(model)
+            model.compile("sgd", "mse", metrics=["mae"], jit_compile=JIT)
+        data = models.table(19)
+        history = model.fit(**data, validation_data=(*data.values(),), **FIT)
+        return (
+            flat("history", history.history)
+            | flat("evaluate", model.evaluate(**data, verbose=0))
+            | flat("predict", model.predict(data["x"], 7, verbose=0))
+            | state_of(model)
+        )
+
+    assert_same(outcome(3), outcome(None))
+
+
+def test_scalar_tracker():
+    """`Mean.update_state(loss)`, a mean of means, on even shares."""
+
+    class Tracked(STEP[BACKEND]):
+        def update(self, y, y_pred):
+            self.error.update_state(self.loss_of(y, y_pred))
+            return {"error": self.error.result()}
+
+    def outcome(count):
+        with scope(count):
+            x = layers.Input((4,))
+            model = set_initial_weights(Tracked(x, layers.Dense(1)(x)))
+            model.compile(optimizer="sgd", jit_compile=JIT)
+        return flat(
+            "history",
+            model.fit(**models.table(12), **FIT | {"batch_size": 6}).history,
+        )
+
+    assert_same(outcome(3), outcome(None))
