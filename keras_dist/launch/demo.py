@@ -1,8 +1,8 @@
 """The demo: digits on several virtual replicas, and again on one device.
 
-The rows and the batch are chosen so that the last batch does not divide: 1,503
-rows in batches of 100 leave a last one of 3, and with 4 replicas one of them
-has nothing to do. The numbers must be those of one device all the same.
+The rows and the batch are chosen so that the last batch does not divide: 1,507
+rows in batches of 100 leave a last one of 7. The numbers must be those of one
+device all the same.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.virtual import list_devices
 from keras_dist.virtual import set_virtual_devices
 
-NUM_TRAIN_ROWS = 1503
+NUM_TRAIN_ROWS = 1507
 BATCH_SIZE = 100
 SEED = 7
 
@@ -192,20 +192,18 @@ def show_setting(console: Console, strategy: MirroredStrategy) -> None:
     table.add_row("Keras", keras.__version__)
     table.add_row("Devices", " ".join(list_devices("cpu")))
     table.add_row("Replicas", str(replicas))
-    for name, rows in (
-        ("Global batch", BATCH_SIZE),
-        ("Last batch", NUM_TRAIN_ROWS % BATCH_SIZE),
-    ):
-        per_replica = " ".join(map(str, shares(rows, replicas)))
-        table.add_row(name, f"{rows} rows; per replica {per_replica}")
+    table.add_row("Global batch", f"{BATCH_SIZE} rows")
+    table.add_row("Per-replica batch", per_replica(BATCH_SIZE, replicas))
+    table.add_row("Last global batch", f"{NUM_TRAIN_ROWS % BATCH_SIZE} rows")
     console.print(table)
     console.print()
 
 
-def shares(rows: int, replicas: int) -> list[int]:
-    """How many rows of a batch each replica gets."""
-    bounds = [-(-rows * r // replicas) for r in range(replicas + 1)]
-    return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+def per_replica(rows: int, replicas: int) -> str:
+    """How many rows of a batch a replica gets, as text."""
+    if rows % replicas == 0:
+        return f"{rows // replicas} rows"
+    return f"at most {rows // replicas + 1} rows"
 
 
 def show_placement(

@@ -1,0 +1,20 @@
+"""The `keras-dist` application: one subcommand a module."""
+
+import typer
+
+from keras_dist_cli.demo import demo
+
+app = typer.Typer(
+    name="keras-dist",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def keras_dist() -> None:
+    """Keras 3 on several devices, with the numbers of one."""
+
+
+app.command()(demo)
