@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 
 from keras_dist.training import nests
-from keras_dist.training.step import is_row_shaped
+from keras_dist.training.join import is_row_shaped
 
 T = TypeVar("T")
 

@@ -87,6 +87,7 @@ class ReplicaExecutor(TorchExecutor, ReplicaRunner):
                 self._devices[index],
                 round_,
                 position,
+                meeting_place=str(torch_device(self.plan.primary)),
                 one_device=len(set(self._devices)) == 1,
             )
             part = cut(batch, rows, start, stop, self._devices[index])
@@ -121,9 +122,11 @@ class TorchReplica(Replica):
         device: torch.device,
         round_: Round,
         position: int,
+        meeting_place: str,
         one_device: bool,
     ) -> None:
         super().__init__(index, share)
+        self._meeting_place = meeting_place
         self._one_device = one_device
         self._device = device
         self._round = round_
@@ -131,7 +134,11 @@ class TorchReplica(Replica):
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         def hold(values: list[Any]) -> T:
-            with outside_replicas(), torch.no_grad():
+            with (
+                outside_replicas(),
+                torch.no_grad(),
+                keras.device(self._meeting_place),
+            ):
                 return fn(values)
 
         result: T = self._round.meet(self._position, what, hold, value)

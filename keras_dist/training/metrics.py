@@ -10,13 +10,14 @@ from typing import Any
 
 import keras
 
-from keras_dist.training.gather import Gathered
-from keras_dist.training.gather import mean_over_rows
-from keras_dist.training.gather import sum_over_replicas
+from keras_dist.training.join import detached
+from keras_dist.training.join import is_row_shaped
+from keras_dist.training.join import join
+from keras_dist.training.join import mean_over_rows
+from keras_dist.training.join import sum_over_replicas
 from keras_dist.training.shares import Share
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
-from keras_dist.training.step import is_row_shaped
 
 
 def hook_metrics(model: keras.Model) -> None:
@@ -53,12 +54,15 @@ def _gathered_update(
     if _is_integer_scalar(kwargs.get("sample_weight")):
         kwargs["sample_weight"] = _RowCount(kwargs["sample_weight"])
     passed = [*args, *kwargs.values()]
-    gathered = Gathered(step, f"metric '{metric.name}'", passed)
-    if step.replica.index == 0:
-        merged = gathered.merge(_combine)
+
+    def update(everyone: list[Any]) -> None:
+        merged = join(passed, everyone, _combine)
         named = zip(kwargs, merged[len(args) :], strict=True)
-        with step.alone():
-            update_state(*merged[: len(args)], **dict(named))
+        update_state(*merged[: len(args)], **dict(named))
+
+    own = (detached(passed), step.share)
+    step.replica.meet(f"metric '{metric.name}'", update, own)
+    step.forget(metric.variables)
 
 
 class _RowCount:

@@ -16,6 +16,7 @@ from keras_dist.training import keras_internals
 from keras_dist.training import losses
 from keras_dist.training.normalization import hook_moments
 from keras_dist.training.step import current_step
+from keras_dist.training.updates import update
 
 # Odd, large: seeds of different replicas do not meet while counters grow.
 _SEED_STRIDE = 0x2545F491
@@ -52,14 +53,9 @@ def _hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
             return
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-        bound = functools.partial(_call, original)
-        step.update(self, bound, grads, trainable_variables)
+        update(step, self, original, grads, trainable_variables)
 
     return apply
-
-
-def _call(fn: Callable[..., Any], *args: Any) -> None:
-    fn(*args)
 
 
 def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:

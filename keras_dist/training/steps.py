@@ -12,10 +12,10 @@ import keras
 
 from keras_dist.training import seams
 from keras_dist.training.binding import binding_of
-from keras_dist.training.gather import Gathered
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.step import ReplicaStep
+from keras_dist.training.updates import finish
 
 STEPS = ("train_step", "test_step", "predict_step")
 
@@ -57,10 +57,6 @@ def _run(
     def on_replica(replica: Replica, part: Any) -> Any:
         with ReplicaStep(replica, runner, strategy) as step:
             result = method(model, part)
-            if name == "predict_step":
-                gathered = Gathered(step, "the predictions", result)
-                result = gathered.merge() if replica.index == 0 else None
-            step.commit()
-            return result
+            return finish(step, result, join_rows=name == "predict_step")
 
     return runner.run(on_replica, data)[0]

@@ -1,0 +1,116 @@
+"""The meetings that change variables: the update, and the end of a step."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_dist.errors import MetricMergeError
+from keras_dist.training import nests
+from keras_dist.training.join import detached
+from keras_dist.training.join import is_row_shaped
+from keras_dist.training.join import join
+from keras_dist.training.join import mean_over_rows
+from keras_dist.training.shares import Share
+from keras_dist.training.step import ReplicaStep
+from keras_dist.training.step import Writes
+
+
+def update(
+    step: ReplicaStep,
+    optimizer: keras.optimizers.Optimizer,
+    apply: Callable[[Any, Any, Any], None],
+    grads: Any,
+    variables: list[keras.Variable] | None,
+) -> None:
+    """Sums gradients over replicas, then updates once.
+
+    Args:
+        step: The replica's `ReplicaStep`.
+        optimizer: The optimizer.
+        apply: Its `apply`, as Keras has it.
+        grads: This replica's gradients.
+        variables: List of the variables they belong to, or `None`.
+    """
+
+    def update_once(everyone: list[Any]) -> None:
+        gradients, shares, writes = zip(*everyone, strict=True)
+        # What the forward pass assigned (spectral normalization does) is
+        # what the update starts from.
+        _commit(writes, shares)
+        if not optimizer.built:
+            with step.runner.building():
+                optimizer.build(variables)
+        reduced = step.runner.weighted_sum(
+            gradients, [share.weight for share in shares]
+        )
+        with step.runner.updating(optimizer):
+            apply(optimizer, reduced, variables)
+
+    writes = {k: w for k, w in step.writes.items() if w[0].trainable}
+    step.replica.meet(
+        f"the update by optimizer '{optimizer.name}'",
+        update_once,
+        (list(grads), step.share, writes),
+    )
+    for key in writes:
+        del step.writes[key]
+    step.forget(
+        optimizer.trainable_variables if variables is None else variables
+    )
+
+
+def finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
+    """Ends a step: writes what replicas assigned, and joins their results.
+
+    Args:
+        step: The replica's `ReplicaStep`.
+        result: What the step returned on this replica.
+        join_rows: Boolean, whether results have rows of the batch, as
+            predictions do. Else they are logs: numbers are averaged over
+            rows, and anything else is the same on each replica.
+
+    Returns:
+        What one device would have returned.
+    """
+
+    def end(everyone: list[Any]) -> Any:
+        leaves, shares, writes = zip(*everyone, strict=True)
+        _commit(writes, shares)
+        if join_rows:
+            each = list(zip(leaves, shares, strict=True))
+            return join(result, each, mean_over_rows)
+        numbers = zip(*leaves, strict=True)
+        logs = [_joined_log(list(values), shares) for values in numbers]
+        return nests.pack(result, logs)
+
+    own = (detached(result), step.share, step.writes)
+    return step.replica.meet("the end of the step", end, own)
+
+
+def _joined_log(values: list[Any], shares: Sequence[Share]) -> Any:
+    if is_row_shaped(values[0]):
+        return values[0]
+    return mean_over_rows(values, list(shares))
+
+
+def _commit(writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+    written = {key: own[key][0] for own in writes for key in own}
+    for key, variable in written.items():
+        if variable.synchronization == "on_read":
+            raise MetricMergeError(
+                f"Metric state '{variable.path}' was changed on several "
+                "replicas by a metric that the model does not know, so its "
+                "updates were not gathered. Make the metric an attribute of "
+                "the model or pass it to `compile`."
+            )
+        values, of = zip(
+            *(
+                (own[key][1], share)
+                for own, share in zip(writes, shares, strict=True)
+                if key in own
+            ),
+            strict=True,
+        )
+        variable.assign(mean_over_rows(list(values), list(of)))
