@@ -55,7 +55,7 @@ class JaxBackend(Backend):
             ) from error
 
     def executor(self, plan: Plan) -> Executor:
-        layout = _layout(plan)
+        layout = layout_of(plan)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
         return JaxExecutor(plan, layout, gate)
 
@@ -77,7 +77,12 @@ def jax_devices() -> dict[Device, Any]:
     return devices
 
 
-def _layout(plan: Plan) -> Layout:
+def layout_of(plan: Plan) -> Layout:
+    """The plan's devices as JAX sees them.
+
+    Raises:
+        DeviceError: If the replicas are on devices of different types.
+    """
     known = jax_devices()
     if plan.num_replicas == 1:
         return SingleLayout(known[plan.primary])

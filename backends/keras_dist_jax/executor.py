@@ -62,6 +62,7 @@ class JaxExecutor(Executor):
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         running = Running(model, self._layout, self._gate)
         self._running[model] = running
+        internals.forget_functions(model)
         return Trainer(running).replacements()
 
     def recover(self, model: keras.Model) -> None:

@@ -67,6 +67,13 @@ def forget_failure(model: keras.Model) -> None:
     model._losses_override = []
 
 
+def forget_functions(model: keras.Model) -> None:
+    """Drops what the model compiled before it was distributed."""
+    model.train_function = None
+    model.test_function = None
+    model.predict_function = None
+
+
 def loop_of(
     model: keras.Model, step: Callable[..., Any], concatenate: bool = False
 ) -> Callable[..., Any]:

@@ -172,7 +172,7 @@ class Running:
         """Lets go of everything that is kept while steps run."""
         self.gate.leave(self)
         self._variables, self._fallback = [], []
-        self._epoch_start = None
+        self._epoch_start = self._spoiled = None
 
     def _take(self, variable: keras.Variable) -> Any:
         place(variable, self.layout)

@@ -92,6 +92,7 @@ def all_values(step: StepFn) -> StepFn:
 
     def run(values: Any, data: Any) -> tuple[Any, Any]:
         outputs, new = step(_as_keras(values), data)
+        new = _groups_like(new, values)
         return outputs, [
             [_like(n, o) for n, o in zip(group, old, strict=True)]
             for group, old in zip(new, values, strict=True)
@@ -109,6 +110,7 @@ def changed_values(step: StepFn) -> StepFn:
 
     def run(values: Any, data: Any) -> tuple[Any, Any]:
         outputs, new = step(_as_keras(values), data)
+        new = _groups_like(new, values)
         return outputs, [
             {
                 index: _like(n, o)
@@ -118,7 +120,7 @@ def changed_values(step: StepFn) -> StepFn:
             for group, old in zip(new, values, strict=True)
         ]
 
-    run.__name__ = step.__name__  # profiles show it
+    run.__name__ = step.__name__
     return run
 
 
@@ -126,8 +128,27 @@ def _as_keras(values: Any) -> tuple[list[Any], ...]:
     return tuple(list(group) for group in values)
 
 
+def _groups_like(new: Any, old: Any) -> list[list[Any]]:
+    """The state that a step returned, with as many values as it was given."""
+    groups = [list(group) for group in new]
+    got, expected = [len(g) for g in groups], [len(g) for g in old]
+    if got != expected:
+        raise ValueError(
+            "A step returned a state of another length than it was given. "
+            f"Received: groups of {got} values. Expected: {expected}. Return "
+            "a value for each variable, changed or not."
+        )
+    return groups
+
+
 def _like(new: Any, old: Any) -> Any:
     """`new` with the dtype of `old`, or each step would be compiled anew."""
-    if getattr(new, "dtype", None) == old.dtype and not new.weak_type:
+    if jnp.shape(new) != old.shape:
+        raise ValueError(
+            "A step returned a value of another shape than its variable. "
+            f"Received: {jnp.shape(new)}. Expected: {old.shape}."
+        )
+    weak = getattr(new, "weak_type", True)
+    if not weak and new.dtype == old.dtype:
         return new
     return jax.lax.convert_element_type(jnp.asarray(new), old.dtype)

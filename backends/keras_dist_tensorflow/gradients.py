@@ -23,7 +23,13 @@ def weighted_sum(
         one; sparse where one device's would have the same rows.
     """
     return [
-        _sum([(g, w) for g, w in zip(each, weights, strict=True) if g is not None])
+        _sum(
+            [
+                (g, w)
+                for g, w in zip(each, weights, strict=True)
+                if g is not None
+            ]
+        )
         for each in zip(*gradients, strict=True)
     ]
 

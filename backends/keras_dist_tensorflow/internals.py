@@ -10,13 +10,18 @@
 | `._trainable_variables_indices`, | by the names that they had before |
 | `._exclude_from_weight_decay`, | |
 | `._exclude_from_weight_decay_cache`, | |
-| `._var_key`, | |
+| `tf.Variable._unique_id` | such a name |
 | `keras.Variable._value` | the framework's variable, in any scope |
 | `keras.Model._distribute_strategy` | the trainer asks it for one replica |
-| `keras.Model._symbolic_build` | builds from shapes |
+| `keras.Model._symbolic_build` | builds metrics and losses from shapes |
+| `._compile_metrics`, `._compile_loss` | whether that is needed |
+| `keras.Layer._flatten_layers` | whether the model is built |
+
+`tests/backends/tensorflow/test_internals.py` fails readably when one moves.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -25,24 +30,38 @@ import keras
 import tensorflow as tf
 
 
+class _Current(threading.local):
+    is_applying = False
+
+
+_current = _Current()
+
+
+def install_applying(native: tf.distribute.Strategy) -> None:
+    """Prepares a strategy for `applying`."""
+    extended = native.extended
+    original = extended._use_merge_call
+
+    def _use_merge_call() -> bool:
+        return not _current.is_applying and original()
+
+    extended._use_merge_call = _use_merge_call
+
+
 @contextlib.contextmanager
-def applying(
-    native: tf.distribute.Strategy, optimizer: keras.optimizers.Optimizer
-) -> Iterator[None]:
+def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Makes `optimizer.apply` legal in cross-replica context."""
-    replaced: list[tuple[Any, str, Any]] = [
-        (native.extended, "_use_merge_call", lambda: False)
-    ]
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        replaced.append((optimizer, "_tf_apply", optimizer._common_apply))
-    # `object`: Keras tracks what is set in the other way.
-    for owner, name, value in replaced:
-        object.__setattr__(owner, name, value)
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scales:
+        # `object`: Keras tracks what is set in the other way.
+        object.__setattr__(optimizer, "_tf_apply", optimizer._common_apply)
+    _current.is_applying = True
     try:
         yield
     finally:
-        for owner, name, _ in replaced:
-            object.__delattr__(owner, name)
+        _current.is_applying = False
+        if scales:
+            object.__delattr__(optimizer, "_tf_apply")
 
 
 def native_variable(variable: keras.Variable) -> Any:

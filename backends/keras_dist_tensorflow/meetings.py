@@ -84,12 +84,9 @@ class TensorFlowReplica(Replica):
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.
-        @tf.custom_gradient
         def tied(own: Any, total: Any) -> Any:
             def backward(gradient: Any) -> tuple[Any, None]:
-                weighted = scaled(
-                    self.share.keep(gradient), self.share.weight
-                )
+                weighted = scaled(self.share.keep(gradient), self.share.weight)
                 summed = self.meet(
                     f"the gradient of {what}", tf.add_n, weighted
                 )
@@ -97,7 +94,7 @@ class TensorFlowReplica(Replica):
 
             return tf.identity(total), backward
 
-        return tied(value, total)
+        return tf.custom_gradient(tied)(value, total)
 
     def read(self, variable: keras.Variable) -> Any:
         native = internals.native_variable(variable)

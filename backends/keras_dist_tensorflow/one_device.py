@@ -12,6 +12,7 @@ from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.plan import Plan
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
@@ -27,8 +28,10 @@ class OneDeviceExecutor(Executor):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
-        self._is_default = plan.primary == Device("gpu" if has_gpu else "cpu", 0)
-        self._moved: dict[Any, Any] = {}
+        self._is_default = plan.primary == Device(
+            "gpu" if has_gpu else "cpu", 0
+        )
+        self._moves = Moves()
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         if self._is_default:
@@ -48,8 +51,7 @@ class OneDeviceExecutor(Executor):
         # The scope may not be open, and may mean nothing where it is default.
         with tf.device(native_name(self.plan.primary)):
             moved = copied(native)
-        self._moved[internals.native_key(native)] = internals.native_key(moved)
-        internals.replace_native_variable(variable, moved)
+        self._moves.move(variable, moved)
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         native = internals.native_variable(variable)
@@ -59,13 +61,7 @@ class OneDeviceExecutor(Executor):
         return {}
 
     def prepare(self, model: keras.Model) -> None:
-        if self._moved:
-            optimizer = getattr(model, "optimizer", None)
-            internals.adopt_optimizer(
-                optimizer, tf.distribute.get_strategy(), self._moved
-            )
-            internals.forget_functions(model)
-            self._moved.clear()
+        self._moves.follow(model, tf.distribute.get_strategy())
 
     def recover(self, model: keras.Model) -> None:
         internals.forget_functions(model)

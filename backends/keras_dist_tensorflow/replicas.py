@@ -29,6 +29,7 @@ from keras_dist_tensorflow.meetings import Round
 from keras_dist_tensorflow.meetings import TensorFlowReplica
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
+from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import creates_mirrored
 from keras_dist_tensorflow.variables import devices_of
@@ -58,7 +59,8 @@ class ReplicaExecutor(Executor, ReplicaRunner):
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         install_slots()
-        self._moved: dict[Any, Any] = {}
+        internals.install_applying(self._native)
+        self._moves = Moves()
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         return creates_mirrored(self._native, self.plan.primary)
@@ -76,8 +78,7 @@ class ReplicaExecutor(Executor, ReplicaRunner):
                 if is_metric_state(variable)
                 else tf.VariableSynchronization.AUTO,
             )
-        self._moved[internals.native_key(native)] = internals.native_key(moved)
-        internals.replace_native_variable(variable, moved)
+        self._moves.move(variable, moved)
 
     def _holds(self, variable: keras.Variable, native: Any) -> bool:
         if is_metric_state(variable):
@@ -101,11 +102,7 @@ class ReplicaExecutor(Executor, ReplicaRunner):
 
     def prepare(self, model: keras.Model) -> None:
         hook_metrics(model)
-        optimizer = getattr(model, "optimizer", None)
-        internals.adopt_optimizer(optimizer, self._native, self._moved)
-        if self._moved:
-            internals.forget_functions(model)
-            self._moved.clear()
+        self._moves.follow(model, self._native)
         if model.jit_compile:
             warnings.warn(
                 "XLA compilation is off: TensorFlow can't compile a step for "
@@ -128,7 +125,6 @@ class ReplicaExecutor(Executor, ReplicaRunner):
         round_ = Round(count)
         results: dict[int, T] = {}
 
-        @tf.autograph.experimental.do_not_convert
         def on_replica() -> None:
             native_context = tf.distribute.get_replica_context()
             index = int(
@@ -139,7 +135,9 @@ class ReplicaExecutor(Executor, ReplicaRunner):
             results[index] = fn(replica, parts[index])
 
         try:
-            self._native.run(on_replica)
+            self._native.run(
+                tf.autograph.experimental.do_not_convert(on_replica)
+            )
         except RuntimeError as error:
             if "different number of" not in str(error):
                 raise
@@ -160,7 +158,7 @@ class ReplicaExecutor(Executor, ReplicaRunner):
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
         internals.adopt_optimizer(optimizer, self._native, {})
-        return internals.applying(self._native, optimizer)
+        return internals.applying(optimizer)
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

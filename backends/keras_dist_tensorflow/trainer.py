@@ -82,9 +82,10 @@ def _build(model: keras.Model, name: str, data: Any) -> None:
     binding = binding_of(model)
     assert binding is not None
     # A user's own step may call the model, its loss and its metrics in other
-    # ways than Keras does, or not at all.
+    # ways than Keras does, or not at all. And Keras hides an error of theirs
+    # in a `RuntimeError`, which the step itself will raise as it is.
     is_own = getattr(type(model), name) is not getattr(keras.Model, name)
-    tolerated = contextlib.suppress(Exception if is_own else ())
+    tolerated = contextlib.suppress(Exception if is_own else RuntimeError)
     batch = tree.map_structure(_symbolic, data)
     # Out of the step's graph: variables outlive it.
     with tf.init_scope():

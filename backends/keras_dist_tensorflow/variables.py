@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +50,46 @@ def copied(
     )
 
 
+class Moves:
+    """Which variables were replaced, and who has not been told yet."""
+
+    def __init__(self) -> None:
+        self._renamed: dict[Any, Any] = {}
+        # By model and by optimizer, how many moves they know of.
+        self._told: weakref.WeakKeyDictionary[Any, int] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def move(self, variable: keras.Variable, to: Any) -> None:
+        """Puts another `tf.Variable` behind a variable."""
+        old = internals.native_variable(variable)
+        self._renamed[internals.native_key(old)] = internals.native_key(to)
+        internals.replace_native_variable(variable, to)
+
+    def follow(
+        self, model: keras.Model, native: tf.distribute.Strategy
+    ) -> None:
+        """Brings a model's compiled steps and its optimizer up to date.
+
+        Args:
+            model: A `keras.Model`.
+            native: The strategy that updates its variables.
+        """
+        optimizer = getattr(model, "optimizer", None)
+        if optimizer is not None:
+            renamed = self._renamed if self._is_news(optimizer) else {}
+            internals.adopt_optimizer(optimizer, native, renamed)
+        if self._is_news(model):
+            internals.forget_functions(model)
+
+    def _is_news(self, owner: Any) -> bool:
+        count = len(self._renamed)
+        if self._told.get(owner, 0) == count:
+            return False
+        self._told[owner] = count
+        return True
+
+
 def is_metric_state(variable: Any) -> bool:
     """Whether only the primary holds a `keras.Variable`.
 
@@ -56,6 +98,14 @@ def is_metric_state(variable: Any) -> bool:
     and sum them when they are read.
     """
     return bool(variable.synchronization == "on_read")
+
+
+class _Current(threading.local):
+    # Scopes can be nested: what an inner one decided holds.
+    makes_one_copy = False
+
+
+_current = _Current()
 
 
 def creates_mirrored(
@@ -72,15 +122,21 @@ def creates_mirrored(
     """
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if tf.distribute.get_strategy() is native or (
+        if (
+            tf.distribute.get_strategy() is native
+            or _current.makes_one_copy
             # Somebody else's trace: our own make variables outside of it.
-            not tf.executing_eagerly()
+            or not tf.executing_eagerly()
         ):
             return next_creator(**kwargs)
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
-            with tf.device(native_name(primary)):
-                return next_creator(**kwargs)
+            _current.makes_one_copy = True
+            try:
+                with tf.device(native_name(primary)):
+                    return next_creator(**kwargs)
+            finally:
+                _current.makes_one_copy = False
         with native.scope():
             return tf.Variable(**kwargs)
 

@@ -44,6 +44,7 @@ CORE = [
             metrics=["accuracy"],
             weighted_metrics=["accuracy"],
         ),
+        rows=19,
         replicas=ALL,
         full=True,
     ),
@@ -58,6 +59,7 @@ CORE = [
         ),
         models.images,
         with_(new(optimizers.Adam, 0.01), metrics=["mae"]),
+        rows=19,
         replicas=ALL,
         full=True,
         rtol=1e-4,
@@ -67,6 +69,7 @@ CORE = [
         models.text(lambda: layers.GRU(3), models.dense()),
         models.words,
         with_(metrics=["mae"]),
+        rows=19,
         replicas=ALL,
         full=True,
     ),
@@ -83,6 +86,7 @@ CORE = [
             loss_weights={"value": 0.5, "kind": 2.0, "sign": 1.0},
             metrics={"value": ["mae"], "kind": ["accuracy"]},
         ),
+        rows=19,
         replicas=ALL,
         full=True,
     ),
@@ -438,8 +442,10 @@ MODES = [
     Case(
         "loss_scale_overflow",
         models.mlp,
-        models.weighted_table,
-        with_(lambda: optimizers.LossScaleOptimizer(sgd(), initial_scale=1e39)),
+        models.overflowing_table,
+        with_(
+            lambda: optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**100)
+        ),
         replicas=(3,),
     ),
     Case(

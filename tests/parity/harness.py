@@ -54,8 +54,8 @@ class Case:
         data: Callable from a number of rows to `x`, `y`, `sample_weight`, ...
         compile: Callable that returns the arguments of `compile`.
         rows: Integer, size of the data.
-        batch_size: Integer. The defaults, 19 rows in batches of 7, 7 and 5,
-            give unequal shares in every batch on 2, 3 and 4 replicas.
+        batch_size: Integer. The default, 7, gives unequal shares on 2, 3 and
+            4 replicas; with the default `rows` there is one shape to compile.
         fit: Further arguments of `fit`.
         replicas: Numbers of replicas to run with.
         full: Whether to compare validation, `evaluate` and `predict` too.
@@ -68,7 +68,7 @@ class Case:
     build: Callable[[], keras.Model]
     data: Callable[[int], Mapping[str, Any]]
     compile: Callable[[], Mapping[str, Any]]
-    rows: int = 19
+    rows: int = 21
     batch_size: int = 7
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replicas: tuple[int, ...] = (2,)

@@ -24,6 +24,13 @@ def weights_of(rows):
     return weights.astype("float32")
 
 
+def overflowing_table(rows):
+    """One target in the second batch of 7 whose scaled gradient is infinite."""
+    data = table(rows)
+    data["y"][8] = 1e12
+    return data
+
+
 def weighted_table(rows):
     return table(rows) | {"sample_weight": weights_of(rows)}
 

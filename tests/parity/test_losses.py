@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import layers
 from keras import losses
+
 from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import flat

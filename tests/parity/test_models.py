@@ -132,7 +132,7 @@ SMOKE = ("sequential_unbuilt", "load_model", "distribute")
     ],
 )
 def test_ways_of_making(name, tmp_path):
-    data = models.table(19)
+    data = models.table(21)
 
     def outcome(num_replicas):
         keras.utils.set_random_seed(5)
@@ -151,7 +151,7 @@ def test_ways_of_making(name, tmp_path):
 def _fit_in_thread(model):
     result = []
     thread = threading.Thread(
-        target=lambda: result.append(model.fit(**models.table(19), **FIT))
+        target=lambda: result.append(model.fit(**models.table(21), **FIT))
     )
     thread.start()
     thread.join()
@@ -168,7 +168,7 @@ def test_fit_anywhere(where):
             history = _fit_in_thread(model)
         else:
             with strategy.scope() if strategy else scope(None):
-                history = model.fit(**models.table(19), **FIT).history
+                history = model.fit(**models.table(21), **FIT).history
         return flat("history", history) | state_of(model)
 
     strategy = None
@@ -179,7 +179,7 @@ def test_fit_anywhere(where):
 
 @pytest.mark.smoke
 def test_steps_on_batches():
-    data = models.weighted_table(19)
+    data = models.weighted_table(21)
 
     def outcome(num_replicas):
         with scope(num_replicas):
@@ -226,7 +226,7 @@ def test_two_models(order):
             else pair * 2
         )
         logs = [
-            model.fit(**models.table(19), **FIT | {"epochs": 1}).history
+            model.fit(**models.table(21), **FIT | {"epochs": 1}).history
             for model in rounds
         ]
         return (
@@ -248,7 +248,7 @@ def test_two_strategies():
             with scope(count):
                 pair.append(_compile(set_initial_weights(models.mlp()), "sgd"))
         for model in pair * 2:
-            model.fit(**models.table(19), **FIT | {"epochs": 1})
+            model.fit(**models.table(21), **FIT | {"epochs": 1})
         return flat("all", [list(state_of(m).values()) for m in pair])
 
     assert_same(outcome((2, 3)), outcome((None, None)))
@@ -260,9 +260,9 @@ def test_compile_again():
     def outcome(num_replicas):
         with scope(num_replicas):
             model = _compile(set_initial_weights(models.mlp()))
-        model.fit(**models.table(19), **FIT | {"epochs": 1})
+        model.fit(**models.table(21), **FIT | {"epochs": 1})
         model.compile("sgd", "mae", jit_compile=JIT)
-        history = model.fit(**models.table(19), **FIT | {"epochs": 1}).history
+        history = model.fit(**models.table(21), **FIT | {"epochs": 1}).history
         return flat("history", history) | state_of(model)
 
     assert_same(outcome(2), outcome(None), rtol=1e-4)
@@ -272,10 +272,10 @@ def test_freeze_then_compile_again():
     def outcome(num_replicas):
         with scope(num_replicas):
             model = _compile(set_initial_weights(models.mlp()), "sgd")
-        model.fit(**models.table(19), **FIT | {"epochs": 1})
+        model.fit(**models.table(21), **FIT | {"epochs": 1})
         model.layers[0].trainable = False
         _compile(model, "sgd")
-        model.fit(**models.table(19), **FIT | {"epochs": 1})
+        model.fit(**models.table(21), **FIT | {"epochs": 1})
         return state_of(model)
 
     assert_same(outcome(3), outcome(None))
@@ -285,9 +285,9 @@ def test_freeze_then_compile_again():
 def test_models_made_outside_are_plain():
     model = _compile(set_initial_weights(models.mlp()), "sgd")
     with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        model.fit(**models.table(19), **FIT)
+        model.fit(**models.table(21), **FIT)
     other = _compile(set_initial_weights(models.mlp()), "sgd")
-    other.fit(**models.table(19), **FIT)
+    other.fit(**models.table(21), **FIT)
     assert_same(state_of(model), state_of(other), rtol=0, atol=0)
     assert "train_step" not in vars(model)
 
@@ -306,7 +306,7 @@ def test_one_device_is_plain_keras():
             )()
             _compile(set_initial_weights(model))
         history = model.fit(
-            **models.weighted_table(19), **FIT | {"shuffle": True}
+            **models.weighted_table(21), **FIT | {"shuffle": True}
         ).history
         return flat("history", history) | state_of(model)
 
@@ -327,9 +327,9 @@ def test_jit_compile():
             model.compile("sgd", "mse", jit_compile=True)
         if BACKEND == "tensorflow" and num_replicas and not PLAIN_ONLY:
             with pytest.warns(UserWarning, match="jit_compile"):
-                model.fit(**models.table(19), **FIT)
+                model.fit(**models.table(21), **FIT)
         else:
-            model.fit(**models.table(19), **FIT)
+            model.fit(**models.table(21), **FIT)
         return state_of(model)
 
     assert_same(outcome(2), outcome(None))
@@ -342,7 +342,7 @@ def test_jit_compile_by_default():
         with scope(num_replicas):
             model = set_initial_weights(models.mlp())
             model.compile("sgd", "mse")
-        model.fit(**models.table(19), **FIT)
+        model.fit(**models.table(21), **FIT)
         return state_of(model)
 
     assert_same(outcome(2), outcome(None))

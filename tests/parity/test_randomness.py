@@ -102,7 +102,7 @@ def test_fit_repeats_under_a_seed():
                 models.dense(),
             )()
             model.compile("sgd", "mse", jit_compile=JIT)
-        model.fit(**models.table(19), batch_size=7, epochs=2, verbose=0)
+        model.fit(**models.table(21), batch_size=7, epochs=2, verbose=0)
         return state_of(model)
 
     assert_same(outcome(), outcome(), rtol=0, atol=0)

@@ -34,7 +34,9 @@ class OwnStep(keras.Model):
         rows = ops.sum(ops.square(y - y_pred), axis=-1)
         self.error.update_state(rows)
         self.total.update_state(rows)
-        return {m.name: m.result() for m in self.metrics}
+        logs = {m.name: m.result() for m in self.metrics}
+        # Not a metric's: the mean of the rows at hand.
+        return logs | {"of_the_batch": ops.mean(rows)}
 
 
 class JaxStep(OwnStep):
@@ -121,8 +123,8 @@ def test_own_train_step(num_replicas, run_eagerly):
                 jit_compile=JIT if not run_eagerly else False,
                 run_eagerly=run_eagerly,
             )
-        history = model.fit(**models.table(19), **FIT).history
-        predictions = model.predict(models.table(19)["x"], verbose=0)
+        history = model.fit(**models.table(21), **FIT).history
+        predictions = model.predict(models.table(21)["x"], verbose=0)
         return (
             flat("history", history)
             | flat("predict", predictions)
@@ -153,7 +155,7 @@ def test_own_other_steps():
             model = OwnTestAndPredict(x, layers.Dense(1)(x))
             set_initial_weights(model)
             model.compile("sgd", "mse", metrics=["mae"], jit_compile=JIT)
-        data = models.table(19)
+        data = models.table(21)
         history = model.fit(**data, validation_data=(*data.values(),), **FIT)
         return (
             flat("history", history.history)

@@ -1,0 +1,80 @@
+"""These tests look at JAX itself."""
+
+import collections
+import gc
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+
+ON_JAX = keras.backend.backend() == "jax"
+collect_ignore_glob = [] if ON_JAX else ["*.py"]
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = RNG.integers(0, 3, 64)
+
+
+@pytest.fixture
+def data():
+    """64 rows of 6 features, and a class of 3 for each."""
+    return X.copy(), Y.copy()
+
+
+@pytest.fixture
+def make_model():
+    """Makes a compiled classifier; on no strategy without `num_replicas`."""
+
+    def make(num_replicas=None, layers=(8,), cls=keras.Sequential, **kwargs):
+        keras.utils.set_random_seed(0)
+        stack = [keras.layers.Dense(n, activation="relu") for n in layers]
+        model = cls([keras.Input((6,)), *stack, keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        kwargs = {"optimizer": "adam", "loss": loss, **kwargs}
+        model.compile(**kwargs)
+        return model
+
+    def make_under(num_replicas=None, **kwargs):
+        if num_replicas is None:
+            return make(**kwargs)
+        devices = [f"cpu:{i}" for i in range(num_replicas)]
+        with keras_dist.MirroredStrategy(devices).scope():
+            return make(**kwargs)
+
+    return make_under
+
+
+@pytest.fixture
+def compilations():
+    """Counts programs compiled: a `Counter` with one entry, `programs`."""
+    import jax
+
+    counter = collections.Counter(programs=0)
+
+    def listen(event, duration, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            counter["programs"] += 1
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield counter
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture
+def live_bytes():
+    """A callable: bytes of all arrays on all devices, above the start's."""
+    import jax
+
+    def count():
+        gc.collect()
+        return sum(
+            int(np.prod(array.sharding.shard_shape(array.shape)))
+            * array.dtype.itemsize
+            * len(array.sharding.device_set)
+            for array in jax.live_arrays()
+        )
+
+    start = count()
+    return lambda: count() - start

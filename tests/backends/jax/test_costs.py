@@ -1,0 +1,224 @@
+"""What distribution costs, counted: calls, collectives, programs, bytes."""
+
+import collections
+import re
+import sys
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+
+def calls_a_step(model, data):
+    """Python calls of one step of `fit` in this thread."""
+    x, y = data
+
+    def count(steps):
+        calls = collections.Counter()
+        rows = 4 * steps
+        sys.setprofile(lambda frame, event, arg: calls.update([event]))
+        try:
+            model.fit(x[:rows], y[:rows], batch_size=4, verbose=0)
+        finally:
+            sys.setprofile(None)
+        return calls["call"]
+
+    model.fit(x, y, batch_size=4, verbose=0)
+    return (count(16) - count(8)) / 8
+
+
+def programs(name):
+    """The compiled programs of that name, newest last."""
+    found = jax.devices()[0].client.live_executables()
+    return [e for e in found if e.hlo_modules()[0].name == f"jit_{name}"]
+
+
+def text_of(program):
+    return program.hlo_modules()[0].to_string()
+
+
+def train_program(model, data, batch_size=16):
+    """The one program that `fit` compiles for a model's training step."""
+    before = programs("train_step")
+    model.fit(*data, batch_size=batch_size, verbose=0)
+    new = [e for e in programs("train_step") if e not in before]
+    assert len(new) == 1
+    return new[0]
+
+
+def count_all_reduces(program):
+    return len(re.findall(r"\ball-reduce(?:-start)?\(", text_of(program)))
+
+
+def state_bytes(model):
+    return sum(
+        int(np.prod(v.shape)) * np.dtype(v.dtype).itemsize
+        for v in [*model.variables, *model.optimizer.variables]
+    )
+
+
+def test_one_replica_costs_no_more_calls_than_plain_keras(make_model, data):
+    plain = calls_a_step(make_model(metrics=["accuracy"]), data)
+    ours = calls_a_step(make_model(1, metrics=["accuracy"]), data)
+    assert ours <= 1.05 * plain
+
+
+def test_calls_against_data_parallel_and_over_replicas(make_model, data):
+    distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+    with distribution.scope():
+        theirs = calls_a_step(make_model(metrics=["accuracy"]), data)
+    two = calls_a_step(make_model(2, metrics=["accuracy"]), data)
+    four = calls_a_step(make_model(4, metrics=["accuracy"]), data)
+    assert two <= 0.6 * theirs
+    assert four <= 1.05 * two
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize("num_hidden", [1, 4, 19])
+def test_one_all_reduce_however_many_variables(
+    make_model, data, num_replicas, num_hidden
+):
+    model = make_model(
+        num_replicas, layers=[16] * num_hidden, metrics=["accuracy"]
+    )
+    assert count_all_reduces(train_program(model, data)) == 1
+
+
+def test_evaluate_has_at_most_one_all_reduce(make_model, data):
+    model = make_model(2, metrics=["accuracy"])
+    before = programs("test_step")
+    model.evaluate(*data, batch_size=16, verbose=0)
+    (program,) = [e for e in programs("test_step") if e not in before]
+    assert count_all_reduces(program) <= 1
+
+
+def test_a_batch_smaller_than_the_replicas_needs_no_collective(
+    make_model, data
+):
+    program = train_program(make_model(4), [a[:3] for a in data], 3)
+    assert count_all_reduces(program) == 0
+
+
+def test_the_program_does_not_grow_with_the_replicas(make_model, data):
+    sizes = [
+        len(text_of(train_program(make_model(n, layers=[16, 16]), data)))
+        for n in (2, 4)
+    ]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.03)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_nothing_is_compiled_after_each_shape_was_seen(
+    make_model, data, compilations, num_replicas
+):
+    model = make_model(num_replicas, metrics=["accuracy"])
+    x, y = data
+
+    def run(epochs):
+        # The last batch has 14 rows, or 4 in validation.
+        model.fit(
+            *(x, y),
+            batch_size=25,
+            epochs=epochs,
+            validation_data=(x[:29], y[:29]),
+            verbose=0,
+        )
+        model.evaluate(x, y, batch_size=25, verbose=0)
+        model.predict(x, batch_size=25, verbose=0)
+        model.train_on_batch(x[:25], y[:25])
+
+    # An epoch that is not the first sees variables that a step has made.
+    run(epochs=2)
+    assert compilations["programs"] > 0
+    compilations["programs"] = 0
+    run(epochs=3)
+    assert compilations["programs"] == 0
+
+
+def test_one_replica_compiles_no_more_than_plain_keras(
+    make_model, data, compilations
+):
+    counts = []
+    for num_replicas in (None, 1):
+        model = make_model(num_replicas, layers=[8, 12, 16])
+        compilations["programs"] = 0
+        model.fit(*data, batch_size=16, epochs=3, verbose=0)
+        counts.append(compilations["programs"])
+    assert counts[1] <= counts[0]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_live_bytes(make_model, data, live_bytes, num_replicas):
+    model = make_model(num_replicas, layers=[64, 64])
+    most = []
+
+    def measure(batch, logs):
+        jax.block_until_ready(logs)
+        most.append(live_bytes())
+
+    callback = keras.callbacks.LambdaCallback(
+        on_train_batch_end=measure,
+        on_test_batch_end=measure,
+        on_predict_batch_end=measure,
+    )
+    kwargs = {"batch_size": 16, "verbose": 0, "callbacks": [callback]}
+    model.fit(*data, epochs=2, **kwargs)
+    model.evaluate(*data, **kwargs)
+    model.predict(data[0], **kwargs)
+    batch = 16 * (6 + 1) * 4
+    slack = 1024
+    assert max(most) <= num_replicas * (state_bytes(model) + slack) + batch
+
+
+def test_a_step_works_in_the_buffers_of_the_state(make_model, data):
+    model = make_model(2, layers=[64, 64])
+    stats = train_program(model, data).get_compiled_memory_stats()
+    assert stats.alias_size_in_bytes >= state_bytes(model)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_the_state_is_not_copied_between_epochs(
+    make_model, data, monkeypatch, num_replicas
+):
+    from keras_dist_jax import arrays
+
+    copied = []
+    original = arrays.copy_of
+    monkeypatch.setattr(
+        arrays, "copy_of", lambda a: copied.append(a.shape) or original(a)
+    )
+    model = make_model(num_replicas)
+    model.fit(*data, batch_size=16, epochs=3, verbose=0)
+    assert copied == []
+    kernel = model.layers[0].kernel.value
+    model.fit(*data, batch_size=16, verbose=0)
+    assert copied == [kernel.shape]
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_cpu_devices_run_one_step_at_a_time(
+    make_model, data, monkeypatch, steps_per_execution
+):
+    from keras_dist_jax.gate import OneAtATime
+
+    entered, late = [], []
+    original = OneAtATime.enter
+
+    def enter(gate, owner, results):
+        if entered and not all(a.is_ready() for a in entered[-1]):
+            late.append(len(entered))
+        # The outputs; the state is deleted by the next step.
+        entered.append(jax.tree.leaves(results[0]))
+        original(gate, owner, results)
+
+    monkeypatch.setattr(OneAtATime, "enter", enter)
+    model = make_model(
+        4, layers=[1024, 1024], steps_per_execution=steps_per_execution
+    )
+    x, y = data
+    model.fit(x, y, batch_size=8, verbose=0)
+    model.evaluate(x, y, batch_size=8, verbose=0)
+    model.predict(x, batch_size=8, verbose=0)
+    assert len(entered) == 24
+    assert late == []

@@ -1,0 +1,401 @@
+"""One test for each kind of failure: weights, and `fit` afterwards."""
+
+import logging
+import signal
+import threading
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+REPLICAS = pytest.mark.parametrize("num_replicas", [1, 2])
+
+
+class Boom(Exception):
+    """Raised by the tests."""
+
+
+def weights_of(model):
+    return [np.array(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+def assert_same(got, expected):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Trajectory:
+    """The weights after each step of `fit`, batches of 8 unshuffled."""
+
+    def __init__(self, model, data):
+        self.model = model
+        self.start = model.get_weights()
+        self.start_optimizer = [np.array(v) for v in model.optimizer.variables]
+        self.states = [model.get_weights()]
+        for begin in range(0, len(data[0]), 8):
+            model.train_on_batch(*(a[begin : begin + 8] for a in data))
+            self.states.append(model.get_weights())
+        self.reset()
+
+    def reset(self):
+        self.model.set_weights(self.start)
+        for variable, value in zip(
+            self.model.optimizer.variables, self.start_optimizer, strict=True
+        ):
+            variable.assign(value)
+
+    def assert_at(self, step):
+        """The model is as it was after so many steps."""
+        assert int(self.model.optimizer.iterations) == step
+        for got, expected in zip(
+            self.model.get_weights(), self.states[step], strict=True
+        ):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def trained(make_model, data):
+    def make(num_replicas, **kwargs):
+        model = make_model(num_replicas, **kwargs)
+        model.train_on_batch(data[0][:8], data[1][:8])
+        return model
+
+    return make
+
+
+def fit(model, data, **kwargs):
+    kwargs = {"batch_size": 8, "shuffle": False, "verbose": 0, **kwargs}
+    return model.fit(*data, **kwargs)
+
+
+@REPLICAS
+@pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
+def test_an_exception_in_data(trained, data, num_replicas, error):
+    model = trained(num_replicas)
+    model.optimizer.iterations.assign(0)
+    trajectory = Trajectory(model, data)
+
+    def batches():
+        for begin in range(0, 24, 8):
+            yield tuple(a[begin : begin + 8] for a in data)
+        raise error
+
+    with pytest.raises(error):
+        model.fit(batches(), steps_per_epoch=9, shuffle=False, verbose=0)
+    trajectory.assert_at(3)
+    fit(model, data)
+
+
+@REPLICAS
+@pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_an_exception_in_a_callback(trained, data, num_replicas, error, when):
+    model = trained(num_replicas)
+    model.optimizer.iterations.assign(0)
+    trajectory = Trajectory(model, data)
+
+    def fail(batch, logs):
+        if batch == 2:
+            raise error
+
+    callback = keras.callbacks.LambdaCallback(
+        **{f"on_train_batch_{when}": fail}
+    )
+    with pytest.raises(error):
+        fit(model, data, callbacks=[callback])
+    trajectory.assert_at(2 if when == "begin" else 3)
+    fit(model, data)
+
+
+@REPLICAS
+def test_wrong_shapes_in_the_first_batch(trained, data, num_replicas):
+    model = trained(num_replicas)
+    before = weights_of(model)
+    x, y = data
+    with pytest.raises(ValueError, match="incompatible"):
+        model.fit(x[:, :5], y, verbose=0)
+    assert_same(weights_of(model), before)
+    for method in (model.evaluate, model.train_on_batch, model.test_on_batch):
+        with pytest.raises(ValueError, match="incompatible"):
+            method(x[:8, :5], y[:8])
+        assert_same(weights_of(model), before)
+    for method in (model.predict, model.predict_on_batch):
+        with pytest.raises(ValueError, match="incompatible"):
+            method(x[:8, :5])
+        assert_same(weights_of(model), before)
+    fit(model, data)
+
+
+@REPLICAS
+def test_wrong_shapes_in_a_later_batch(trained, data, num_replicas):
+    model = trained(num_replicas)
+    model.optimizer.iterations.assign(0)
+    trajectory = Trajectory(model, data)
+    x, y = data
+
+    def batches():
+        yield x[:8], y[:8]
+        yield x[8:16], y[8:16]
+        yield x[:8, :5], y[:8]
+
+    with pytest.raises(ValueError, match="incompatible"):
+        model.fit(batches(), steps_per_epoch=3, shuffle=False, verbose=0)
+    trajectory.assert_at(2)
+    fit(model, data)
+
+
+class Failing(keras.Sequential):
+    """A model whose steps can be told to fail, in several ways."""
+
+    trace = None
+
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        if self.trace is not None:
+            raise self.trace
+        return logs, state
+
+
+@REPLICAS
+def test_an_exception_while_the_step_is_traced(make_model, data, num_replicas):
+    model = make_model(num_replicas, cls=Failing)
+    for layer in model.layers:
+        layer.kernel_regularizer = keras.regularizers.L2(1e-3)
+    before = model.get_weights()
+    model.trace = Boom()
+    with pytest.raises(Boom):
+        fit(model, data)
+    assert_same(model.get_weights(), before)
+    model.trace = None
+    fit(model, data)
+
+
+@REPLICAS
+def test_an_exception_in_the_traced_loss(make_model, data, num_replicas):
+    failing = [True]
+
+    def loss(y_true, y_pred):
+        if failing[0] and isinstance(y_pred, jax.core.Tracer):
+            raise Boom
+        return keras.ops.mean(keras.ops.square(y_pred), axis=-1)
+
+    model = make_model(num_replicas, loss="mse")
+    model.add(keras.layers.ActivityRegularization(l2=1e-3))
+    model.compile("sgd", loss)
+    before = model.get_weights()
+    with pytest.raises(Boom):
+        fit(model, data)
+    assert_same(model.get_weights(), before)
+    failing[0] = False
+    fit(model, data)
+
+
+@pytest.fixture
+def _no_records(caplog):
+    # A record of an exception holds the frames of `fit`, and they its threads.
+    caplog.set_level(logging.CRITICAL, logger="jax._src.callback")
+
+
+device_failure = pytest.mark.usefixtures("_no_records")
+
+
+class CallsBack(keras.Sequential):
+    """A model whose steps call a function on the host."""
+
+    def on_host(self, loss):
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen == getattr(self, "fails_at", None):
+            raise Boom("on the host")
+        return np.float32(0)
+
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        zero = self.called(logs["loss"])
+        trainable = [v + zero for v in state[0]]
+        return logs, (trainable, *state[1:])
+
+    def called(self, loss):
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        return jax.pure_callback(self.on_host, shape, loss)
+
+
+class CallsBackInLoop(CallsBack):
+    def called(self, loss):
+        return jax.lax.fori_loop(
+            0,
+            1,
+            lambda i, z: z + super(CallsBackInLoop, self).called(loss),
+            0.0,
+        )
+
+
+class CallsBackIo(CallsBack):
+    def called(self, loss):
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        io_callback = jax.experimental.io_callback
+        return io_callback(self.on_host, shape, loss)
+
+
+class Debugs(CallsBack):
+    def called(self, loss):
+        jax.debug.callback(lambda v: self.on_host(v) and None, loss)
+        return 0.0
+
+
+@device_failure
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_step_that_fails_on_the_device(make_model, data, num_replicas, step):
+    model = make_model(num_replicas, cls=CallsBack)
+    fit(model, data)
+    at_start = weights_of(model)
+    model.fails_at = model.seen + step
+    with pytest.raises(Exception, match="on the host"):
+        fit(model, data)
+    # The epoch's metrics are not part of what is kept.
+    assert int(model.optimizer.iterations) == 8
+    skip = {id(v) for m in model.metrics for v in m.variables}
+    variables = [*model.variables, *model.optimizer.variables]
+    for variable, expected in zip(variables, at_start, strict=True):
+        if id(variable) not in skip:
+            np.testing.assert_array_equal(np.array(variable), expected)
+    fit(model, data)
+    assert int(model.optimizer.iterations) == 16
+
+
+@device_failure
+@pytest.mark.parametrize("cls", [CallsBackInLoop, CallsBackIo, Debugs])
+def test_other_callbacks_that_fail_on_the_device(make_model, data, cls):
+    model = make_model(2, cls=cls)
+    fit(model, data)
+    model.fails_at = model.seen + 3
+    with pytest.raises(Boom, match="on the host"):
+        fit(model, data)
+    assert int(model.optimizer.iterations) == 8
+    fit(model, data)
+
+
+@device_failure
+def test_an_epoch_before_the_failure_is_kept(make_model, data):
+    model = make_model(2, cls=CallsBack)
+    fit(model, data)
+    model.fails_at = model.seen + 8 + 3
+    with pytest.raises(Boom, match="on the host"):
+        fit(model, data, epochs=2)
+    assert int(model.optimizer.iterations) == 16
+
+
+@device_failure
+@REPLICAS
+def test_train_on_batch_that_fails_on_the_device(
+    make_model, data, num_replicas
+):
+    model = make_model(num_replicas, cls=CallsBack)
+    fit(model, data)
+    before = model.get_weights()
+    model.fails_at = model.seen + 1
+    with pytest.raises(Exception, match="on the host"):
+        model.train_on_batch(*data)
+    assert_same(model.get_weights(), before)
+    model.train_on_batch(*data)
+
+
+# An interrupt in the runtime's callback of the garbage collector is swallowed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupts_at_any_time(trained, data):
+    model = trained(2)
+    model.optimizer.iterations.assign(0)
+    trajectory = Trajectory(model, data)
+    fit(model, data)
+
+    def interrupt(_, frame):
+        while frame is not None:
+            # Python's own locks don't survive an interrupt.
+            if "threading" in frame.f_code.co_filename:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    rng = np.random.default_rng(0)
+    try:
+        for _ in range(30):
+            trajectory.reset()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.001, 0.03))
+                fit(model, data)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            trajectory.assert_at(int(model.optimizer.iterations))
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert interrupted
+    trajectory.reset()
+    fit(model, data)
+    trajectory.assert_at(8)
+
+
+@REPLICAS
+def test_callbacks_read_and_write_the_state(trained, data, num_replicas):
+    model = trained(num_replicas)
+    model.optimizer.iterations.assign(0)
+    trajectory = Trajectory(model, data)
+
+    class Reads(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            trajectory.assert_at(batch + 1)  # through a closure
+            self.model.predict(data[0], verbose=0)
+            assert int(self.model.optimizer.iterations) == batch + 1
+
+    fit(model, data, callbacks=[Reads()])
+    trajectory.assert_at(8)
+
+
+def test_models_in_turns_and_in_another_thread(trained, data):
+    models = [trained(n) for n in (2, 4, None)]
+    results = []
+
+    def run():
+        for _ in range(2):
+            for model in models:
+                results.append(fit(model, data).history["loss"][0])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    for start in range(0, 6, 3):
+        turn = results[start : start + 3]
+        np.testing.assert_allclose(turn, turn[0], rtol=1e-5)
+
+
+def test_two_threads_at_once(trained, data):
+    models = [trained(2), trained(4)]
+    threads = [
+        threading.Thread(target=fit, args=(m, data), kwargs={"epochs": 20})
+        for m in models
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(
+        models[0].get_weights(), models[1].get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_nothing_is_kept_after_fit(trained, data, live_bytes):
+    model = trained(2)
+    fit(model, data)
+    model.predict(data[0], verbose=0)
+    before = live_bytes()
+    fit(model, data, epochs=2, validation_data=data)
+    model.evaluate(*data, verbose=0)
+    model.predict(data[0], verbose=0)
+    assert live_bytes() <= before + 64

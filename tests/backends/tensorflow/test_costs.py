@@ -1,0 +1,153 @@
+"""Counts: Python calls a step, traces, operations, copies of variables."""
+
+import collections
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(43, 6)).astype("float32")
+Y = RNG.integers(0, 3, 43)
+
+
+def strategy_of(num_replicas):
+    return keras_dist.MirroredStrategy(
+        [f"cpu:{i}" for i in range(num_replicas)]
+    )
+
+
+def make_model(*layers, **compile_kwargs):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="relu"),
+            *layers,
+            keras.layers.Dense(3),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, **{"metrics": ["accuracy"], **compile_kwargs})
+    return model
+
+
+def calls_a_step(model):
+    """Python calls of a step of `fit` in this thread."""
+    model.fit(X, Y, batch_size=4, verbose=0)  # everything is traced
+
+    def count(steps):
+        calls = collections.Counter()
+        sys.setprofile(lambda frame, event, arg: calls.update([event]))
+        try:
+            model.fit(X[: 4 * steps], Y[: 4 * steps], batch_size=4, verbose=0)
+        finally:
+            sys.setprofile(None)
+        return calls["call"]
+
+    return (count(10) - count(5)) / 5
+
+
+def traces(model):
+    """How often each compiled step of a model was traced."""
+    functions = (model.train_function, model.test_function)
+    cells = [c.cell_contents for f in functions if f for c in f.__closure__]
+    return [
+        cell.experimental_get_tracing_count()
+        for cell in cells
+        if hasattr(cell, "experimental_get_tracing_count")
+    ]
+
+
+@pytest.mark.parametrize("one", ["mirrored", "one_device"])
+def test_one_replica_costs_what_plain_keras_does(one):
+    strategy = (
+        strategy_of(1)
+        if one == "mirrored"
+        else keras_dist.OneDeviceStrategy("cpu:0")
+    )
+    with strategy.scope():
+        model = make_model()
+    assert calls_a_step(model) <= 1.05 * calls_a_step(make_model())
+
+
+def test_two_replicas_cost_little_more_than_plain_keras():
+    with strategy_of(2).scope():
+        model = make_model()
+    assert calls_a_step(model) <= 1.15 * calls_a_step(make_model())
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_nothing_is_traced_after_the_first_epoch(num_replicas):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        model = make_model(keras.layers.BatchNormalization())
+    options = {"batch_size": 8, "verbose": 0, "validation_data": (X, Y)}
+    model.fit(X, Y, epochs=1, **options)
+    first = traces(model)
+    model.fit(X, Y, epochs=2, **options)
+    with strategy.scope():
+        model.fit(X, Y, epochs=1, **options)
+    assert traces(model) == first == [1, 1]
+
+
+def test_batches_of_known_size_are_traced_as_often_as_by_plain_keras():
+    def outcome(model):
+        for rows in (8, 3, 1, 2, 8, 5):
+            model.train_on_batch(X[:rows], Y[:rows])
+        (train,) = [
+            c.cell_contents
+            for c in model.train_function.__closure__
+            if callable(c.cell_contents)
+            and "one_step_on_data" in str(c.cell_contents)
+        ]
+        return train.__wrapped__.experimental_get_tracing_count()
+
+    with strategy_of(3).scope():
+        model = make_model()
+    assert outcome(model) == outcome(make_model())
+
+
+def concrete_step(model):
+    """The graph of a train step on a batch of 8 rows."""
+    (step,) = [
+        c.cell_contents.__wrapped__
+        for c in model.train_function.__closure__
+        if "one_step_on_data" in str(c.cell_contents)
+    ]
+    return step.get_concrete_function((X[:8], Y[:8], None)).graph
+
+
+def test_metrics_are_not_updated_by_each_replica():
+    """One update of accuracy and loss, however many replicas."""
+
+    def assignments(num_replicas):
+        with strategy_of(num_replicas).scope():
+            model = make_model(weighted_metrics=["accuracy"])
+        model.train_on_batch(X[:8], Y[:8])
+        kinds = collections.Counter(
+            op.type for op in concrete_step(model).get_operations()
+        )
+        return kinds["AssignVariableOp"], len(model.metrics_variables)
+
+    (two, variables), (four, _) = assignments(2), assignments(4)
+    copied = (four - two) / 2
+    assert two - 2 * copied == variables
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_each_device_holds_an_equal_copy(num_replicas):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        model = make_model(keras.layers.BatchNormalization())
+    model.fit(X, Y, batch_size=8, verbose=0)
+    names = tuple(f"cpu:{i}" for i in range(num_replicas))
+    for variable in model.metrics_variables:
+        assert strategy.devices_of(variable) == names[:1]
+    for variable in model.weights + model.optimizer.variables:
+        assert strategy.devices_of(variable) == names
+        copies = [copy.numpy() for copy in variable.value.values]
+        for copy in copies[1:]:
+            np.testing.assert_array_equal(copy, copies[0])

@@ -1,0 +1,377 @@
+"""Models with parts that are TensorFlow's own, or that it makes hard."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from keras import ops
+
+import keras_dist
+from keras_dist.errors import UnsupportedModelError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(23, 5)).astype("float32")
+WORDS = RNG.integers(0, 7, (23, 4))
+Y = RNG.integers(0, 3, 23)
+FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+
+
+def strategy_of(num_replicas):
+    return keras_dist.MirroredStrategy(
+        [f"cpu:{i}" for i in range(num_replicas)]
+    )
+
+
+def scope(num_replicas):
+    if num_replicas is None:
+        return contextlib.nullcontext()
+    return strategy_of(num_replicas).scope()
+
+
+def make_model(*extra, optimizer="sgd", inputs=None, **compile_kwargs):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((5,)) if inputs is None else inputs,
+            *[make() for make in extra],
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile(
+        optimizer() if callable(optimizer) else optimizer,
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        **compile_kwargs,
+    )
+    return model
+
+
+def assert_like_plain(build, run, num_replicas=(2, 3), rtol=2e-5):
+    """Trains plainly and on replicas, and compares all variables."""
+
+    def outcome(count):
+        with scope(count):
+            model = build()
+        run(model)
+        variables = [*model.weights]
+        if model.optimizer is not None:
+            variables += model.optimizer.variables
+        return [ops.convert_to_numpy(v) for v in variables]
+
+    plain = outcome(None)
+    for count in num_replicas:
+        for got, want in zip(outcome(count), plain, strict=True):
+            np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "sgd",
+        lambda: keras.optimizers.Adam(0.01, clipnorm=0.1),
+        lambda: keras.optimizers.RMSprop(0.01, global_clipnorm=0.1),
+    ],
+    ids=["sgd", "adam", "rmsprop"],
+)
+def test_sparse_gradients(optimizer):
+    """An embedding's: the same rows, in the same order."""
+
+    def build():
+        return make_model(
+            lambda: layers.Embedding(7, 5),
+            layers.Flatten,
+            optimizer=optimizer,
+            inputs=keras.Input((4,), dtype="int32"),
+        )
+
+    assert_like_plain(build, lambda m: m.fit(WORDS, Y, **FIT))
+
+
+def test_sparse_inputs():
+    """Gradients whose equal rows TensorFlow has added up."""
+    data = tf.sparse.from_dense(np.where(X > 0.5, X, 0.0))
+
+    def build():
+        return make_model(
+            optimizer="adam", inputs=keras.Input((5,), sparse=True)
+        )
+
+    assert_like_plain(build, lambda m: m.fit(data, Y, **FIT))
+
+
+def test_ragged_inputs():
+    rows = tf.ragged.constant(
+        [list(range(1 + i % 4)) for i in range(23)], dtype="int32"
+    )
+    data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(8)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layers.Embedding(7, 4)
+            self.out = layers.Dense(3, activation="softmax")
+
+        def build(self, _):
+            self.embedding.build((None, None))
+            self.out.build((None, 4))
+            self.built = True
+
+        def call(self, x):
+            vectors = self.embedding(x.to_tensor())
+            lengths = tf.cast(x.row_lengths(), "int32")
+            mask = tf.sequence_mask(lengths, ops.shape(vectors)[1])
+            mask = tf.cast(mask, vectors.dtype)[:, :, None]
+            return self.out(ops.sum(vectors * mask, axis=1))
+
+    def build():
+        keras.utils.set_random_seed(0)
+        model = Model()
+        model.build(None)
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        return model
+
+    assert_like_plain(
+        build, lambda m: m.fit(data, epochs=2, shuffle=False, verbose=0)
+    )
+
+
+def test_batches_of_every_small_size():
+    """Known when traced or not; most leave replicas without rows."""
+
+    def run(model):
+        model.fit(X[:7], Y[:7], **{**FIT, "batch_size": 2})
+        for rows in (1, 2, 3, 5, 3, 1):
+            model.train_on_batch(X[:rows], Y[:rows])
+            model.test_on_batch(X[:rows], Y[:rows])
+
+    assert_like_plain(
+        lambda: make_model(layers.BatchNormalization), run, (2, 3, 4)
+    )
+
+
+def test_optimizers_of_a_users_own():
+    """Made in `compile`, built in the first step, two of them."""
+
+    class Gan(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.generator = layers.Dense(5)
+            self.critic = keras.Sequential([layers.Dense(4), layers.Dense(1)])
+            self.tracker = keras.metrics.Mean(name="critic_loss")
+
+        def compile(self):
+            super().compile()
+            self.first = keras.optimizers.Adam(0.01)
+            self.second = keras.optimizers.SGD(0.01, momentum=0.9)
+
+        def call(self, x):
+            return self.critic(self.generator(x))
+
+        def train_step(self, data):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                loss = ops.mean(ops.square(self(x) - 1))
+            variables = self.generator.trainable_variables
+            self.first.apply(tape.gradient(loss, variables), variables)
+            with tf.GradientTape() as tape:
+                real = ops.mean(ops.square(self.critic(x) - 1))
+                loss = real + ops.mean(ops.square(self(x)))
+            variables = self.critic.trainable_variables
+            self.second.apply(tape.gradient(loss, variables), variables)
+            self.tracker.update_state(loss)
+            return {"critic_loss": self.tracker.result()}
+
+    def build():
+        keras.utils.set_random_seed(0)
+        model = Gan()
+        model.compile()
+        return model
+
+    assert_like_plain(build, lambda m: m.fit(X, **FIT))
+
+
+def test_variables_made_in_a_step_are_refused():
+    class Lazy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.inner = layers.Dense(3)
+
+        def train_step(self, data):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+            return {"mean": ops.mean(self.inner(x))}
+
+    with scope(2):
+        model = Lazy()
+        model.compile()
+    with pytest.raises(UnsupportedModelError, match="Build the model before"):
+        model.fit(X, **FIT)
+
+
+def test_an_adopted_models_optimizer_goes_on():
+    """Moved variables keep their slots and their weight decay."""
+
+    def outcome(num_replicas):
+        model = make_model(
+            lambda: layers.Dense(4),
+            optimizer=lambda: keras.optimizers.AdamW(0.01, weight_decay=0.2),
+        )
+        model.optimizer.exclude_from_weight_decay([model.layers[0].kernel])
+        model.fit(X, Y, **FIT)
+        if num_replicas is not None:
+            strategy = strategy_of(num_replicas)
+            strategy.distribute(model)
+            # Another one that moves before the first is used again.
+            other = strategy.distribute(make_model(optimizer="adam"))
+            other.fit(X, Y, **FIT)
+        model.fit(X, Y, **FIT)
+        return [v.numpy() for v in model.weights + model.optimizer.variables]
+
+    plain = outcome(None)
+    for num_replicas in (1, 2):
+        for got, want in zip(outcome(num_replicas), plain, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["cond", "while_loop", "recurrent"])
+def test_a_meeting_in_control_flow_is_refused(kind):
+    class Flow(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.norm = layers.BatchNormalization(name="inner_norm")
+
+        def build(self, shape):
+            self.norm.build(shape)
+
+        def call(self, x, training=False):
+            def body(x):
+                return self.norm(x, training=training)
+
+            if kind == "cond":
+                positive = ops.sum(ops.abs(x)) > 0
+                return tf.cond(positive, lambda: body(x), lambda: x)
+            if kind == "while_loop":
+                return tf.while_loop(
+                    lambda i, _: i < 1, lambda i, x: (i + 1, body(x)), [0, x]
+                )[1]
+            return tf.map_fn(body, x[None])[0]
+
+    with scope(2):
+        model = make_model(Flow)
+    with pytest.raises(Exception, match="inner_norm") as info:
+        model.fit(X, Y, **FIT)
+    assert isinstance(info.value, UnsupportedModelError)
+    assert "run_eagerly=True" in str(info.value)
+
+
+def test_a_failed_trace_does_not_poison_the_model():
+    class Fails(layers.Layer):
+        does = False
+
+        def call(self, x):
+            if Fails.does:
+                raise ArithmeticError("on purpose")
+            return x
+
+    with scope(2):
+        model = make_model(Fails)
+    before = model.get_weights()
+    Fails.does = True
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        model.fit(X, Y, **FIT)
+    for got, want in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(got, want)
+    Fails.does = False
+    plain = make_model(Fails)
+    plain.fit(X, Y, **FIT)
+    model.fit(X, Y, **FIT)
+    for got, want in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_compilation_is_off_with_a_notice():
+    with scope(2):
+        model = make_model(jit_compile=True)
+    with pytest.warns(UserWarning, match="XLA compilation is off"):
+        model.fit(X, Y, **FIT)
+    assert not model.jit_compile
+    with scope(2):
+        silent = make_model(jit_compile="auto")
+    silent.fit(X, Y, **FIT)
+
+
+def test_models_of_several_strategies_in_turns_and_threads():
+    """On CPU devices, TensorFlow's own collectives of two models collide."""
+    made = []
+    for num_replicas in (None, 2, 3, 2):
+        with scope(num_replicas):
+            made.append(make_model(layers.BatchNormalization))
+    for _ in range(2):
+        for model in made:
+            thread = threading.Thread(target=model.fit, args=(X, Y), kwargs=FIT)
+            thread.start()
+            thread.join()
+    plain = made[0].get_weights()
+    for model in made[1:]:
+        for got, want in zip(model.get_weights(), plain, strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+def test_models_of_another_strategy_can_be_read_in_a_scope():
+    with scope(2):
+        model = make_model()
+    with scope(3):
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+    for got, want in zip(copy.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_one_device_that_is_not_the_default():
+    strategy = keras_dist.OneDeviceStrategy("cpu:1")
+    with strategy.scope():
+        model = make_model(layers.BatchNormalization)
+    model.fit(X, Y, **FIT)
+    for variable in model.variables + model.optimizer.variables:
+        assert strategy.devices_of(variable) == ("cpu:1",)
+        assert "CPU:1" in variable.value.device
+    model = make_model()
+    model.fit(X, Y, **FIT)
+    strategy.distribute(model).fit(X, Y, **FIT)
+    for variable in model.variables + model.optimizer.variables:
+        assert strategy.devices_of(variable) == ("cpu:1",)
+
+
+def test_virtual_devices_come_too_late_once_tensorflow_runs():
+    script = """
+        import tensorflow as tf
+        import keras_dist
+        tf.constant(1.0)
+        keras_dist.set_virtual_devices(1)  # as many as there are: fine
+        try:
+            keras_dist.set_virtual_devices(3)
+        except keras_dist.VirtualDevicesError as error:
+            print(error)
+        """
+    environment = {
+        **os.environ,
+        "KERAS_DIST_VIRTUAL_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "set_virtual_devices(3) came after" in done.stdout
+    assert "1 CPU device" in done.stdout
