@@ -47,19 +47,20 @@ def join(
 def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
     """Mean of the replicas' values, each counting as its rows do.
 
-    Anchored on the first, so that equal ones stay exactly what they are,
-    infinities too. What is not a float is the first replica's.
+    Where all are equal it is just that value, to the last digit. What is not
+    a float is the first replica's.
     """
     first = values[0]
     if not _is_float(first) or all(value is first for value in values):
         return first
     # On the device that the meeting is on.
-    mean = first = ops.convert_to_tensor(first)
+    first = ops.convert_to_tensor(first)
+    equal, total = True, scaled(shares[0].keep(first), shares[0].weight)
     for value, share in zip(values[1:], shares[1:], strict=True):
         value = ops.convert_to_tensor(value, dtype=first.dtype)
-        difference = ops.where(value == first, 0, value - first)
-        mean = mean + scaled(share.keep(difference), share.weight)
-    return mean
+        equal = ops.logical_and(equal, value == first)
+        total = total + scaled(share.keep(value), share.weight)
+    return ops.where(equal, first, total)
 
 
 def sum_over_replicas(values: list[Any], shares: list[Share]) -> Any:

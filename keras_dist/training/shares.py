@@ -85,5 +85,11 @@ def scaled(value: Any, factor: Any) -> Any:
 
 def scaled_gradient(value: Any, factor: Any) -> Any:
     """`value` itself, with gradients multiplied by `factor`."""
-    constant = ops.stop_gradient(value)
-    return constant + scaled(value - constant, factor)
+
+    def same(value: Any) -> Any:
+        def backward(*gradient: Any, upstream: Any = None) -> Any:
+            return scaled(gradient[0] if upstream is None else upstream, factor)
+
+        return value, backward
+
+    return ops.custom_gradient(same)(value)
