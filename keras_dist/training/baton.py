@@ -146,8 +146,9 @@ class Baton:
 
     def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
         self._enter = enter
-        self._queues: list[_Queue] = []
-        weakref.finalize(self, _end, self._queues)
+        self._workers: list[_Worker] = []
+        # At exit too: threads that Python has to kill may abort the process.
+        weakref.finalize(self, _end, self._workers)
 
     def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
         """Runs `fns` as replicas 0, 1, ...; returns what they returned.
@@ -157,29 +158,35 @@ class Baton:
                 that names it, once all the others have unwound.
         """
         inherit = self._enter()
-        while len(self._queues) < len(fns) - 1:
-            self._queues.append(_start(len(self._queues) + 1))
+        while len(self._workers) < len(fns) - 1:
+            self._workers.append(_start(len(self._workers) + 1))
         for index, fn in enumerate(fns[1:], start=1):
-            self._queues[index - 1].put((round_, index, inherit, fn))
+            tasks, _ = self._workers[index - 1]
+            tasks.put((round_, index, inherit, fn))
         round_.play(0, fns[0])
         return round_.end()
 
 
 _Queue = queue.SimpleQueue[Any]
+_Worker = tuple[_Queue, threading.Thread]
 
 
-def _start(number: int) -> _Queue:
+def _start(number: int) -> _Worker:
     tasks = _Queue()
     name = f"keras_dist-replica-{number}"
-    threading.Thread(
+    thread = threading.Thread(
         target=_work, args=(tasks,), name=name, daemon=True
-    ).start()
-    return tasks
+    )
+    thread.start()
+    return tasks, thread
 
 
-def _end(queues: list[_Queue]) -> None:
-    for tasks in queues:
+def _end(workers: list[_Worker]) -> None:
+    for tasks, _ in workers:
         tasks.put(None)
+    for _, thread in workers:
+        if thread is not threading.current_thread():
+            thread.join(timeout=5)
 
 
 def _work(tasks: _Queue) -> None:

@@ -86,8 +86,12 @@ def test_data_of_another_framework(backend, kind):
 
 
 def test_same_data_of_any_framework():
-    """A seeded source gives the same training wherever it is read."""
-    for kind in ("tf_data", "torch_loader", "grain_map"):
+    """A seeded source gives the same training wherever it is read.
+
+    Not one that is shuffled anew when it is read again: to build a model,
+    Keras reads a batch beforehand on JAX and PyTorch, but not on TensorFlow.
+    """
+    for kind in ("torch_loader", "grain_map"):
         expected = _part("jax", f"kind|{kind}|3|")
         for backend in BACKENDS[1:]:
             assert_same(

@@ -90,9 +90,6 @@ def from_generator():
 def from_tf_data():
     import tensorflow as tf
 
-    # A shuffle's seed counts together with this one, which Keras sets on
-    # TensorFlow only.
-    tf.random.set_seed(17)
     dataset = tf.data.Dataset.from_tensor_slices(
         tuple(models.weighted_table(ROWS).values())
     )

@@ -93,6 +93,16 @@ def test_evaluate_has_at_most_one_all_reduce(make_model, data):
     assert count_all_reduces(program) <= 1
 
 
+def test_a_batch_that_does_not_divide_is_cut_all_the_same(make_model, data):
+    whole = train_program(make_model(4, layers=[64]), data, 16)
+    ragged = train_program(
+        make_model(4, layers=[64]), [a[:15] for a in data], 15
+    )
+    # Some more than one: the shares' sizes differ in the program.
+    assert 1 <= count_all_reduces(ragged) <= 3
+    assert len(text_of(ragged)) < 1.5 * len(text_of(whole))
+
+
 def test_a_batch_smaller_than_the_replicas_needs_no_collective(
     make_model, data
 ):
