@@ -56,7 +56,12 @@ def _left_over_threads(before):
     """Threads that a test started and that don't end by themselves."""
 
     def alive():
-        return [t for t in threading.enumerate() if t not in before]
+        return [
+            t
+            for t in threading.enumerate()
+            # A dummy is what Python makes of a thread that a runtime started.
+            if t not in before and not isinstance(t, threading._DummyThread)
+        ]
 
     if not alive():
         return []

@@ -14,6 +14,7 @@ from keras_dist.training.shares import Share
 from keras_dist.training.shares import scaled
 from keras_dist.training.step import outside_replicas
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.variables import components
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ class Round:
     def __init__(self, num_replicas: int) -> None:
         self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
         self._result: Any = None
+        self._barrier = Barrier()
 
     def meet(
         self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
@@ -44,7 +46,7 @@ class Round:
             if len(set(names)) > 1:
                 raise ReplicaDivergenceError(_divergence(names))
             values = [value for _, value in self._arrived]
-            with outside_replicas():
+            with outside_replicas(), self._barrier.hold():
                 self._result = fn(values)
 
         tf.distribute.get_replica_context().merge_call(hold)

@@ -23,6 +23,7 @@ from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.steps import step_overrides
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.meetings import Round
@@ -59,6 +60,7 @@ class ReplicaExecutor(Executor, ReplicaRunner):
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         install_slots()
+        install_barrier()
         internals.install_applying(self._native)
         self._moves = Moves()
 

@@ -10,6 +10,7 @@ from parity import kinds
 from parity import models
 from parity.harness import JIT
 from parity.harness import assert_same
+from parity.harness import drop_iterations
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
@@ -45,7 +46,10 @@ def _installed(module):
 )
 def test_kind(name):
     make = kinds.KINDS[name]
-    assert_same(outcome_of(make, 3), outcome_of(make, None))
+    actual, expected = outcome_of(make, 3), outcome_of(make, None)
+    if name.startswith("grain"):
+        drop_iterations(actual, expected)
+    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 4])
@@ -81,7 +85,9 @@ def test_nested_structures(num_replicas):
             | state_of(model)
         )
 
-    assert_same(outcome(num_replicas), outcome(None))
+    actual, expected = outcome(num_replicas), outcome(None)
+    drop_iterations(actual, expected)
+    assert_same(actual, expected)
 
 
 SETTINGS = {

@@ -5,7 +5,6 @@
 batches are read ahead of the step and reading failed.
 """
 
-
 import keras
 import numpy as np
 import pytest
@@ -144,12 +143,22 @@ def _data_raises(error, at):
     return batches()
 
 
+def _as_it_arrives(error, at):
+    """What an exception in a generator is when `fit` raises it."""
+    if BACKEND != "tensorflow" or at == 0:
+        return error
+    import tensorflow as tf
+
+    # A tf.data pipeline reads it, on one device too, and reports it so.
+    return tf.errors.UnknownError
+
+
 @pytest.mark.parametrize("num_replicas", [1, 3])
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize("error", [Failure, KeyboardInterrupt])
 def test_data_raises(error, at, num_replicas):
     model = _model(num_replicas)
-    with pytest.raises(error):
+    with pytest.raises(_as_it_arrives(error, at)):
         model.fit(
             _data_raises(error, at),
             steps_per_epoch=4,
@@ -226,7 +235,20 @@ def test_bad_batch(at, spoil):
     _assert_nothing_lost(model, range(at + 1))
 
 
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(
+    "at",
+    [
+        0,
+        pytest.param(
+            2,
+            marks=pytest.mark.skipif(
+                BACKEND == "tensorflow",
+                reason="TensorFlow runs a layer's Python code for the first "
+                "shapes only, and this is a later one.",
+            ),
+        ),
+    ],
+)
 def test_layer_raises_in_python(at):
     """While the first or a later batch's step is traced, or run."""
     model = _model(3)

@@ -375,3 +375,35 @@ def test_virtual_devices_come_too_late_once_tensorflow_runs():
     )
     assert "set_virtual_devices(3) came after" in done.stdout
     assert "1 CPU device" in done.stdout
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_step_that_fails_while_it_runs_assigns_nothing(num_replicas):
+    """In a graph, what does not depend on the failure would be assigned."""
+
+    def failing(x):
+        with tf.control_dependencies([tf.debugging.assert_less(abs(x), 1e6)]):
+            return tf.identity(x)
+
+    def optimizer():
+        return keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(clipnorm=1.0)
+        )
+
+    with scope(num_replicas):
+        model = make_model(
+            lambda: layers.Dense(4),
+            lambda: layers.Lambda(failing, output_shape=(4,)),
+            layers.BatchNormalization,
+            optimizer=optimizer,
+        )
+    model.fit(X, Y, **FIT)
+    variables = [*model.weights, *model.optimizer.variables]
+    before = [v.numpy() for v in variables]
+    spoilt = X.copy()
+    spoilt[:] = 1e9
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        model.fit(spoilt, Y, **FIT)
+    for variable, want in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), want)
+    model.fit(X, Y, **FIT)

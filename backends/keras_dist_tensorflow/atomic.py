@@ -1,0 +1,86 @@
+"""Steps that fail while they run assign nothing.
+
+In a graph, an assignment runs as soon as its value is there, so that
+`optimizer.iterations` may count a step whose forward pass fails elsewhere.
+Here assignments wait for the gradients, and so for all of what made them.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class _Current(threading.local):
+    barrier: "Barrier | None" = None
+
+
+_current = _Current()
+
+
+class Barrier:
+    """What assignments in a step's meetings wait for: its gradients."""
+
+    def __init__(self) -> None:
+        self._tensors: list[Any] = []
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Makes what is added to the graph wait for what passed so far."""
+        before, _current.barrier = _current.barrier, self
+        try:
+            with tf.control_dependencies(self._tensors):
+                yield
+        finally:
+            _current.barrier = before
+
+    def passed(self, tensors: list[Any]) -> None:
+        """Adds tensors to wait for."""
+        if not tf.executing_eagerly():
+            self._tensors = tensors
+
+
+@functools.cache
+def install_barrier() -> None:
+    """Makes the updates by optimizers that belong to a strategy wait."""
+    for optimizer in (
+        keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer,
+    ):
+        optimizer.apply = _waiting(optimizer.apply)
+
+
+def _waiting(original: Any) -> Any:
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if tf.executing_eagerly() or not _belongs(self):
+            original(self, grads, trainable_variables)
+            return
+        grads = list(grads)
+        tensors = [_tensor(g) for g in grads if g is not None]
+        barrier, _current.barrier = _current.barrier, None
+        try:
+            with tf.control_dependencies(tensors):
+                original(self, grads, trainable_variables)
+        finally:
+            _current.barrier = barrier
+        # Not those of an optimizer inside of another one, whose gradients
+        # may be in a branch.
+        if barrier is not None:
+            barrier.passed(tensors)
+
+    return apply
+
+
+def _belongs(optimizer: Any) -> bool:
+    variables = optimizer.variables
+    return bool(variables) and "distribute_strategy" in vars(variables[0])
+
+
+def _tensor(gradient: Any) -> Any:
+    is_sparse = isinstance(gradient, tf.IndexedSlices)
+    return gradient.values if is_sparse else gradient
