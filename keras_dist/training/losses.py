@@ -48,7 +48,7 @@ def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.src.losses.loss.reduce_weighted_values`."""
+    """Wraps the function that all of Keras' losses reduce with."""
 
     @functools.wraps(original)
     def reduce_weighted_values(
