@@ -2,7 +2,6 @@
 
 | name | why |
 |---|---|
-| `keras.src.backend.torch.core.get_device` | where Keras puts tensors now |
 | `keras.Variable._value` | the Parameter itself, whatever scope is open |
 | `keras.src.utils.torch_utils.TorchModuleWrapper` | refused: its parameters |
 | | are read past Keras' variables |
@@ -10,10 +9,9 @@
 
 import keras
 import torch
-from keras.src.backend.torch.core import get_device
 from keras.src.utils.torch_utils import TorchModuleWrapper
 
-__all__ = ["TorchModuleWrapper", "get_device", "parameter_of"]
+__all__ = ["TorchModuleWrapper", "parameter_of"]
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
