@@ -1,6 +1,5 @@
 """One test for each kind of failure: weights, and `fit` afterwards."""
 
-import logging
 import signal
 import threading
 
@@ -199,15 +198,6 @@ def test_an_exception_in_the_traced_loss(make_model, data, num_replicas):
     assert_same(train(fails=True), train(fails=False))
 
 
-@pytest.fixture
-def _no_records(caplog):
-    # A record of an exception holds the frames of `fit`, and they its threads.
-    caplog.set_level(logging.CRITICAL, logger="jax._src.callback")
-
-
-device_failure = pytest.mark.usefixtures("_no_records")
-
-
 class CallsBack(keras.Sequential):
     """A model whose steps call a function on the host."""
 
@@ -251,7 +241,6 @@ class Debugs(CallsBack):
         return 0.0
 
 
-@device_failure
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
 @pytest.mark.parametrize("step", [1, 8])
 def test_a_step_that_fails_on_the_device(make_model, data, num_replicas, step):
@@ -272,7 +261,6 @@ def test_a_step_that_fails_on_the_device(make_model, data, num_replicas, step):
     assert int(model.optimizer.iterations) == 16
 
 
-@device_failure
 @pytest.mark.parametrize("cls", [CallsBackInLoop, CallsBackIo, Debugs])
 def test_other_callbacks_that_fail_on_the_device(make_model, data, cls):
     model = make_model(2, cls=cls)
@@ -284,7 +272,6 @@ def test_other_callbacks_that_fail_on_the_device(make_model, data, cls):
     fit(model, data)
 
 
-@device_failure
 def test_an_epoch_before_the_failure_is_kept(make_model, data):
     model = make_model(2, cls=CallsBack)
     fit(model, data)
@@ -294,7 +281,6 @@ def test_an_epoch_before_the_failure_is_kept(make_model, data):
     assert int(model.optimizer.iterations) == 16
 
 
-@device_failure
 @REPLICAS
 def test_train_on_batch_that_fails_on_the_device(
     make_model, data, num_replicas
