@@ -1,0 +1,1 @@
+"""The contract with tf.distribute, number by number, on each backend."""

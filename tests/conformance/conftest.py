@@ -1,0 +1,90 @@
+"""The grid of strategies, the original beside ours, and the table.
+
+With the environment variable CONTRACT_TABLE set to the path of a file, runs
+on several backends add their columns to one table.
+"""
+
+import os
+
+import keras
+import pytest
+
+import keras_dist
+from conformance.contract import Table
+
+BACKEND = keras.backend.backend()
+CPUS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+TABLE = Table(os.environ.get("CONTRACT_TABLE"))
+GRID = {
+    "default": lambda api: api.get_strategy(),
+    "one_device": lambda api: api.OneDeviceStrategy("cpu:1"),
+    "mirrored1": lambda api: api.MirroredStrategy(CPUS[:1]),
+    "mirrored2": lambda api: api.MirroredStrategy(CPUS[:2]),
+    "mirrored3": lambda api: api.MirroredStrategy(CPUS[:3]),
+    "mirrored4": lambda api: api.MirroredStrategy(CPUS),
+}
+
+
+def pytest_generate_tests(metafunc):
+    if "api" not in metafunc.fixturenames:
+        return
+    mark = metafunc.definition.get_closest_marker("contract")
+    original_too = mark is not None and mark.kwargs.get("native", True)
+    names = ["keras_dist"]
+    if BACKEND == "tensorflow" and original_too:
+        names.append("native")
+    metafunc.parametrize("api", names, indirect=True)
+
+
+@pytest.fixture
+def api(request):
+    """`keras_dist`, or on TensorFlow also the original in its clothes."""
+    if request.param == "native":
+        from conformance import native
+
+        return native
+    return keras_dist
+
+
+@pytest.fixture(params=GRID)
+def strategy(request, api):
+    """Each strategy of the grid."""
+    return GRID[request.param](api)
+
+
+@pytest.fixture(params=[2, 3, 4])
+def mirrored(request, api):
+    """A `MirroredStrategy` of 2, 3 and 4 replicas."""
+    return api.MirroredStrategy(CPUS[: request.param])
+
+
+@pytest.fixture
+def two(api):
+    """A `MirroredStrategy` of 2 replicas."""
+    return api.MirroredStrategy(CPUS[:2])
+
+
+@pytest.fixture(params=["default", "one_device", "mirrored1"])
+def single(request, api):
+    """Each strategy with one replica."""
+    return GRID[request.param](api)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    mark = item.get_closest_marker("contract")
+    if mark is not None and (call.when == "call" or not report.passed):
+        callspec = getattr(item, "callspec", None)
+        original = callspec and callspec.params.get("api") == "native"
+        column = f"{BACKEND}, the original" if original else BACKEND
+        skipped = isinstance(report.longrepr, tuple) and report.longrepr[2]
+        TABLE.add(column, mark.args, report.outcome, skipped or "")
+    return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    for index, line in enumerate(TABLE.lines()):
+        if index == 0:
+            terminalreporter.section("contract")
+        terminalreporter.write_line(line)
