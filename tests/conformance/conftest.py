@@ -39,16 +39,25 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def api(request):
     """`keras_dist`, or on TensorFlow also the original in its clothes."""
-    if request.param == "native":
-        from conformance import native
+    if request.param == "keras_dist":
+        yield keras_dist
+        return
+    from conformance import native
 
-        return native
-    return keras_dist
+    yield native
+    left = native.leave_scopes()
+    assert not left, f"The test left scopes of the original behind: {left}"
 
 
 @pytest.fixture(params=GRID)
 def strategy(request, api):
     """Each strategy of the grid."""
+    return GRID[request.param](api)
+
+
+@pytest.fixture(params=[name for name in GRID if name != "default"])
+def scoped(request, api):
+    """Each strategy of the grid whose scope changes what is current."""
     return GRID[request.param](api)
 
 

@@ -48,6 +48,97 @@ def numbers(value):
     ]
 
 
+def tensor(value, dtype="float32"):
+    """A tensor of the backend."""
+    return keras.ops.convert_to_tensor(value, dtype=dtype)
+
+
+def per_replica(strategy, value_fn):
+    """A value with `value_fn(replica id)` on each replica."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: value_fn(context.replica_id_in_sync_group)
+    )
+
+
+def raw(api, variable):
+    """The variable as `api` knows it.
+
+    The original knows Keras' variables by what is under them only.
+    """
+    return variable if api is keras_dist else variable.value
+
+
+class Batches:
+    """An iterable of batches, that can be iterated again."""
+
+    def __init__(self, *batches):
+        self._batches = [np.asarray(batch, "float32") for batch in batches]
+
+    def __iter__(self):
+        return iter(self._batches)
+
+
+def distribute(api, strategy, *batches):
+    """A distributed dataset of these batches, in this order."""
+    if api is keras_dist:
+        dataset = Batches(*batches)
+    else:
+        dataset = api.dataset_of(*batches)
+    return strategy.experimental_distribute_dataset(dataset)
+
+
+def compiled(fn):
+    """The function, compiled where the framework has a compiler for it."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(fn)
+    if BACKEND == "jax":
+        import jax
+
+        return jax.jit(fn)
+    return fn
+
+
+def sparse(rows):
+    """A sparse tensor of the backend with the given dense rows."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.IndexedSlices(
+            tf.constant(rows), tf.range(len(rows)), tf.constant(np.shape(rows))
+        )
+    if BACKEND == "jax":
+        from jax.experimental import sparse as jax_sparse
+
+        return jax_sparse.BCOO.fromdense(tensor(rows))
+    return tensor(rows).to_sparse()
+
+
+def through_framework_tree(value):
+    """Flattens a value with the framework's own trees, and builds it again.
+
+    Returns:
+        Tuple of the list of leaves, and the value built of them.
+    """
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        leaves = tf.nest.flatten(value, expand_composites=True)
+        return leaves, tf.nest.pack_sequence_as(
+            value, leaves, expand_composites=True
+        )
+    if BACKEND == "jax":
+        import jax
+
+        leaves, structure = jax.tree.flatten(value)
+        return leaves, jax.tree.unflatten(structure, leaves)
+    from torch.utils import _pytree
+
+    leaves, structure = _pytree.tree_flatten(value)
+    return leaves, _pytree.tree_unflatten(leaves, structure)
+
+
 def replica_id(api):
     """This replica's number as a Python integer.
 

@@ -21,5 +21,24 @@ def MirroredStrategy(devices=None, cross_device_ops=None):
     )
 
 
+def dataset_of(*batches):
+    """The batches as the data that the original can distribute.
+
+    Their rows are batched again: only the last batch may be smaller.
+    """
+    rows = [row for batch in batches for row in batch]
+    return tf.data.Dataset.from_tensor_slices(
+        tf.constant(rows, tf.float32)
+    ).batch(len(batches[0]))
+
+
+def leave_scopes():
+    """Clears what a failed test left open, and says what that was."""
+    stack = tf.compat.v1.get_default_graph()._distribution_strategy_stack
+    left = [str(mode.strategy) for mode in stack]
+    stack.clear()
+    return left
+
+
 def __getattr__(name):
     return getattr(tf.distribute, name)

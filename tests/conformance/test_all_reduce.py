@@ -1,0 +1,200 @@
+"""`ReplicaContext.all_reduce`."""
+
+import keras
+import pytest
+
+from conformance.contract import contract
+from conformance.helpers import gradients
+from conformance.helpers import numbers
+from conformance.helpers import per_replica
+from conformance.helpers import raw
+from conformance.helpers import replica_id
+from conformance.helpers import sparse
+from conformance.helpers import tensor
+from conformance.helpers import to_numpy
+
+
+def all_reduce(api, strategy, op, value):
+    """What each replica sees after `all_reduce`."""
+    return strategy.run(
+        lambda x: api.get_replica_context().all_reduce(op, x), args=(value,)
+    )
+
+
+@contract(84)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_sum_of_ones(api, strategy, by_name):
+    count = strategy.num_replicas_in_sync
+    op = "SUM" if by_name else api.ReduceOp.SUM
+    seen = all_reduce(api, strategy, op, tensor(1.0))
+    assert numbers(seen) == [float(count)] * count
+
+
+@contract(85)
+@pytest.mark.parametrize(
+    "op, scalar, rows",
+    [("SUM", 4.0, [42.0, 43.0]), ("MEAN", 2.0, [21.0, 21.5])],
+)
+def test_a_nest_on_two_replicas(api, two, op, scalar, rows):
+    def fn():
+        second = replica_id(api)
+        x = tensor([1.0, 3.0][second])
+        y = tensor([[39.0, 2.0], [3.0, 41.0]][second])
+        return api.get_replica_context().all_reduce(op, (x, y))
+
+    x, y = two.run(fn)
+    assert numbers(x) == [scalar] * 2
+    assert numbers(y) == [rows] * 2
+
+
+@contract(85)
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_a_nest_on_one_replica(api, single, op):
+    value = (tensor(1.0), tensor([39.0, 2.0]))
+    x, y = all_reduce(api, single, op, value)
+    assert numbers(x) == [1.0]
+    assert numbers(y) == [[39.0, 2.0]]
+
+
+@contract(86)
+@pytest.mark.parametrize("op, gradient", [("SUM", 4.0), ("MEAN", 2.0)])
+def test_the_gradient_is_the_same_reduction(api, two, op, gradient):
+    def fn():
+        context = api.get_replica_context()
+        upstream = [1.0, 3.0][replica_id(api)]
+        _, (seen,) = gradients(
+            lambda x: context.all_reduce(op, x) * upstream, [tensor(5.0)]
+        )
+        return seen
+
+    assert numbers(two.run(fn)) == [gradient] * 2
+
+
+@contract(86)
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_the_gradient_on_one_replica(api, single, op):
+    def fn():
+        context = api.get_replica_context()
+        _, (seen,) = gradients(
+            lambda x: context.all_reduce(op, x) * 3.0, [tensor(5.0)]
+        )
+        return seen
+
+    assert numbers(single.run(fn)) == [3.0]
+
+
+@contract(86)
+def test_the_gradient_of_a_nest(api, mirrored):
+    count = mirrored.num_replicas_in_sync
+
+    def fn():
+        context = api.get_replica_context()
+        upstream = replica_id(api) + 1.0
+
+        def loss(x, y):
+            x, rest = context.all_reduce("SUM", [x, {"y": y}])
+            return (x + 10.0 * keras.ops.sum(rest["y"])) * upstream
+
+        _, (x, y) = gradients(loss, [tensor(1.0), tensor([2.0, 3.0])])
+        return x, y
+
+    x, y = mirrored.run(fn)
+    summed = count * (count + 1) / 2
+    assert numbers(x) == [summed] * count
+    assert numbers(y) == [[10 * summed, 10 * summed]] * count
+
+
+@contract(87)
+def test_deep_nests_of_dense_values(api, mirrored):
+    count = mirrored.num_replicas_in_sync
+    value = per_replica(mirrored, lambda i: tensor(float(i)))
+    a, (b, [c], d) = mirrored.run(
+        lambda x: api.get_replica_context().all_reduce(
+            "SUM", (x, (x + 1, [tensor([2.0, 3.0])], 2 * x))
+        ),
+        args=(value,),
+    )
+    ids = count * (count - 1) / 2
+    assert numbers(a) == [ids] * count
+    assert numbers(b) == [ids + count] * count
+    assert numbers(c) == [[2.0 * count, 3.0 * count]] * count
+    assert numbers(d) == [2 * ids] * count
+
+
+@contract(89)
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+def test_an_on_read_variable_gives_each_replicas_value(
+    api, mirrored, aggregation
+):
+    with mirrored.scope():
+        variable = keras.Variable(
+            0.0,
+            trainable=False,
+            synchronization="on_read",
+            aggregation=aggregation,
+        )
+
+    def fn():
+        variable.assign(tensor(3.0 * replica_id(api)))
+        context = api.get_replica_context()
+        return context.all_reduce("SUM", raw(api, variable))
+
+    count = mirrored.num_replicas_in_sync
+    expected = 3.0 * count * (count - 1) / 2
+    assert numbers(mirrored.run(fn)) == [expected] * count
+
+
+@contract(90)
+def test_a_mirrored_variable(api, mirrored):
+    with mirrored.scope():
+        variable = keras.Variable(2.0)
+    count = mirrored.num_replicas_in_sync
+    seen = all_reduce(api, mirrored, "SUM", raw(api, variable))
+    assert numbers(seen) == [2.0 * count] * count
+
+
+@contract(91)
+def test_an_unknown_name_is_refused(api, mirrored):
+    with pytest.raises(ValueError, match="MEDIAN.* is not a valid ReduceOp"):
+        all_reduce(api, mirrored, "MEDIAN", tensor(1.0))
+    assert not api.has_strategy()
+
+
+@contract(91, native=False)
+def test_shapes_that_differ_are_refused(api, two):
+    value = per_replica(two, lambda i: tensor([1.0] * (i + 1)))
+    with pytest.raises(ValueError, match=r"\(1,\).*\(2,\)"):
+        all_reduce(api, two, "SUM", value)
+    assert numbers(all_reduce(api, two, "SUM", tensor(1.0))) == [2.0, 2.0]
+
+
+@contract(92)
+@pytest.mark.parametrize(
+    "method, expected",
+    [("assign", 1.0), ("assign_add", 8.0), ("assign_sub", 2.0)],
+)
+def test_updates_in_a_replica(api, strategy, method, expected):
+    with strategy.scope():
+        variable = keras.Variable(5.0, aggregation="mean")
+
+    def fn():
+        getattr(variable, method)(tensor(2.0))
+        getattr(variable, method)(1.0)
+
+    strategy.run(fn)
+    assert to_numpy(variable) == expected
+    parts = strategy.experimental_local_results(raw(api, variable))
+    assert [float(part) for part in parts] == [expected] * len(parts)
+
+
+@contract(88)
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_sparse_values_are_reduced_by_their_meaning(api, mirrored, op):
+    def fn():
+        value = sparse([[1.0, 0.0], [0.0, 2.0]])
+        return api.get_replica_context().all_reduce(op, value)
+
+    factor = mirrored.num_replicas_in_sync if op == "SUM" else 1
+    for seen in mirrored.experimental_local_results(mirrored.run(fn)):
+        dense = to_numpy(keras.ops.convert_to_tensor(seen, sparse=False))
+        assert dense.tolist() == [[factor, 0.0], [0.0, 2.0 * factor]]
