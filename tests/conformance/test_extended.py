@@ -1,0 +1,360 @@
+"""`Strategy.extended`."""
+
+import keras
+import pytest
+
+import keras_dist
+from conformance.contract import contract
+from conformance.helpers import gradients
+from conformance.helpers import local
+from conformance.helpers import raw
+from conformance.helpers import tensor
+from conformance.helpers import to_numpy
+from conformance.variables import copies
+from conformance.variables import parts
+from conformance.variables import read
+from conformance.variables import refuses
+from conformance.variables import variable
+
+
+def _names(devices):
+    """`("cpu:0", ...)`, whatever stands before it in the original."""
+    return tuple(name.rsplit("device:", 1)[-1].lower() for name in devices)
+
+
+def _numbers(value):
+    return [part.tolist() for part in local(value)]
+
+
+@contract(149)
+def test_devices_are_named_in_order(api, mirrored):
+    n = mirrored.num_replicas_in_sync
+    names = tuple(f"cpu:{i}" for i in range(n))
+    assert isinstance(mirrored.extended.worker_devices, tuple)
+    assert _names(mirrored.extended.worker_devices) == names
+    assert isinstance(mirrored.extended.parameter_devices, tuple)
+    assert _names(mirrored.extended.parameter_devices) == names
+
+
+@contract(149, native=False)
+def test_names_of_devices_are_canonical(api):
+    strategy = api.MirroredStrategy(["/CPU:1", "cpu:0"])
+    assert strategy.extended.worker_devices == ("cpu:1", "cpu:0")
+
+
+@contract(149)
+def test_one_device_computes_and_keeps_variables(api):
+    extended = api.OneDeviceStrategy("cpu:1").extended
+    assert _names(extended.worker_devices) == ("cpu:1",)
+    assert _names(extended.parameter_devices) == ("cpu:1",)
+
+
+@contract(149)
+@pytest.mark.parametrize("name", ["worker_devices", "parameter_devices"])
+def test_the_default_strategy_has_no_devices(api, name):
+    extended = api.get_strategy().extended
+    with pytest.raises(RuntimeError, match=rf"{name}.*unsupported by default"):
+        getattr(extended, name)
+
+
+@contract(150)
+def test_update_calls_once_a_copy(api, mirrored):
+    n = mirrored.num_replicas_in_sync
+    v = variable(api, mirrored, 1.0)
+    given = parts(mirrored, [float(r) for r in range(n)])
+    seen = []
+
+    def add(component, x, scale):
+        seen.append(to_numpy(x).tolist())
+        component.assign_add(scale)
+        return keras.ops.add(x, component)
+
+    result = mirrored.extended.update(v, add, (given,), {"scale": 2.0})
+    assert seen == [float(r) for r in range(n)]
+    assert _numbers(result) == [3.0 + r for r in range(n)]
+    assert copies(v) == [3.0] * n
+
+
+@contract(150)
+def test_equal_components_given_to_update(api, two):
+    v = variable(api, two, 1.0)
+    other = variable(api, two, 4.0)
+    mean = two.extended.reduce_to("mean", parts(two, [2.0, 4.0]), v)
+    two.extended.update(v, lambda c, x: c.assign_add(x), (mean,))
+    two.extended.update(v, lambda c, x: c.assign_add(x), (other,))
+    assert copies(v) == [8.0, 8.0]
+
+
+@contract(150)
+def test_structures_come_back_from_update(api, two):
+    v = variable(api, two, 1.0)
+    result = two.extended.update(
+        v,
+        lambda c, x: {"sum": keras.ops.add(c, x), "none": None},
+        (parts(two, [1.0, 2.0]),),
+    )
+    assert _numbers(result["sum"]) == [2.0, 3.0]
+    assert result["none"] is None
+
+
+@contract(150)
+def test_results_of_update_are_mirrored(api, two):
+    v = variable(api, two, 1.0)
+    result = two.extended.update(v, lambda c: keras.ops.add(c, 1.0))
+    assert repr(result).startswith("Mirrored:{\n  0: ")
+    assert str(result).startswith("Mirrored:{\n  0: ")
+
+
+@contract(150)
+def test_results_of_update_one_by_one(api, mirrored):
+    n = mirrored.num_replicas_in_sync
+    v = variable(api, mirrored, 1.0)
+    result = mirrored.extended.update(
+        v,
+        lambda c, x: keras.ops.add(c, x),
+        (parts(mirrored, [float(r) for r in range(n)]),),
+        group=False,
+    )
+    assert isinstance(result, tuple)
+    assert [to_numpy(x).tolist() for x in result] == [1.0 + r for r in range(n)]
+
+
+@contract(150)
+def test_update_of_one_device(api):
+    strategy = api.OneDeviceStrategy("cpu:1")
+    v = variable(api, strategy, 1.0)
+    extended = strategy.extended
+    extended.update(v, lambda c, x: c.assign_add(x), (2.0,))
+    assert read(v) == 3.0
+    result = extended.update(v, lambda c: keras.ops.add(c, 1.0), group=False)
+    assert [to_numpy(x).tolist() for x in result] == [4.0]
+
+
+@contract(150)
+@pytest.mark.parametrize("aggregation", ["mean", "only_first_replica"])
+def test_update_of_what_is_combined_on_read(api, two, aggregation):
+    v = variable(
+        api, two, 1.0, synchronization="on_read", aggregation=aggregation
+    )
+    two.extended.update(
+        v, lambda c, x: c.assign_add(x), (parts(two, [2.0, 4.0]),)
+    )
+    assert copies(v) == [3.0, 5.0]
+
+
+@contract(150, native=False)
+def test_an_update_that_takes_copies_apart_is_refused(api, two):
+    v = variable(api, two, 1.0)
+    with refuses(keras_dist.ReplicaDivergenceError, v):
+        two.extended.update(
+            v, lambda c, x: c.assign(x), (parts(two, [0.0, 1.0]),)
+        )
+
+
+@contract(150, native=False)
+def test_an_update_that_fails_changes_no_copy(api, two):
+    v = variable(api, two, 1.0)
+    calls = []
+
+    def fail_on_the_second(component):
+        calls.append(component)
+        component.assign(9.0)
+        if len(calls) == 2:
+            raise KeyError("second")
+
+    with refuses(KeyError, v):
+        two.extended.update(v, fail_on_the_second)
+
+
+@contract(151)
+def test_other_variables_in_update(api, two):
+    v = variable(api, two, [10.0, 11.0], aggregation="mean")
+    second = variable(api, two, [1.0, 2.0], aggregation="mean")
+    third = variable(api, two, [0.0, 0.0], aggregation="mean")
+
+    def fn(component, x):
+        component.assign(x)
+        second.assign(keras.ops.multiply(component, 2.0))
+        third.assign(keras.ops.multiply(component, 1.5))
+
+    two.extended.update(v, fn, (tensor([1.0, 2.0]),))
+    assert copies(v) == [[1.0, 2.0]] * 2
+    assert copies(second) == [[2.0, 4.0]] * 2
+    assert copies(third) == [[1.5, 3.0]] * 2
+
+
+@contract(152, native=False)
+@pytest.mark.parametrize("of", [1.0, None, "v"])
+def test_only_variables_are_updated(api, two, of):
+    with pytest.raises(TypeError, match="variable"):
+        two.extended.update(of, lambda component: component)
+
+
+@contract(152, native=False)
+def test_only_own_variables_are_updated(api, two):
+    with pytest.raises((TypeError, ValueError), match="variable"):
+        two.extended.update(keras.Variable(1.0), lambda c: c.assign(2.0))
+
+
+@contract(153)
+def test_update_at_each_location(api, two):
+    v = variable(api, two, 1.0)
+    locations = two.extended.non_slot_devices([v])
+    assert _names(locations) == ("cpu:0", "cpu:1")
+    calls = []
+
+    def fn(x, y):
+        calls.append(None)
+        return keras.ops.add(x, y)
+
+    result = two.extended.update_non_slot(
+        locations, fn, (tensor(2.0),), {"y": 1.0}
+    )
+    assert len(calls) == 2
+    assert _numbers(result) == [3.0, 3.0]
+    result = two.extended.update_non_slot(
+        locations, lambda: tensor(3.0), group=False
+    )
+    assert [to_numpy(x).tolist() for x in result] == [3.0, 3.0]
+
+
+@contract(153)
+def test_update_at_one_location(api):
+    strategy = api.OneDeviceStrategy("cpu:1")
+    v = variable(api, strategy, 1.0)
+    locations = strategy.extended.non_slot_devices([v])
+    calls = []
+    result = strategy.extended.update_non_slot(
+        locations, lambda: calls.append(None) or tensor(3.0)
+    )
+    assert to_numpy(result).tolist() == 3.0
+    assert len(calls) == 1
+
+
+@contract(154)
+@pytest.mark.parametrize(("op", "expected"), [("sum", 6.0), ("MEAN", 3.0)])
+def test_reduce_to_a_device(api, two, op, expected):
+    result = two.extended.reduce_to(op, parts(two, [2.0, 4.0]), "cpu:1")
+    assert _numbers(result) == [expected]
+
+
+@contract(154)
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_reduce_to_the_devices_of_a_variable(api, mirrored, op):
+    n = mirrored.num_replicas_in_sync
+    v = variable(api, mirrored, 1.0)
+    value = parts(mirrored, [float(r) for r in range(n)])
+    result = mirrored.extended.reduce_to(op, value, v)
+    assert repr(result).startswith("Mirrored:{\n")
+    total = n * (n - 1) / 2
+    assert _numbers(result) == [total if op == "SUM" else total / n] * n
+    again = mirrored.extended.reduce_to(op, value, destinations=value)
+    assert _numbers(again) == _numbers(result)
+
+
+@contract(154, native=False)
+def test_reduce_to_a_list_of_devices(api, two):
+    result = two.extended.reduce_to(
+        "sum", parts(two, [2.0, 4.0]), ["cpu:0", "cpu:1"]
+    )
+    assert _numbers(result) == [6.0, 6.0]
+
+
+@contract(155)
+@pytest.mark.parametrize("op", ["sum", "MEAN"])
+def test_reducing_many_is_reducing_each(api, mirrored, op):
+    n = mirrored.num_replicas_in_sync
+    extended = mirrored.extended
+    v = variable(api, mirrored, 1.0)
+    rows = variable(api, mirrored, [[1.0], [2.0]])
+    pairs = [
+        (parts(mirrored, [float(r) for r in range(n)]), v),
+        (parts(mirrored, [[[r], [r + 1.0]] for r in range(n)]), rows),
+        (parts(mirrored, [1.0] * n), "cpu:0"),
+    ]
+    results = extended.batch_reduce_to(op, pairs)
+    assert isinstance(results, list)
+    assert [_numbers(result) for result in results] == [
+        _numbers(extended.reduce_to(op, value, to)) for value, to in pairs
+    ]
+
+
+@contract(156)
+def test_broadcast_to_the_devices_of_a_variable(api, mirrored):
+    v = variable(api, mirrored, 1.0)
+    result = mirrored.extended.broadcast_to(tensor([1.0, 2.0]), v)
+    assert repr(result).startswith("Mirrored:{\n")
+    assert _numbers(result) == [[1.0, 2.0]] * mirrored.num_replicas_in_sync
+
+
+@contract(156)
+def test_broadcast_to_a_device_or_of_a_number(api, two):
+    v = variable(api, two, 1.0)
+    result = two.extended.broadcast_to(tensor(2.0), "cpu:1")
+    assert _numbers(result) == [2.0]
+    assert two.extended.broadcast_to(1.5, v) == 1.5
+
+
+@contract(157)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+def test_the_container_of_a_component(api, two, synchronization):
+    v = variable(api, two, 1.0, synchronization=synchronization)
+    for component in v.values:
+        assert two.extended.value_container(component) is v
+    assert two.extended.value_container(v) is v
+    plain = raw(api, keras.Variable(1.0))
+    assert two.extended.value_container(plain) is plain
+    assert two.extended.value_container(1.0) == 1.0
+
+
+@contract(157)
+def test_reading_through_extended(api, two):
+    v = variable(api, two, 3.0)
+    assert to_numpy(two.extended.read_var(v)).tolist() == 3.0
+    total = variable(
+        api, two, 1.0, synchronization="on_read", aggregation="sum"
+    )
+    assert to_numpy(two.extended.read_var(total)).tolist() == 2.0
+
+
+@contract(160)
+def test_calls_for_each_replica_train(api, mirrored):
+    n = mirrored.num_replicas_in_sync
+    extended = mirrored.extended
+    with mirrored.scope():
+        w = keras.Variable([[1.0], [1.0]], aggregation="mean")
+    x = tensor([[1.0, 2.0]])
+
+    def grad():
+        def loss():
+            error = keras.ops.matmul(x, w.value) - 1.0
+            return keras.ops.sum(keras.ops.square(error))
+
+        value, (gradient,) = gradients(loss, [w])
+        return value, gradient
+
+    losses = []
+    for _ in range(10):
+        loss, gradient = extended.call_for_each_replica(grad)
+        losses.append(_numbers(loss)[0])
+        summed = extended.reduce_to("sum", gradient, destinations=raw(api, w))
+        extended.update(
+            raw(api, w),
+            lambda c, g: c.assign_sub(g * (0.05 / n)),
+            (summed,),
+            group=False,
+        )
+    assert losses[0] == 4.0
+    assert losses[-1] < 1e-2
+    first, *others = copies(w)
+    assert others == [first] * (n - 1)
+
+
+@contract(160)
+def test_arguments_for_each_replica(api, two):
+    result = two.extended.call_for_each_replica(
+        lambda x, scale: x * scale,
+        args=(parts(two, [1.0, 2.0]),),
+        kwargs={"scale": 3.0},
+    )
+    assert _numbers(result) == [3.0, 6.0]

@@ -1,0 +1,328 @@
+"""Variables: creation, and what is known of them afterwards."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+from conformance.contract import contract
+from conformance.helpers import raw
+from conformance.helpers import replica_id
+from conformance.helpers import to_numpy
+from conformance.variables import copies
+from conformance.variables import parts
+from conformance.variables import read
+from conformance.variables import refuses
+from conformance.variables import variable
+
+
+@contract(106)
+@pytest.mark.parametrize(
+    ("synchronization", "kind"),
+    [
+        ("auto", "MirroredVariable"),
+        ("on_write", "MirroredVariable"),
+        ("on_read", "SyncOnReadVariable"),
+    ],
+)
+def test_a_copy_on_each_device(api, mirrored, synchronization, kind):
+    v = variable(api, mirrored, [1.0, 2.0], synchronization=synchronization)
+    assert str(v).startswith(f"{kind}:{{\n  0: <")
+    assert repr(v).startswith(f"{kind}:{{\n  0: <")
+    assert copies(v) == [[1.0, 2.0]] * mirrored.num_replicas_in_sync
+
+
+@contract(106)
+def test_copies_live_on_the_devices_in_order(api, mirrored):
+    v = variable(api, mirrored, 1.0)
+    assert len(v.values) == mirrored.num_replicas_in_sync
+    if api is keras_dist:
+        assert mirrored.devices_of(v) == mirrored.extended.worker_devices
+
+
+@contract(106, native=False)
+@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
+def test_one_replica_has_plain_variables(api, single, synchronization):
+    v = variable(api, single, 1.0, synchronization=synchronization)
+    assert not isinstance(v, api.DistributedValues)
+    assert isinstance(v, keras.Variable)
+    assert "MirroredVariable" not in repr(v)
+    assert read(v) == 1.0
+
+
+@contract(106, native=False)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+def test_a_component_is_a_variable(api, two, synchronization):
+    v = variable(api, two, 1.0, synchronization=synchronization)
+    for component in v.values:
+        assert isinstance(component, keras.Variable)
+        assert component.numpy() == 1.0
+        assert to_numpy(component.value) == 1.0
+
+
+@contract(106, native=False)
+def test_components_of_its_own_kind_are_written_alone(api, two):
+    v = variable(api, two, synchronization="on_read", aggregation="sum")
+    _, second = v.values
+    second.assign(5.0)
+    second.assign_add(2.0)
+    second.assign_sub(1.0)
+    assert copies(v) == [0.0, 6.0]
+    assert read(v) == 6.0
+
+
+@contract(106, native=False)
+def test_copies_are_not_written_alone(api, two):
+    v = variable(api, two, 1.0)
+    with refuses(ValueError, v):
+        v.values[1].assign(5.0)
+
+
+@contract(107)
+def test_defaults_are_auto_and_none(api, two):
+    with two.scope():
+        v = keras.Variable(1.0)
+    assert v.synchronization == "auto"
+    assert v.aggregation == "none"
+
+
+@contract(107)
+@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
+@pytest.mark.parametrize("aggregation", ["none", "mean", "sum"])
+def test_what_was_given_can_be_read(api, two, synchronization, aggregation):
+    with two.scope():
+        v = keras.Variable(
+            1.0, synchronization=synchronization, aggregation=aggregation
+        )
+    assert (v.synchronization, v.aggregation) == (synchronization, aggregation)
+
+
+@contract(108)
+def test_synchronization_none_is_refused(api, mirrored):
+    with mirrored.scope(), pytest.raises(ValueError, match=r"(?i)none"):
+        keras.Variable(1.0, synchronization="none")
+
+
+@contract(109)
+@pytest.mark.parametrize("argument", ["synchronization", "aggregation"])
+def test_unknown_modes_are_refused(api, mirrored, argument):
+    with mirrored.scope(), pytest.raises(ValueError, match=argument):
+        keras.Variable(1.0, **{argument: "sometimes"})
+
+
+@contract(110)
+@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
+def test_a_mean_of_integers_is_refused(api, mirrored, synchronization):
+    with mirrored.scope(), pytest.raises(ValueError, match=r"(?i)mean"):
+        keras.Variable(
+            1,
+            dtype="int32",
+            aggregation="mean",
+            synchronization=synchronization,
+        )
+
+
+@contract(111)
+@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
+@pytest.mark.parametrize("trainable", [True, False])
+def test_trainable_is_what_was_given(api, two, synchronization, trainable):
+    with two.scope():
+        v = keras.Variable(
+            1.0, trainable=trainable, synchronization=synchronization
+        )
+        assert keras.Variable(1.0).trainable
+    assert v.trainable is trainable
+
+
+@contract(112, native=False)
+def test_paths_are_those_of_plain_variables(api, two):
+    with two.scope():
+        v = keras.Variable(1.0, name="v")
+        dense = keras.layers.Dense(1, name="dense")
+        dense.build((None, 1))
+    assert (v.name, v.path) == ("v", "v")
+    assert dense.kernel.path == "dense/kernel"
+    assert v.values[0].path == "v"
+    assert v.values[1].path == "v/replica_1"
+
+
+@contract(113)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+@pytest.mark.parametrize("inside", ["scope", "run"])
+def test_random_initial_values_are_equal(
+    api, mirrored, synchronization, inside
+):
+    made = {}
+
+    def make():
+        v = keras.Variable(
+            keras.initializers.RandomNormal(),
+            shape=(3,),
+            synchronization=synchronization,
+        )
+        made["v"] = v
+        return raw(api, v)
+
+    if inside == "run":
+        v = mirrored.run(make)
+    else:
+        with mirrored.scope():
+            v = make()
+    first, *others = copies(v)
+    assert np.any(np.asarray(first) != 0.0)
+    assert others == [first] * (mirrored.num_replicas_in_sync - 1)
+
+
+@contract(114)
+def test_a_variable_made_on_first_call_is_one(api, mirrored):
+    made = {}
+
+    def step():
+        if replica_id(api) not in made:
+            made[replica_id(api)] = variable_in_run()
+        return made[replica_id(api)].assign_add(1.0)
+
+    def variable_in_run():
+        v = keras.Variable(4.0)
+        return raw(api, v)
+
+    mirrored.run(step)
+    mirrored.run(step)
+    assert all(v is made[0] for v in made.values())
+    assert copies(made[0]) == [6.0] * mirrored.num_replicas_in_sync
+
+
+@contract(114, native=False)
+def test_a_layer_built_in_run_is_one_layer(api, mirrored):
+    with mirrored.scope():
+        layer = keras.layers.Dense(1)
+    x = keras.ops.ones((2, 3))
+    outputs = mirrored.run(lambda: layer(x))
+    assert len(layer.weights) == 2
+    assert len(layer.kernel.values) == mirrored.num_replicas_in_sync
+    first, *others = [to_numpy(part) for part in outputs.values]
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+@contract(115)
+@pytest.mark.parametrize("inside", ["scope", "run", "merge_call"])
+def test_wherever_it_is_made(api, mirrored, inside):
+    def make(*_):
+        v = keras.Variable(2.0)
+        return raw(api, v)
+
+    if inside == "scope":
+        with mirrored.scope():
+            v = make()
+    elif inside == "run":
+        v = mirrored.run(make)
+    else:
+        v = mirrored.run(lambda: api.get_replica_context().merge_call(make))
+    assert str(v).startswith("MirroredVariable:{")
+    assert copies(v) == [2.0] * mirrored.num_replicas_in_sync
+
+
+@contract(116, native=False)
+@pytest.mark.parametrize("maker", [0, 1])
+def test_every_replica_has_to_make_it(api, mirrored, maker):
+    def step():
+        if replica_id(api) == maker:
+            keras.Variable(1.0)
+
+    with pytest.raises(keras_dist.ReplicaDivergenceError, match=str(maker)):
+        mirrored.run(step)
+    # The next call is none the worse for it.
+    v = mirrored.run(lambda: keras.Variable(1.0))
+    assert copies(v) == [1.0] * mirrored.num_replicas_in_sync
+
+
+@contract(118)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+def test_a_variable_knows_its_strategy(api, two, synchronization):
+    v = variable(api, two, synchronization=synchronization)
+    assert v.distribute_strategy is two
+    assert two.extended.variable_created_in_scope(v)
+    plain = raw(api, keras.Variable(1.0))
+    assert not two.extended.variable_created_in_scope(plain)
+    other = api.MirroredStrategy(["cpu:2", "cpu:3"])
+    assert not other.extended.variable_created_in_scope(v)
+
+
+@contract(119)
+def test_colocation_is_for_own_variables_in_scope(api, two):
+    own = variable(api, two)
+    plain = raw(api, keras.Variable(1.0))
+    with (
+        pytest.raises(RuntimeError, match="Need to be inside"),
+        two.extended.colocate_vars_with(own),
+    ):
+        pass
+    with two.scope():
+        with (
+            pytest.raises(ValueError, match="created in this"),
+            two.extended.colocate_vars_with(plain),
+        ):
+            pass
+        with two.extended.colocate_vars_with(own):
+            made = variable(api, two, 3.0)
+    assert copies(made) == [3.0, 3.0]
+
+
+@contract(120)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+def test_a_deep_copy_is_a_variable_of_its_own(api, two, synchronization):
+    v = variable(api, two, 1.5, synchronization=synchronization)
+    with two.scope():
+        copied = copy.deepcopy(v)
+    assert type(copied) is type(v)
+    assert str(copied).split(":")[0] == str(v).split(":")[0]
+    assert copies(copied) == copies(v)
+    two.run(lambda: copied.assign(9.0))
+    assert copies(copied) == [9.0, 9.0]
+    assert copies(v) == [1.5, 1.5]
+
+
+@contract(120, native=False)
+def test_a_deep_copy_keeps_what_differs(api, two):
+    v = variable(api, two, synchronization="on_read", aggregation="sum")
+    two.run(lambda x: v.assign(x), args=(parts(two, [4.0, 3.0]),))
+    copied = copy.deepcopy(v)
+    assert copies(copied) == [4.0, 3.0]
+    assert copied.aggregation == "sum"
+    assert read(copied) == 7.0
+
+
+@contract(121, native=False)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+def test_it_is_accepted_where_a_variable_is(api, two, synchronization):
+    v = variable(
+        api, two, [1.0, 2.0], synchronization=synchronization, trainable=False
+    )
+    assert isinstance(v, keras.Variable)
+    assert isinstance(v, keras_dist.DistributedValues)
+    assert (v.dtype, tuple(v.shape), v.ndim) == ("float32", (2,), 1)
+
+    layer = keras.layers.Layer()
+    layer.state = v
+    assert layer.weights == [v]
+    assert layer.non_trainable_weights == [v]
+
+    doubled = two.run(lambda: keras.ops.multiply(v, 2))
+    assert [to_numpy(part).tolist() for part in doubled.values] == [
+        [2.0, 4.0]
+    ] * 2
+    tensors = two.run(lambda: keras.ops.convert_to_tensor(v))
+    assert [to_numpy(part).tolist() for part in tensors.values] == [
+        [1.0, 2.0]
+    ] * 2
+
+
+@contract(122)
+def test_an_integer_becomes_a_float(api, two):
+    v = variable(api, two, synchronization="on_read", aggregation="sum")
+    two.run(lambda: v.assign(1))
+    assert copies(v) == [1.0, 1.0]
+    assert read(v) == 2.0
