@@ -1,5 +1,7 @@
 """The original behind the same door: what `api` is with `native`."""
 
+from types import SimpleNamespace
+
 import tensorflow as tf
 from tensorflow.python.distribute import values
 
@@ -19,6 +21,17 @@ def MirroredStrategy(devices=None, cross_device_ops=None):
         cross_device_ops=cross_device_ops
         or tf.distribute.ReductionToOneDevice(),
     )
+
+
+compat = SimpleNamespace(
+    v1=SimpleNamespace(
+        MirroredStrategy=lambda devices: (
+            tf.compat.v1.distribute.MirroredStrategy(
+                devices, tf.distribute.ReductionToOneDevice()
+            )
+        )
+    )
+)
 
 
 def dataset_of(*batches):

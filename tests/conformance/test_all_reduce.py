@@ -26,7 +26,16 @@ def all_reduce(api, strategy, op, value):
 def test_sum_of_ones(api, strategy, by_name):
     count = strategy.num_replicas_in_sync
     op = "SUM" if by_name else api.ReduceOp.SUM
-    seen = all_reduce(api, strategy, op, tensor(1.0))
+    seen = strategy.run(
+        lambda: api.get_replica_context().all_reduce(op, tensor(1.0))
+    )
+    assert numbers(seen) == [float(count)] * count
+
+
+@contract(84, native=False)
+def test_sum_of_one_tensor_that_all_replicas_share(api, strategy):
+    count = strategy.num_replicas_in_sync
+    seen = all_reduce(api, strategy, "SUM", tensor(1.0))
     assert numbers(seen) == [float(count)] * count
 
 

@@ -98,13 +98,20 @@ def test_what_does_not_fit_is_refused_and_forgotten(api, two, wrong):
 
 @contract(73)
 def test_sparse_rows_are_refused(api, mirrored):
-    value = mirrored.run(lambda: sparse([[1.0, 0.0]]))
     with pytest.raises(NotImplementedError, match="gather does not support"):
-        mirrored.gather(value, axis=0)
+        mirrored.gather(sparse([[1.0, 0.0]]), axis=0)
+    value = mirrored.run(lambda: sparse([[1.0, 0.0]]))
     with pytest.raises(
         NotImplementedError, match="all_gather does not support"
     ):
         all_gather(api, mirrored, value, 0)
+
+
+@contract(73, native=False)
+def test_sparse_rows_of_replicas_are_refused(api, mirrored):
+    value = mirrored.run(lambda: sparse([[1.0, 0.0]]))
+    with pytest.raises(NotImplementedError, match="gather does not support"):
+        mirrored.gather(value, axis=0)
 
 
 @contract(74)
@@ -281,7 +288,24 @@ def test_gradient_of_all_gather_of_ragged_rows(api, two):
 
 @contract(82)
 def test_gradient_of_all_gather_of_a_nest(api, strategy):
+    first, second = gradients_of_a_nest(api, strategy, [1.0], [2.0])
     count = strategy.num_replicas_in_sync
+    summed = count * (count + 1) / 2
+    assert numbers(first) == [[summed]] * count
+    assert numbers(second) == [[2 * summed]] * count
+
+
+@contract(82, native=False)
+def test_gradient_of_all_gather_of_several_shapes(api, strategy):
+    first, second = gradients_of_a_nest(api, strategy, [1.0], [[2.0, 3.0]])
+    count = strategy.num_replicas_in_sync
+    summed = count * (count + 1) / 2
+    assert numbers(first) == [[summed]] * count
+    assert numbers(second) == [[[2 * summed, 2 * summed]]] * count
+
+
+def gradients_of_a_nest(api, strategy, first, second):
+    """Gradients of replica r's (r + 1) * (first + 2 * second), gathered."""
 
     def fn():
         context = api.get_replica_context()
@@ -294,15 +318,9 @@ def test_gradient_of_all_gather_of_a_nest(api, strategy):
                 for part, factor in zip(gathered, (1.0, 2.0), strict=True)
             )
 
-        _, (first, second) = gradients(
-            loss, [tensor([1.0]), tensor([[2.0, 3.0]])]
-        )
-        return first, second
+        return gradients(loss, [tensor(first), tensor(second)])[1]
 
-    first, second = strategy.run(fn)
-    summed = count * (count + 1) / 2
-    assert numbers(first) == [[summed]] * count
-    assert numbers(second) == [[[2 * summed, 2 * summed]]] * count
+    return strategy.run(fn)
 
 
 @contract(83)
