@@ -1,0 +1,292 @@
+"""Gradients, layers and whole training loops in replica context."""
+
+import keras
+import numpy as np
+import pytest
+
+from conformance.contract import contract
+from conformance.helpers import distribute
+from conformance.helpers import gradients
+from conformance.helpers import local
+from conformance.helpers import replica_id
+from conformance.helpers import tensor
+from conformance.helpers import to_numpy
+from conformance.variables import copies
+from conformance.variables import parts
+
+
+def _shares(strategy, array):
+    return parts(strategy, np.array_split(array, strategy.num_replicas_in_sync))
+
+
+def _joined(values):
+    return np.concatenate(local(values))
+
+
+@contract(201)
+def test_gradients_are_each_replicas_own(api, two):
+    def step(x):
+        _, (grad,) = gradients(
+            lambda x: keras.ops.sum(keras.ops.square(x)), [x]
+        )
+        return grad
+
+    data = distribute(api, two, [5.0, 6.0], [7.0, 8.0])
+    grads = [_joined(two.run(step, (x,))).tolist() for x in data]
+    assert grads == [[10.0, 12.0], [14.0, 16.0]]
+
+
+@contract(202)
+def test_gradients_of_a_variable_exist_on_every_replica(api, mirrored):
+    n = mirrored.num_replicas_in_sync
+    with mirrored.scope():
+        v = keras.Variable([1.0, 2.0])
+
+    def squared():
+        return keras.ops.sum(keras.ops.square(v.value))
+
+    def step():
+        scale = float(replica_id(api) + 1)
+        _, (grad,) = gradients(lambda: squared() * scale, [v])
+        return grad
+
+    grads = [x.tolist() for x in local(mirrored.run(step))]
+    assert grads == [[2.0 * (r + 1), 4.0 * (r + 1)] for r in range(n)]
+    assert copies(v) == [[1.0, 2.0]] * n
+
+
+class Subclassed(keras.Model):
+    """A model of its own class."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(3, activation="tanh")
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+
+class Module:
+    """A plain object that keeps variables."""
+
+    def __init__(self):
+        self.kernel = keras.Variable(np.full((4, 1), 0.5, "float32"))
+        self.trainable_variables = [self.kernel]
+
+    def __call__(self, x):
+        return keras.ops.matmul(x, self.kernel.value)
+
+
+def _functional():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, activation="tanh")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden))
+
+
+def _recurrent():
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Reshape((2, 2)),
+            keras.layers.LSTM(3),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+MODELS = {
+    "layer": lambda: keras.layers.Dense(1),
+    "functional": _functional,
+    "subclassed": Subclassed,
+    "module": Module,
+    "lstm": _recurrent,
+}
+
+
+@contract(215)
+@pytest.mark.parametrize("name", MODELS)
+def test_models_train_in_run(api, two, name):
+    x = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    with two.scope():
+        model = MODELS[name]()
+        model(x[:1])
+        optimizer = keras.optimizers.SGD(0.05)
+
+    def step(x, y):
+        def loss():
+            error = keras.ops.square(model(x) - y)
+            return keras.ops.sum(error) / 6
+
+        value, grads = gradients(loss, model.trainable_variables)
+        optimizer.apply(grads, model.trainable_variables)
+        return value
+
+    args = (_shares(two, x), _shares(two, y))
+    losses = [
+        to_numpy(two.reduce("SUM", two.run(step, args), axis=None)).tolist()
+        for _ in range(5)
+    ]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.95 * losses[0]
+    for v in model.trainable_variables:
+        first, second = copies(v)
+        assert first == second
+
+
+@contract(215)
+@pytest.mark.parametrize("rows", [8, 7, 2, 1])
+def test_normalization_with_the_rows_of_all_replicas(api, mirrored, rows):
+    x = np.random.default_rng(1).normal(size=(rows, 3)).astype("float32")
+    alone = keras.layers.BatchNormalization()
+    expected = to_numpy(alone(x, training=True))
+    with mirrored.scope():
+        layer = keras.layers.BatchNormalization(synchronized=True)
+        layer.build((None, 3))
+    outputs = mirrored.run(
+        lambda x: layer(x, training=True), (_shares(mirrored, x),)
+    )
+    np.testing.assert_allclose(_joined(outputs), expected, atol=1e-5)
+    for ours, theirs in zip(layer.weights, alone.weights, strict=True):
+        for copy in copies(ours):
+            np.testing.assert_allclose(copy, to_numpy(theirs), atol=1e-6)
+
+
+@contract(215, native=False)
+def test_normalization_with_the_replicas_own_rows(api, mirrored):
+    n = mirrored.num_replicas_in_sync
+    x = np.random.default_rng(1).normal(size=(2 * n, 3)).astype("float32")
+    with mirrored.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.75)
+        layer.build((None, 3))
+    outputs = mirrored.run(
+        lambda x: layer(x, training=True), (_shares(mirrored, x),)
+    )
+    means, variances = [], []
+    for share, output in zip(np.split(x, n), local(outputs), strict=True):
+        alone = keras.layers.BatchNormalization(momentum=0.75)
+        np.testing.assert_allclose(
+            output, to_numpy(alone(share, training=True)), atol=1e-5
+        )
+        means.append(to_numpy(alone.moving_mean))
+        variances.append(to_numpy(alone.moving_variance))
+    for ours, theirs in (
+        (layer.moving_mean, means),
+        (layer.moving_variance, variances),
+    ):
+        for copy in copies(ours):
+            np.testing.assert_allclose(copy, np.mean(theirs, axis=0), atol=1e-6)
+
+
+@contract(215)
+def test_normalization_as_trained(api, two):
+    x = np.random.default_rng(1).normal(size=(5, 3)).astype("float32")
+    with two.scope():
+        layer = keras.layers.BatchNormalization(synchronized=True)
+        layer.build((None, 3))
+    outputs = two.run(lambda x: layer(x, training=False), (_shares(two, x),))
+    np.testing.assert_allclose(
+        _joined(outputs), x / np.sqrt(1.001), rtol=1e-5, atol=1e-6
+    )
+
+
+@contract(215, native=False)
+def test_dropout_differs_between_replicas(api, two):
+    with two.scope():
+        layer = keras.layers.Dropout(0.5, seed=3)
+    ones = tensor(np.ones((1, 64)))
+
+    def masks():
+        return local(two.run(lambda: layer(ones, training=True)))
+
+    first, second = masks()
+    assert np.any(first != second)
+    assert np.any(masks()[0] != first)
+    state, other = copies(layer.seed_generator.state)
+    assert state == other
+
+
+def _perceptron(synchronized):
+    regularizer = keras.regularizers.L2(1e-2)
+    return keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(
+                8, activation="relu", kernel_regularizer=regularizer
+            ),
+            keras.layers.BatchNormalization(synchronized=synchronized),
+            keras.layers.Dense(2, kernel_regularizer=regularizer),
+        ]
+    )
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.5),
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+}
+
+
+def _train(api, strategy, model, optimizer, training):
+    """A loop over 66 rows in batches of 32, 32 and 2, twice.
+
+    Returns:
+        Tuple of the losses, the accuracy and the weights.
+    """
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(66, 2)).astype("float32")
+    y = (x.sum(axis=1) > 0).astype("int32")
+    n = strategy.num_replicas_in_sync
+    with strategy.scope():
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def step(x, y, rows):
+        def loss():
+            outputs = model(x, training=training)
+            each = keras.losses.sparse_categorical_crossentropy(
+                y, outputs, from_logits=True
+            )
+            return keras.ops.sum(each) / rows + sum(model.losses) / n
+
+        value, grads = gradients(loss, model.trainable_variables)
+        optimizer.apply(grads, model.trainable_variables)
+        accuracy.update_state(y, model(x, training=False))
+        return value
+
+    losses = []
+    for start in (0, 32, 64) * 2:
+        rows = min(32, 66 - start)
+        args = (
+            _shares(strategy, x[start : start + rows]),
+            _shares(strategy, y[start : start + rows]),
+            rows,
+        )
+        total = strategy.reduce("SUM", strategy.run(step, args), axis=None)
+        losses.append(to_numpy(total).tolist())
+    weights = [np.asarray(copies(w)[0]) for w in model.weights]
+    return losses, to_numpy(accuracy.result()).tolist(), weights
+
+
+@contract(217)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("synchronized", "training"), [(True, True), (False, False)]
+)
+def test_training_is_that_of_one_device(
+    api, mirrored, optimizer, synchronized, training
+):
+    alone = _perceptron(False)
+    initial = alone.get_weights()
+    expected = _train(
+        api, api.get_strategy(), alone, OPTIMIZERS[optimizer](), training
+    )
+    with mirrored.scope():
+        model = _perceptron(synchronized)
+        model.set_weights(initial)
+        made = OPTIMIZERS[optimizer]()
+    losses, accuracy, weights = _train(api, mirrored, model, made, training)
+    np.testing.assert_allclose(losses, expected[0], atol=1e-3)
+    np.testing.assert_allclose(accuracy, expected[1], atol=1e-3)
+    for ours, theirs in zip(weights, expected[2], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-3)
