@@ -79,6 +79,13 @@ def single(request, api):
     return GRID[request.param](api)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item):
+    # A test keeps its arguments until the next one, and with a strategy its
+    # replicas' threads, that would look as if they had been left behind.
+    item.funcargs.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
