@@ -128,7 +128,7 @@ def test_arithmetic_uses_the_value_here(api, two):
     values = two.run(lambda: parts + 1)
     assert [part.tolist() for part in local(values)] == [1.0, 2.0]
 
-    whole = variable(api, two, 1, dtype="int32")
+    whole = variable(api, two, 1, dtype="int32", trainable=False)
     with two.scope():
         assert to_numpy(whole + 1).tolist() == 2
     values = two.run(lambda: whole + 1)

@@ -173,7 +173,7 @@ def test_a_step_is_counted_once(api, mirrored):
         api,
         mirrored,
         0,
-        dtype="int64",
+        dtype="int32",
         trainable=False,
         aggregation="only_first_replica",
     )
