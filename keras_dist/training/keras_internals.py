@@ -7,11 +7,15 @@
 | `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
 | `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
 | `keras.Model._symbolic_build` | builds under the scope |
+| `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
+| `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 
 `tests/unit/test_keras_internals.py` fails readably when one of them moves.
 """
 
+import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -19,12 +23,21 @@ from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as losses
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters import py_dataset_adapter
+from keras.src.utils.backend_utils import in_tf_graph
 
 from keras_dist import context
 from keras_dist.errors import UnsupportedKerasError
 
 get_mask = keras_backend.get_keras_mask
 set_mask = keras_backend.set_keras_mask
+GeneratorDataAdapter = data_adapters.GeneratorDataAdapter
+is_tf_dataset = data_adapters.is_tf_dataset
+is_torch_dataloader = data_adapters.is_torch_dataloader
+is_grain_dataset = data_adapters.is_grain_dataset
+is_torch_tensor = data_adapter_utils.is_torch_tensor
 
 OLDEST_KERAS = (3, 14)
 FIRST_KERAS_TOO_NEW = (3, 16)
@@ -38,12 +51,19 @@ _NOT_INHERITED = {
 _GLOBAL_SEED = "global_seed_generator"
 
 __all__ = [
+    "GeneratorDataAdapter",
     "all_variables",
     "check_keras",
     "get_mask",
+    "in_tf_graph",
+    "is_grain_dataset",
+    "is_tf_dataset",
+    "is_torch_dataloader",
+    "is_torch_tensor",
     "inherit_thread_state",
     "losses",
     "make_global_seed",
+    "read_with_workers",
     "set_mask",
     "set_stateless_scope",
     "thread_state",
@@ -125,3 +145,18 @@ def set_stateless_scope(
     )
     global_state.set_global_attribute("stateless_scope", scope)
     return before
+
+
+def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
+    """The batches of a `PyDataset`, in order, by its own workers."""
+    enqueuer = py_dataset_adapter.OrderedEnqueuer(
+        dataset,
+        workers=dataset.workers,
+        use_multiprocessing=dataset.use_multiprocessing,
+        max_queue_size=dataset.max_queue_size,
+    )
+    enqueuer.start()
+    try:
+        yield from itertools.islice(enqueuer.get(), dataset.num_batches)
+    finally:
+        enqueuer.stop()

@@ -1,0 +1,6 @@
+"""Distributed input: from a user's data to a batch on each replica's device.
+
+```
+data ──source_of──> Source ──feed──> parts of each replica ──> placed
+```
+"""

@@ -1,0 +1,267 @@
+"""Feeds: how the elements of sources become steps, a part for each replica."""
+
+import itertools
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import final
+
+import keras
+import numpy as np
+
+from keras_dist.inputs.adapters import RepeatableBatches
+from keras_dist.inputs.adapters import one_shot_batches
+from keras_dist.inputs.leaves import check_rows
+from keras_dist.inputs.leaves import describe
+from keras_dist.inputs.leaves import named_leaves
+from keras_dist.inputs.leaves import shape_of
+from keras_dist.inputs.sources.source import INFINITE
+from keras_dist.inputs.sources.source import UNKNOWN
+from keras_dist.inputs.sources.source import Source
+from keras_dist.regroup import map_nest
+from keras_dist.regroup import regroup
+from keras_dist.training.shares import bounds
+
+
+class Feed(ABC):
+    """Steps of data; in each, a nest of arrays for each replica.
+
+    Attributes:
+        restarts: Whether each pass starts anew.
+    """
+
+    restarts: bool
+
+    @abstractmethod
+    def steps(self) -> Iterator[list[Any]]:
+        """Begins a pass: lists of nests, in replica order."""
+
+    @property
+    @abstractmethod
+    def cardinality(self) -> int:
+        """Number of steps, -1 if they never end, -2 if it is not known."""
+
+    @property
+    @abstractmethod
+    def spec(self) -> Any:
+        """A nest of `keras.KerasTensor`s like one replica's part."""
+
+    @abstractmethod
+    def keras_data(self) -> Any:
+        """The same rows in global batches, as something that `fit` takes."""
+
+
+@final
+class GlobalFeed(Feed):
+    """Global batches, split over the replicas in order.
+
+    Args:
+        source: The `Source` of global batches.
+        parts: Integer, number of replicas. One gets elements as they are.
+    """
+
+    def __init__(self, source: Source, parts: int) -> None:
+        if parts > 1:
+            source.check_batched()
+        self.restarts = source.restarts
+        self._source = source
+        self._parts = parts
+
+    def steps(self) -> Iterator[list[Any]]:
+        return map(self.split, self._source.read())
+
+    def split(self, batch: Any) -> list[Any]:
+        """A global batch's part for each replica."""
+        return [batch] if self._parts == 1 else cut(batch, self._parts)
+
+    def trace(self) -> Any:
+        """What an iterator inside of a `tf.function` is made of, or `None`."""
+        return self._source.trace()
+
+    @property
+    def cardinality(self) -> int:
+        return self._source.cardinality
+
+    @property
+    def spec(self) -> Any:
+        return map_nest(self._part_spec, self._source.spec)
+
+    def _part_spec(self, leaf: Any) -> Any:
+        if self._parts == 1 or not shape_of(leaf):
+            return leaf
+        rows, *others = shape_of(leaf)
+        own = None
+        if rows is not None and rows % self._parts == 0:
+            own = rows // self._parts
+        return with_shape(leaf, (own, *others))
+
+    def keras_data(self) -> Any:
+        return self._source.keras_data()
+
+
+@final
+class TurnsFeed(Feed):
+    """Elements of one source go to the replicas in turn.
+
+    Args:
+        source: The `Source` of one replica's batches.
+        parts: Integer, number of replicas.
+    """
+
+    def __init__(self, source: Source, parts: int) -> None:
+        self.restarts = source.restarts
+        self._source = source
+        self._parts = parts
+
+    def steps(self) -> Iterator[list[Any]]:
+        elements = self._source.read()
+        while step := list(itertools.islice(elements, self._parts)):
+            missing = self._parts - len(step)
+            if missing and self._source.has_static_rows:
+                return
+            yield step + [empty(step[0]) for _ in range(missing)]
+
+    @property
+    def cardinality(self) -> int:
+        count = self._source.cardinality
+        if count < 0 or count % self._parts == 0:
+            return count if count < 0 else count // self._parts
+        return count // self._parts + (not self._source.has_static_rows)
+
+    @property
+    def spec(self) -> Any:
+        return self._source.spec
+
+    def keras_data(self) -> Any:
+        return _joined_adapter(self)
+
+
+@final
+class ReplicasFeed(Feed):
+    """Each replica has a source of its own.
+
+    Args:
+        sources: Sequence of `Source`s, in replica order.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.restarts = all(source.restarts for source in sources)
+        self._sources = tuple(sources)
+
+    def steps(self) -> Iterator[list[Any]]:
+        passes = [source.read() for source in self._sources]
+        missing = object()
+        for step in itertools.zip_longest(*passes, fillvalue=missing):
+            filled = next(part for part in step if part is not missing)
+            if any(p is missing for p in step) and self._has_static_rows:
+                return
+            yield [empty(filled) if p is missing else p for p in step]
+
+    @property
+    def cardinality(self) -> int:
+        counts = [source.cardinality for source in self._sources]
+        if len(set(counts)) == 1:
+            return counts[0]
+        if UNKNOWN in counts:
+            return UNKNOWN
+        if self._has_static_rows:
+            return min(count for count in counts if count != INFINITE)
+        return INFINITE if INFINITE in counts else max(counts)
+
+    @property
+    def _has_static_rows(self) -> bool:
+        return any(
+            source.has_static_rows
+            for source in self._sources
+            if source.known_spec() is not None
+        )
+
+    @property
+    def spec(self) -> Any:
+        return self._sources[0].spec
+
+    def keras_data(self) -> Any:
+        return _joined_adapter(self)
+
+
+def cut(batch: Any, parts: int) -> list[Any]:
+    """A global batch's rows for each replica, in order.
+
+    Args:
+        batch: Nest of arrays with one number of rows; `None` is given to all.
+        parts: Integer, number of replicas.
+
+    Returns:
+        List of nests like `batch`. With fewer rows than replicas, some have
+        arrays of no rows.
+
+    Raises:
+        ValueError: If it is no batch.
+
+    Example:
+
+    >>> [part.tolist() for part in cut(np.arange(5), 3)]
+    [[0, 1], [2, 3], [4]]
+    """
+    edges = bounds(check_rows(batch), parts)
+    return [
+        _rows(batch, slice(start, stop))
+        for start, stop in zip(edges[:-1], edges[1:], strict=True)
+    ]
+
+
+def _rows(batch: Any, rows: slice) -> Any:
+    def own(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        try:
+            return leaf[rows]
+        except TypeError as error:
+            where = next(p for p, x in named_leaves(batch) if x is leaf)
+            raise ValueError(
+                "A batch can't be split into rows. Received: "
+                f"{describe(where, leaf)}, a {type(leaf).__name__}. Expected: "
+                "arrays or dense tensors."
+            ) from error
+
+    return map_nest(own, batch)
+
+
+def empty(element: Any) -> Any:
+    """The element without its rows, for a replica that has no data."""
+    return map_nest(lambda leaf: leaf[:0] if shape_of(leaf) else leaf, element)
+
+
+def with_shape(leaf: Any, shape: tuple[int | None, ...]) -> Any:
+    """A `keras.KerasTensor` like another one but for its shape."""
+    return keras.KerasTensor(
+        shape, leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
+    )
+
+
+def _joined_adapter(feed: Feed) -> Any:
+    def batches() -> Iterator[Any]:
+        return (_joined(step) for step in feed.steps())
+
+    if feed.restarts:
+        return RepeatableBatches(batches, feed.cardinality)
+    return one_shot_batches(batches())
+
+
+def _joined(step: list[Any]) -> Any:
+    """One global batch of the parts of a step."""
+
+    def join(parts: Sequence[Any]) -> Any:
+        if parts[0] is None:
+            return None
+        return np.concatenate([_on_host(part) for part in parts])
+
+    return regroup(step, join)
+
+
+def _on_host(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    return keras.ops.convert_to_numpy(leaf)

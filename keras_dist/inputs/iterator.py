@@ -1,0 +1,188 @@
+"""Iterators over distributed data."""
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import final
+
+from keras_dist import context
+from keras_dist.errors import KerasDistError
+from keras_dist.training import keras_internals
+
+
+class OutOfRangeError(KerasDistError, StopIteration):
+    """`get_next` was called after the last element.
+
+    Fix: loop with `for`, or ask `get_next_as_optional`.
+    """
+
+
+@final
+class OptionalElement:
+    """An element, or the end of the data.
+
+    Args:
+        elements: List with the element, or an empty one.
+        spec: Callable that returns the element's spec.
+    """
+
+    def __init__(self, elements: list[Any], spec: Callable[[], Any]) -> None:
+        self._elements = elements
+        self._spec = spec
+
+    def has_value(self) -> bool:
+        """Whether there is an element."""
+        return bool(self._elements)
+
+    def get_value(self) -> Any:
+        """The element.
+
+        Raises:
+            ValueError: At the end of the data.
+        """
+        if not self._elements:
+            raise ValueError(
+                "The optional has no value: the data is at its end. Call "
+                "`has_value()` first."
+            )
+        return self._elements[0]
+
+    @property
+    def element_spec(self) -> Any:
+        """The element's spec, as `DistributedDataset.element_spec`."""
+        return self._spec()
+
+
+@final
+class DistributedIterator:
+    """One pass over a `DistributedDataset`.
+
+    Made by `iter(distributed_dataset)`. It reads on the host, in the thread
+    that asks for elements, and sends
+    `experimental_per_replica_buffer_size` steps ahead to the devices.
+
+    An error of the data is raised where its element would have come.
+
+    Args:
+        steps: Iterator over lists of each replica's part.
+        place: Callable that puts such a list on the devices.
+        ahead: Integer, steps that are read ahead.
+        spec: Callable that returns the elements' spec.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> data = strategy.experimental_distribute_dataset(
+    ...     [keras.ops.arange(4.0), keras.ops.arange(1.0)]
+    ... )
+    >>> iterator = iter(data)
+    >>> [part.shape[0] for part in next(iterator).values]
+    [2, 2]
+    >>> iterator.get_next_as_optional().has_value()
+    True
+    >>> iterator.get_next_as_optional().has_value()
+    False
+    """
+
+    def __init__(
+        self,
+        steps: Iterator[list[Any]],
+        place: Callable[[list[Any]], Any],
+        ahead: int,
+        spec: Callable[[], Any],
+    ) -> None:
+        self._steps = steps
+        self._place = place
+        self._ahead = ahead
+        self._spec = spec
+        self._read: deque[tuple[Any, Exception | None]] = deque()
+        self._is_at_end = False
+
+    def __iter__(self) -> "DistributedIterator":
+        return self
+
+    def __next__(self) -> Any:
+        """The next element: a nest of `PerReplica` values.
+
+        With one replica, a nest of tensors.
+
+        Raises:
+            StopIteration: At the end.
+            ValueError: In a replica function.
+            NotImplementedError: Inside of a `tf.function`.
+        """
+        check_place("next(iterator)")
+        # Before taking one out, so that an interrupt loses none.
+        self._read_ahead()
+        if not self._read:
+            raise StopIteration
+        element, error = self._read.popleft()
+        if error is not None:
+            raise error
+        return element
+
+    def get_next(self) -> Any:
+        """The next element, as `next(iterator)` gives it.
+
+        Raises:
+            OutOfRangeError: At the end; it is a `StopIteration` too.
+            ValueError: In a replica function.
+        """
+        optional = self.get_next_as_optional()
+        if not optional.has_value():
+            raise OutOfRangeError("End of the data: there is no next element.")
+        return optional.get_value()
+
+    def get_next_as_optional(self) -> OptionalElement:
+        """The next element, or what says that there is none.
+
+        Returns:
+            An object with `has_value()` and `get_value()`.
+        """
+        try:
+            return OptionalElement([next(self)], self._spec)
+        except StopIteration:
+            return OptionalElement([], self._spec)
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of the elements, as `DistributedDataset.element_spec`."""
+        return self._spec()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the end was reached."""
+        return self._is_at_end and not self._read
+
+    def _read_ahead(self) -> None:
+        while not self._is_at_end and len(self._read) <= self._ahead:
+            if self._read and self._read[-1][1] is not None:
+                return
+            try:
+                self._read.append((self._place(next(self._steps)), None))
+            except StopIteration:
+                self._is_at_end = True
+            except Exception as error:
+                self._read.append((None, error))
+
+
+def check_place(what: str) -> None:
+    """Refuses to read data where each replica, or a trace, would read it.
+
+    Raises:
+        ValueError: In a replica function.
+        NotImplementedError: Inside of a `tf.function`.
+    """
+    if context.in_replica_function():
+        raise ValueError(
+            f"{what} should be called from outside of replica_fn. Call it "
+            "before and pass the element to the replicas: "
+            "`strategy.run(replica_fn, args=(next(iterator),))`."
+        )
+    if keras_internals.in_tf_graph():
+        raise NotImplementedError(
+            f"{what} was called inside of a `tf.function`, where one batch "
+            "would become a constant of the graph. Expected: a loop outside "
+            "that passes each element to a compiled step."
+        )

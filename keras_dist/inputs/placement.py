@@ -1,0 +1,102 @@
+"""Placement: parts on the host become values on the replicas' devices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.backend import Executor
+from keras_dist.device import Device
+from keras_dist.inputs.leaves import describe
+from keras_dist.inputs.leaves import named_leaves
+from keras_dist.inputs.options import InputOptions
+from keras_dist.inputs.sources.source import dtype_name
+from keras_dist.regroup import map_nest
+from keras_dist.regroup import regroup
+from keras_dist.values import PerReplica
+
+HOST = Device("cpu", 0)
+
+
+class Placement:
+    """Puts each replica's part where the options say.
+
+    Args:
+        executor: The strategy's `Executor`.
+        options: The `InputOptions`.
+    """
+
+    def __init__(self, executor: Executor, options: InputOptions) -> None:
+        self._executor = executor
+        is_on_devices = (
+            options.experimental_fetch_to_device
+            or options.experimental_place_dataset_on_device
+        )
+        devices = executor.plan.devices
+        self._devices = devices if is_on_devices else (HOST,) * len(devices)
+
+    def __call__(self, parts: Sequence[Any]) -> Any:
+        """One nest of the parts' nests.
+
+        Args:
+            parts: Sequence of nests of arrays, in replica order.
+
+        Returns:
+            A nest of `PerReplica`s, or of tensors with one replica.
+
+        Raises:
+            ValueError: If the backend has no such array, naming the leaf.
+        """
+        placed = [
+            self._part(part, device)
+            for part, device in zip(parts, self._devices, strict=True)
+        ]
+        return regroup(placed, _per_replica, always=True)
+
+    def spec(self, part_spec: Any) -> Any:
+        """The spec of what is delivered, of the spec of a replica's part."""
+        specs = [map_nest(self._delivered, part_spec)] * len(self._devices)
+        return regroup(specs, _per_replica, always=True)
+
+    def _part(self, part: Any, device: Device) -> Any:
+        def put(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            # Reading ahead must not change it where data reuses its memory.
+            own = leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+            try:
+                return self._executor.put(own, device)
+            except (TypeError, ValueError) as error:
+                where = next(p for p, x in named_leaves(part) if x is leaf)
+                raise ValueError(
+                    f"Data can't be put on device '{device}'. Received: "
+                    f"{describe(where, leaf)}. Expected: a dtype that the "
+                    f"backend '{keras.backend.backend()}' has."
+                ) from error
+
+        return map_nest(put, part)
+
+    def _delivered(self, leaf: Any) -> Any:
+        if not isinstance(leaf, keras.KerasTensor):
+            return leaf
+        return keras.KerasTensor(
+            leaf.shape,
+            self._dtype(leaf.dtype),
+            sparse=leaf.sparse,
+            ragged=leaf.ragged,
+        )
+
+    def _dtype(self, name: str) -> str:
+        """The dtype that the backend makes of one; not all have 64 bits."""
+        try:
+            sample = np.zeros((0,), name)
+        except TypeError:
+            return name  # such as string, which is no NumPy dtype
+        return dtype_name(self._executor.put(sample, HOST).dtype)
+
+
+def _per_replica(parts: Sequence[Any]) -> Any:
+    if all(part is None for part in parts):
+        return None
+    return PerReplica(parts)

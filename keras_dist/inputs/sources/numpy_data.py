@@ -1,0 +1,233 @@
+"""NumPy arrays as a dataset of their rows, and of batches of them."""
+
+import itertools
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import final
+
+import keras
+import numpy as np
+
+from keras_dist.inputs.leaves import readable
+from keras_dist.inputs.leaves import shape_of
+from keras_dist.inputs.sources.source import INFINITE
+from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import dtype_name
+from keras_dist.regroup import leaves_of
+from keras_dist.regroup import map_nest
+
+
+@final
+class NumpyDataset:
+    """The rows of arrays, one by one, or in batches.
+
+    `strategy.experimental_make_numpy_dataset` makes it. It can be iterated
+    over again and again.
+
+    Args:
+        columns: Nest of NumPy arrays with one number of rows.
+        repeats: Integer, how often the rows come, or `None` for ever.
+        batch_size: Integer, or `None` for single rows.
+        drop_remainder: Boolean, whether an incomplete last batch is left out.
+
+    Example:
+
+    >>> dataset = numpy_dataset(np.arange(5))
+    >>> [batch.tolist() for batch in dataset.batch(2)]
+    [[0, 1], [2, 3], [4]]
+    >>> int(dataset.reduce(0, lambda total, row: total + row))
+    10
+    """
+
+    def __init__(
+        self,
+        columns: Any,
+        repeats: int | None = 1,
+        batch_size: int | None = None,
+        drop_remainder: bool = False,
+    ) -> None:
+        self.columns = columns
+        self.repeats = repeats
+        self.batch_size = batch_size
+        self.drop_remainder = drop_remainder
+        self._rows = len(leaves_of(columns)[0])
+
+    def batch(
+        self, batch_size: int, drop_remainder: bool = False
+    ) -> "NumpyDataset":
+        """Groups rows.
+
+        Args:
+            batch_size: Integer, at least 1; for a distributed dataset the
+                global batch size.
+            drop_remainder: Boolean, whether an incomplete last batch is left
+                out.
+
+        Returns:
+            A `NumpyDataset` of batches.
+
+        Raises:
+            ValueError: If the size is not positive, or rows are grouped
+                already.
+        """
+        if self.batch_size is not None:
+            raise ValueError(
+                f"The dataset is in batches of {self.batch_size} already. "
+                f"Received: batch_size={batch_size}."
+            )
+        if batch_size < 1:
+            raise ValueError(
+                "`batch_size` must be at least 1. Received: "
+                f"batch_size={batch_size}."
+            )
+        return NumpyDataset(
+            self.columns, self.repeats, batch_size, drop_remainder
+        )
+
+    def repeat(self, count: int | None = None) -> "NumpyDataset":
+        """Reads the rows several times; before `batch`.
+
+        Args:
+            count: Integer, how often, or `None` for ever.
+
+        Returns:
+            A `NumpyDataset`.
+
+        Raises:
+            ValueError: If rows are grouped already.
+        """
+        if self.batch_size is not None:
+            raise ValueError(
+                "`repeat` comes before `batch`, whose batches it would not "
+                f"fill. Received: a dataset in batches of {self.batch_size}."
+            )
+        if count is None or self.repeats is None:
+            return NumpyDataset(self.columns, None)
+        return NumpyDataset(self.columns, self.repeats * count)
+
+    def reduce(
+        self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
+    ) -> Any:
+        """Combines all elements.
+
+        Args:
+            initial_state: Any object, the state before the first element.
+            reduce_func: Callable from a state and an element to a state.
+
+        Returns:
+            The last state.
+        """
+        state = initial_state
+        for element in self:
+            state = reduce_func(state, element)
+        return state
+
+    @property
+    def cardinality(self) -> int:
+        """Number of elements, -1 if they never end."""
+        total, size = self._total, self.batch_size or 1
+        if total is None:
+            return INFINITE
+        return total // size if self.drop_remainder else -(-total // size)
+
+    @property
+    def element_spec(self) -> Any:
+        """A nest like an element, of `keras.KerasTensor`s."""
+        rows: tuple[int | None, ...] = ()
+        if self.batch_size is not None:
+            is_static = self.drop_remainder or self._total is None
+            rows = (self.batch_size if is_static else None,)
+        return map_nest(
+            lambda column: keras.KerasTensor(
+                (*rows, *column.shape[1:]), dtype_name(column.dtype)
+            ),
+            self.columns,
+        )
+
+    @property
+    def _total(self) -> int | None:
+        return None if self.repeats is None else self.repeats * self._rows
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._rows:
+            return
+        for index in itertools.count():
+            if self.cardinality != INFINITE and index >= self.cardinality:
+                return
+            yield self._element(index)
+
+    def _element(self, index: int) -> Any:
+        if self.batch_size is None:
+            row = index % self._rows
+            return map_nest(lambda column: column[row], self.columns)
+        start, stop = index * self.batch_size, (index + 1) * self.batch_size
+        if self._total is not None:
+            stop = min(stop, self._total)
+        if start // self._rows == (stop - 1) // self._rows:
+            first = start % self._rows
+            rows: Any = slice(first, first + stop - start)
+        else:
+            rows = np.arange(start, stop) % self._rows
+        return map_nest(lambda column: column[rows], self.columns)
+
+
+def numpy_dataset(numpy_input: Any) -> NumpyDataset:
+    """A dataset of the rows of arrays.
+
+    Args:
+        numpy_input: NumPy array, or tuples and dicts of them, with one number
+            of rows. A list is stacked to one array, as `tf.data` does it.
+
+    Returns:
+        A `NumpyDataset` of rows.
+
+    Raises:
+        ValueError: If numbers of rows differ, or an array has no rows.
+
+    Example:
+
+    >>> numpy_dataset(np.ones(10)).reduce(0.0, lambda a, b: float(a + b))
+    10.0
+    """
+    columns = _columns(numpy_input)
+    shapes = [shape_of(column) for column in leaves_of(columns)]
+    if not shapes or () in shapes or len({s[0] for s in shapes}) > 1:
+        raise ValueError(
+            "`numpy_input` must be arrays with one number of rows along axis "
+            f"0. Received: arrays of shapes {shapes}."
+        )
+    return NumpyDataset(columns)
+
+
+def _columns(nest: Any) -> Any:
+    if isinstance(nest, Mapping):
+        return {key: _columns(nest[key]) for key in nest}
+    if isinstance(nest, tuple):
+        columns = [_columns(item) for item in nest]
+        return type(nest)(*columns) if hasattr(nest, "_fields") else (*columns,)
+    return np.asarray(readable(nest))
+
+
+@final
+class NumpySource(Source):
+    """A `NumpyDataset`.
+
+    Args:
+        dataset: The dataset.
+    """
+
+    def __init__(self, dataset: NumpyDataset) -> None:
+        super().__init__()
+        self._dataset = dataset
+
+    def open(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+    @property
+    def cardinality(self) -> int:
+        return self._dataset.cardinality
+
+    def known_spec(self) -> Any:
+        return self._dataset.element_spec

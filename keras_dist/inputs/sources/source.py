@@ -1,0 +1,121 @@
+"""Source: what distribution needs to know about a user's data."""
+
+import itertools
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_dist.inputs.adapters import RepeatableBatches
+from keras_dist.inputs.leaves import readable
+from keras_dist.inputs.leaves import shape_of
+from keras_dist.regroup import leaves_of
+from keras_dist.regroup import map_nest
+
+INFINITE = -1
+UNKNOWN = -2
+
+
+class Source(ABC):
+    """Data that is read in passes, an element at a time.
+
+    An element is a nest of NumPy arrays and tensors of the framework.
+
+    Attributes:
+        restarts: Whether each pass starts anew. If not, a pass goes on where
+            the one before was left.
+    """
+
+    restarts = True
+
+    def __init__(self) -> None:
+        self._begun: Iterator[Any] | None = None
+        self._seen: Any = None
+
+    @abstractmethod
+    def open(self) -> Iterator[Any]:
+        """Begins a pass over the data as the user made it."""
+
+    @property
+    def cardinality(self) -> int:
+        """Number of elements, `INFINITE` or `UNKNOWN`."""
+        return UNKNOWN
+
+    @property
+    def spec(self) -> Any:
+        """A nest like an element, of `keras.KerasTensor`s.
+
+        Raises:
+            ValueError: If there is no element to tell it.
+        """
+        spec = self.known_spec()
+        if spec is None:
+            raise ValueError(
+                "The `element_spec` of data without elements is not known. "
+                f"Received: no element from a {type(self).__name__}."
+            )
+        return spec
+
+    @property
+    def has_static_rows(self) -> bool:
+        """Whether all elements have one number of rows, so none has fewer."""
+        leaves = leaves_of(self.known_spec())
+        return all(None not in shape_of(leaf)[:1] for leaf in leaves)
+
+    def check_batched(self) -> None:
+        """Refuses data that is known, before it is read, to have no batches.
+
+        Raises:
+            ValueError: If elements are scalars only.
+        """
+
+    def known_spec(self) -> Any:
+        """The spec, or `None` if there is no element to tell it.
+
+        A source that does not know reads the first element, which the next
+        pass delivers.
+        """
+        if self._seen is None:
+            begun = self.read()
+            first = list(itertools.islice(begun, 1))
+            self._begun = itertools.chain(first, begun)
+        return self._seen
+
+    def read(self) -> Iterator[Any]:
+        """Begins a pass, of readable leaves."""
+        begun, self._begun = self._begun, None
+        return self._elements() if begun is None else begun
+
+    def _elements(self) -> Iterator[Any]:
+        for element in self.open():
+            leaves = map_nest(readable, element)
+            if self._seen is None:
+                self._seen = map_nest(_spec_of, leaves)
+            yield leaves
+
+    def trace(self) -> Any:
+        """What an iterator inside of a `tf.function` is made of, or `None`."""
+        return None
+
+    def keras_data(self) -> Any:
+        """The same batches as something that `fit` takes."""
+        return RepeatableBatches(self.read, self.cardinality)
+
+
+def _spec_of(leaf: Any) -> Any:
+    if leaf is None:
+        return None
+    shape = shape_of(leaf)
+    dtype = dtype_name(getattr(leaf, "dtype", type(leaf)))
+    return keras.KerasTensor((None, *shape[1:]) if shape else (), dtype)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Keras' name of a dtype of any framework."""
+    kind = getattr(dtype, "kind", "")
+    if isinstance(kind, str) and kind in "OSU" and kind:
+        return "string"
+    name: str = keras.backend.standardize_dtype(dtype)
+    return name

@@ -1,0 +1,59 @@
+"""Reading data inside of a `tf.function`: a loop of the graph."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_dist.inputs.feeds import Feed
+from keras_dist.inputs.feeds import GlobalFeed
+from keras_dist.inputs.placement import Placement
+
+
+def reduce_in_graph(
+    feed: Feed,
+    placement: Placement,
+    initial_state: Any,
+    reduce_func: Callable[[Any, Any], Any],
+) -> Any:
+    """Combines the elements of a pass, as a loop of the graph.
+
+    Args:
+        feed: The `Feed`, of a `tf.data.Dataset` of global batches.
+        placement: The `Placement` of its parts.
+        initial_state: Nest of tensors and numbers.
+        reduce_func: Callable from a state and an element to a state.
+
+    Returns:
+        The last state.
+
+    Raises:
+        NotImplementedError: If the data can't be read by a graph.
+    """
+    data = feed.trace() if isinstance(feed, GlobalFeed) else None
+    if not isinstance(feed, GlobalFeed) or data is None:
+        raise NotImplementedError(
+            "Inside of a `tf.function` a distributed dataset can be read only "
+            "if it was made by `experimental_distribute_dataset` of a "
+            f"`tf.data.Dataset`. Received: a {type(feed).__name__} of other "
+            "data. Expected: a loop outside that passes each element to a "
+            "compiled step."
+        )
+    iterator = iter(data)
+
+    def step(_: Any, state: Any) -> tuple[Any, Any]:
+        optional = iterator.get_next_as_optional()
+        has_value = optional.has_value()
+        # A graph has both branches, so the end is looked at in the loop.
+        return has_value, keras.ops.cond(
+            has_value,
+            lambda: reduce_func(
+                state, placement(feed.split(optional.get_value()))
+            ),
+            lambda: state,
+        )
+
+    _, state = keras.ops.while_loop(
+        lambda has_value, _: has_value, step, (True, initial_state)
+    )
+    return state

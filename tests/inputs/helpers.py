@@ -1,0 +1,79 @@
+"""What the tests of distributed input share."""
+
+import importlib.util
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+from keras_dist.inputs.dataset import distribute_dataset
+from keras_dist.inputs.dataset import distribute_from_function
+
+BACKEND = keras.backend.backend()
+
+
+def installed(module):
+    return pytest.mark.skipif(
+        importlib.util.find_spec(module) is None,
+        reason=f"The data is of {module}, which is not installed.",
+    )
+
+
+def strategy_of(num_replicas):
+    """A strategy of so many replicas, on CPUs."""
+    return keras_dist.MirroredStrategy(
+        [f"cpu:{index}" for index in range(num_replicas)]
+    )
+
+
+def distributed(data, num_replicas, options=None):
+    return distribute_dataset(strategy_of(num_replicas), data, options)
+
+
+def from_function(dataset_fn, num_replicas, options=None):
+    return distribute_from_function(
+        strategy_of(num_replicas), dataset_fn, options
+    )
+
+
+def parts(value):
+    """One leaf's component of each replica, as NumPy arrays."""
+    is_many = isinstance(value, keras_dist.PerReplica)
+    return [
+        keras.ops.convert_to_numpy(part)
+        for part in (value.values if is_many else [value])
+    ]
+
+
+def lists(value):
+    """One leaf's component of each replica, as lists."""
+    return [part.tolist() for part in parts(value)]
+
+
+def joined(value):
+    """One leaf's rows, of all replicas in order."""
+    return np.concatenate(parts(value))
+
+
+def device_of(tensor):
+    """The device of a tensor, spelled as ours; `None` on PyTorch's CPU."""
+    if BACKEND == "jax":
+        (device,) = tensor.devices()
+        return f"{device.platform}:{device.id}"
+    if BACKEND == "tensorflow":
+        kind, index = tensor.device.rsplit(":", 2)[-2:]
+        return f"{kind.lower()}:{index}"
+    return None
+
+
+def slices(columns, batch_size):
+    """Batches of a nest of arrays, as a list."""
+    rows = len(keras.tree.flatten(columns)[0])
+    return [
+        keras.tree.map_structure(
+            lambda column, start=start: column[start : start + batch_size],
+            columns,
+        )
+        for start in range(0, rows, batch_size)
+    ]

@@ -1,0 +1,44 @@
+"""The private names of Keras that distributed input needs are there.
+
+A failure here means that Keras moved something: the table in
+`keras_dist/training/keras_internals.py` says what each is for.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+
+from inputs.helpers import slices
+from inputs.test_sources import Batches
+from keras_dist.training import keras_internals
+
+
+@pytest.mark.smoke
+def test_adapters_are_as_we_extend_them():
+    adapter = keras_internals.GeneratorDataAdapter(
+        iter([(np.zeros(2),), (np.ones(2),), (np.ones(2),)])
+    )
+    assert len(adapter._first_batches) == 2
+    assert len(list(adapter.generator())) == 3
+
+
+@pytest.mark.smoke
+def test_what_tells_data_apart():
+    for name in ("tf_dataset", "torch_dataloader", "grain_dataset"):
+        assert not getattr(keras_internals, f"is_{name}")([])
+    assert not keras_internals.is_torch_tensor(np.zeros(2))
+    assert not keras_internals.in_tf_graph()
+
+
+@pytest.mark.smoke
+def test_workers_read_in_order():
+    parameters = inspect.signature(
+        keras_internals.py_dataset_adapter.OrderedEnqueuer
+    ).parameters
+    assert {"workers", "use_multiprocessing", "max_queue_size"} <= {*parameters}
+    dataset = Batches(slices(np.arange(20), 2), workers=3, max_queue_size=2)
+    assert isinstance(dataset, keras.utils.PyDataset)
+    read = [batch[0] for batch in keras_internals.read_with_workers(dataset)]
+    assert read == [*range(0, 20, 2)]

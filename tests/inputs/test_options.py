@@ -1,0 +1,126 @@
+"""Options and contexts: defaults, checks, printed forms."""
+
+import pytest
+
+from keras_dist.inputs.communication import CollectiveCommunication
+from keras_dist.inputs.communication import CollectiveHints
+from keras_dist.inputs.communication import CommunicationImplementation
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.inputs.options import InputContext
+from keras_dist.inputs.options import InputOptions
+from keras_dist.inputs.options import InputReplicationMode
+from keras_dist.inputs.options import RunOptions
+from keras_dist.inputs.options import ValueContext
+from keras_dist.inputs.options import check_input_options
+
+PER_REPLICA = InputReplicationMode.PER_REPLICA
+
+
+def test_input_context():
+    context = InputContext()
+    assert context.num_input_pipelines == 1
+    assert context.input_pipeline_id == 0
+    assert context.num_replicas_in_sync == 1
+    assert str(context) == (
+        "keras_dist.InputContext(input pipeline id 0, total: 1)"
+    )
+    assert InputContext(2, 1, 6).get_per_replica_batch_size(12) == 2
+    with pytest.raises(ValueError, match="13 with 6 replicas.*such as 18"):
+        InputContext(2, 1, 6).get_per_replica_batch_size(13)
+
+
+def test_value_context():
+    assert ValueContext().num_replicas_in_sync == 1
+    assert ValueContext(1, 2).replica_id_in_sync_group == 1
+    assert str(ValueContext(1, 2)) == (
+        "keras_dist.ValueContext(replica id 1, total replicas in sync: 2)"
+    )
+
+
+def test_replication_mode_has_string_values():
+    assert [mode.value for mode in InputReplicationMode] == [
+        "PER_WORKER",
+        "PER_REPLICA",
+    ]
+
+
+def test_input_options_are_a_named_tuple():
+    options = InputOptions()
+    assert options == (True, InputReplicationMode.PER_WORKER, False, 1)
+    assert InputOptions(False).experimental_fetch_to_device is False
+    assert repr(options).startswith(
+        "InputOptions(experimental_fetch_to_device=True, "
+    )
+    assert (
+        options._replace(
+            experimental_per_replica_buffer_size=3
+        ).experimental_per_replica_buffer_size
+        == 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            InputOptions(experimental_place_dataset_on_device=True),
+            "also specify `PER_REPLICA`",
+        ),
+        (
+            InputOptions(None, PER_REPLICA, True),
+            "`experimental_fetch_to_device` is True",
+        ),
+        (
+            InputOptions(experimental_per_replica_buffer_size=-1),
+            "at least 0. Received: -1",
+        ),
+        (
+            InputOptions(experimental_per_replica_buffer_size=None),
+            "at least 0. Received: None",
+        ),
+    ],
+)
+def test_options_that_contradict(options, message):
+    with pytest.raises(ValueError, match=message):
+        check_input_options(options)
+
+
+def test_options_that_fit():
+    assert check_input_options(None) == InputOptions()
+    placed = InputOptions(False, PER_REPLICA, True)
+    assert check_input_options(placed) == placed
+    by_name = InputOptions(experimental_replication_mode="PER_REPLICA")
+    checked = check_input_options(by_name)
+    assert checked.experimental_replication_mode is PER_REPLICA
+    with pytest.raises(TypeError, match="Received: {} of type dict"):
+        check_input_options({})
+
+
+def test_run_options():
+    assert RunOptions() == (True, False, None)
+    assert RunOptions(experimental_xla_options=1).experimental_xla_options == 1
+
+
+def test_communication_options():
+    options = CommunicationOptions()
+    assert options == (0, None, CommunicationImplementation.AUTO)
+    options = CommunicationOptions(5, 1.0, "ring")
+    assert repr(options) == (
+        "CommunicationOptions(bytes_per_pack=5, timeout_seconds=1.0, "
+        "implementation=CommunicationImplementation.RING)"
+    )
+    with pytest.raises(ValueError, match="Received: -1"):
+        CommunicationOptions(bytes_per_pack=-1)
+    with pytest.raises(ValueError, match="of type int"):
+        CommunicationOptions(implementation=1)
+    with pytest.raises(ValueError, match="'AUTO', 'RING', 'NCCL'.*'GLOO'"):
+        CommunicationOptions(implementation="GLOO")
+
+
+def test_older_names_of_communication():
+    assert CollectiveCommunication is CommunicationImplementation
+    hints = CollectiveHints(timeout_seconds=3.0)
+    assert isinstance(hints, CommunicationOptions)
+    assert hints == (0, 3.0, CommunicationImplementation.AUTO)
+    with pytest.raises(ValueError, match="bytes_per_pack"):
+        CollectiveHints(-1)

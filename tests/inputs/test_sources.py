@@ -1,0 +1,269 @@
+"""Every kind of data: the same rows in order, and again in the next pass."""
+
+import gc
+import threading
+
+import keras
+import numpy as np
+import pytest
+
+from inputs.helpers import distributed
+from inputs.helpers import installed
+from inputs.helpers import joined
+from inputs.helpers import lists
+from inputs.helpers import slices
+from keras_dist.inputs.sources.numpy_data import numpy_dataset
+
+ROWS, BATCH_SIZE = 11, 4
+COLUMNS = (
+    np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3),
+    np.arange(ROWS, dtype="int32"),
+)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, batches, **kwargs):
+        super().__init__(**kwargs)
+        self._batches = batches
+        self.epochs = 0
+
+    def __len__(self):
+        return len(self._batches)
+
+    def __getitem__(self, index):
+        return self._batches[index]
+
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+def from_list():
+    return slices(COLUMNS, BATCH_SIZE)
+
+
+def from_function():
+    return lambda: iter(slices(COLUMNS, BATCH_SIZE))
+
+
+def from_numpy():
+    return numpy_dataset(COLUMNS).batch(BATCH_SIZE)
+
+
+def from_py_dataset():
+    return Batches(slices(COLUMNS, BATCH_SIZE))
+
+
+def from_py_dataset_workers():
+    return Batches(slices(COLUMNS, BATCH_SIZE), workers=2, max_queue_size=2)
+
+
+def from_tensors():
+    return keras.tree.map_structure(
+        keras.ops.convert_to_tensor, slices(COLUMNS, BATCH_SIZE)
+    )
+
+
+def from_tf_data():
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(COLUMNS).batch(BATCH_SIZE)
+
+
+def from_torch_loader():
+    import torch
+
+    columns = [torch.from_numpy(column) for column in COLUMNS]
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*columns), batch_size=BATCH_SIZE
+    )
+
+
+def _grain_rows():
+    import grain
+
+    return grain.MapDataset.source(list(zip(*COLUMNS, strict=True)))
+
+
+def from_grain_map():
+    return _grain_rows().batch(BATCH_SIZE)
+
+
+def from_grain_iter():
+    return _grain_rows().to_iter_dataset().batch(BATCH_SIZE)
+
+
+def from_grain_loader():
+    import grain
+
+    rows = list(zip(*COLUMNS, strict=True))
+    return grain.DataLoader(
+        data_source=rows,
+        sampler=grain.samplers.SequentialSampler(
+            num_records=ROWS, shard_options=grain.sharding.NoSharding()
+        ),
+        operations=[grain.transforms.Batch(BATCH_SIZE)],
+    )
+
+
+KINDS = [
+    pytest.param(from_list, 3, id="list"),
+    pytest.param(from_function, -2, id="function"),
+    pytest.param(from_numpy, 3, id="numpy"),
+    pytest.param(from_py_dataset, 3, id="py_dataset"),
+    pytest.param(from_py_dataset_workers, 3, id="py_dataset_workers"),
+    pytest.param(from_tensors, 3, id="tensors"),
+    pytest.param(from_tf_data, 3, id="tf_data", marks=installed("tensorflow")),
+    pytest.param(
+        from_torch_loader, 3, id="torch_loader", marks=installed("torch")
+    ),
+    pytest.param(from_grain_map, 3, id="grain_map", marks=installed("grain")),
+    pytest.param(
+        from_grain_iter, -2, id="grain_iter", marks=installed("grain")
+    ),
+    pytest.param(
+        from_grain_loader, -2, id="grain_loader", marks=installed("grain")
+    ),
+]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@pytest.mark.parametrize(("make", "cardinality"), KINDS)
+def test_kind(make, cardinality, num_replicas):
+    data = distributed(make(), num_replicas)
+    expected = slices(COLUMNS, BATCH_SIZE)
+    assert data.cardinality == cardinality
+    for _ in range(2):
+        batches = list(data)
+        assert len(batches) == len(expected)
+        for (x, y), (own_x, own_y) in zip(batches, expected, strict=True):
+            np.testing.assert_array_equal(joined(x), own_x)
+            np.testing.assert_array_equal(joined(y), own_y)
+    x_spec, y_spec = data.element_spec
+    if num_replicas > 1:
+        assert len(x_spec.values) == num_replicas
+        x_spec, y_spec = x_spec.values[-1], y_spec.values[-1]
+    assert (x_spec.shape, x_spec.dtype) == ((None, 3), "float32")
+    assert (y_spec.shape, y_spec.dtype) == ((None,), "int32")
+
+
+def test_the_spec_is_read_from_a_batch_that_is_delivered():
+    read = []
+
+    def batches():
+        for index in range(3):
+            read.append(index)
+            yield np.full((2,), index)
+
+    data = distributed(batches(), 2)
+    assert data.element_spec.values[0].shape == (None,)
+    assert read == [0]
+    iterator = iter(data)
+    assert iterator.element_spec.values[1].shape == (None,)
+    assert [lists(batch) for batch in iterator] == [
+        [[0], [0]],
+        [[1], [1]],
+        [[2], [2]],
+    ]
+    assert read == [0, 1, 2]
+
+
+def test_the_spec_of_no_data():
+    with pytest.raises(ValueError, match="no element from a IterableSource"):
+        _ = distributed([], 2).element_spec
+    assert list(distributed([], 2)) == []
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_generator_is_read_once(num_replicas):
+    data = distributed((np.full((2,), i) for i in range(4)), num_replicas)
+    first = next(iter(data))
+    assert joined(first).tolist() == [0, 0]
+    # Another loop goes on, with what was read ahead.
+    assert [joined(batch)[0] for batch in data] == [1, 2, 3]
+    with pytest.raises(ValueError, match="was read to its end.*Expected"):
+        iter(data)
+
+
+def test_a_generator_stays_its_owners():
+    def batches():
+        for index in range(4):
+            yield np.full((2,), index)
+
+    mine = batches()
+    data = distributed(mine, 2)
+    next(iter(data))
+    del data
+    gc.collect()
+    assert next(mine).tolist() == [2, 2]
+
+
+def test_a_generator_may_reuse_its_memory():
+    """What is read ahead does not change what was read before."""
+
+    def batches():
+        buffer = np.zeros((4,), "float32")
+        for index in range(4):
+            buffer[:] = index
+            yield buffer
+
+    for num_replicas in (1, 2):
+        read = [joined(b).tolist() for b in distributed(batches, num_replicas)]
+        assert read == [[float(i)] * 4 for i in range(4)]
+
+
+def test_the_users_arrays_are_not_shared():
+    column = np.arange(4.0, dtype="float32")
+    (batch,) = distributed([column], 2)
+    column[:] = 0
+    assert lists(batch) == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def test_a_py_dataset_is_told_of_its_epochs():
+    dataset = from_py_dataset()
+    data = distributed(dataset, 2)
+    for _ in data:
+        pass
+    assert dataset.epochs == 1
+
+
+def test_a_py_dataset_without_end():
+    class Endless(keras.utils.PyDataset):
+        num_batches = None
+
+        def __getitem__(self, index):
+            return np.full((2,), index)
+
+    data = distributed(Endless(), 2)
+    assert data.cardinality == -1
+    iterator = iter(data)
+    assert [joined(next(iterator))[0] for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_end_with_the_pass(workers):
+    before = threading.active_count()
+    data = distributed(
+        Batches([np.zeros((2,))] * 50, workers=workers, max_queue_size=2), 2
+    )
+    iterator = iter(data)
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_shuffled_data_is_shuffled_again_and_cached_data_is_not():
+    tf = pytest.importorskip("tensorflow")
+    rows = tf.data.Dataset.range(64)
+    data = distributed(rows.shuffle(64, seed=3).batch(64), 2)
+    first, second = (joined(next(iter(data))).tolist() for _ in range(2))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(64))
+    cached = distributed(rows.shuffle(64, seed=3).batch(64).cache(), 2)
+    first, second = (joined(next(iter(cached))).tolist() for _ in range(2))
+    assert first == second
+
+
+def test_grain_repeated_for_ever():
+    pytest.importorskip("grain")
+    assert distributed(_grain_rows().repeat().batch(2), 2).cardinality == -1
