@@ -11,6 +11,7 @@ from conformance.helpers import numbers
 from conformance.helpers import per_replica
 from conformance.helpers import raw
 from conformance.helpers import replica_id
+from conformance.helpers import runs_compiled
 from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 
@@ -33,6 +34,7 @@ def test_sum_of_ones_is_the_number_of_replicas(api, strategy):
 
 
 @contract(49)
+@runs_compiled
 def test_a_compiled_sum_of_ones(api, strategy):
     def fn():
         ones = strategy.run(lambda: tensor(1.0))

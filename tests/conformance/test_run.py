@@ -16,6 +16,7 @@ from conformance.helpers import numbers
 from conformance.helpers import per_replica
 from conformance.helpers import raw
 from conformance.helpers import replica_id
+from conformance.helpers import runs_compiled
 from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 
@@ -286,6 +287,7 @@ def test_a_compiled_function_inside_of_run(api, mirrored):
 
 
 @contract(37)
+@runs_compiled
 def test_run_inside_of_a_compiled_function(api, mirrored):
     def fn():
         context = api.get_replica_context()
