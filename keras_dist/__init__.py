@@ -1,6 +1,8 @@
 """tf.distribute's programming model for Keras 3, on every backend."""
 
+from keras_dist import experimental
 from keras_dist import testing
+from keras_dist.context import experimental_set_strategy
 from keras_dist.context import has_strategy
 from keras_dist.context import in_cross_replica_context
 from keras_dist.errors import BackendNotFoundError
@@ -12,10 +14,22 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedKerasError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.inputs.dataset import DistributedDataset
+from keras_dist.inputs.iterator import DistributedIterator
+from keras_dist.inputs.options import InputContext
+from keras_dist.inputs.options import InputOptions
+from keras_dist.inputs.options import InputReplicationMode
+from keras_dist.inputs.options import RunOptions
+from keras_dist.reduction import ReduceOp
+from keras_dist.replica_context import ReplicaContext
+from keras_dist.replica_context import get_replica_context
 from keras_dist.strategies.default import get_strategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.one_device import OneDeviceStrategy
 from keras_dist.strategy import Strategy
+from keras_dist.values import DistributedValues
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
 from keras_dist.virtual import apply_environment as _apply_environment
 from keras_dist.virtual import list_devices
 from keras_dist.virtual import set_virtual_devices
@@ -25,16 +39,30 @@ __version__ = "0.1.0"
 __all__ = [
     "BackendNotFoundError",
     "DeviceError",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "KerasDistError",
     "MetricMergeError",
+    "Mirrored",
     "MirroredStrategy",
     "OneDeviceStrategy",
+    "PerReplica",
+    "ReduceOp",
+    "ReplicaContext",
     "ReplicaDivergenceError",
+    "RunOptions",
     "Strategy",
     "StrategyMismatchError",
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",
+    "experimental",
+    "experimental_set_strategy",
+    "get_replica_context",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",

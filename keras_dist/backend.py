@@ -17,10 +17,17 @@ from importlib.metadata import entry_points
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
+from keras_dist.components import Component
+from keras_dist.components import HeldComponent
 from keras_dist.device import Device
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.plan import Plan
+from keras_dist.reduction import ReduceOp
+from keras_dist.reduction import combine
+from keras_dist.training.replica import ReplicaRunner
 
 ENTRY_POINT_GROUP = "keras_dist.backends"
 
@@ -53,6 +60,76 @@ class Executor(ABC):
     @abstractmethod
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         """The devices that hold a copy of the variable, primary first."""
+
+    @property
+    def replicas(self) -> ReplicaRunner | None:
+        """What runs several replicas; `None` where there is only one."""
+        return None
+
+    @abstractmethod
+    def put(self, value: Any, device: Device) -> Any:
+        """A tensor on a device.
+
+        Args:
+            value: Tensor, NumPy array, number, or nest of numbers. It may
+                share memory with the result.
+            device: `Device`.
+        """
+
+    def mirror(self, value: Any) -> Any:
+        """A tensor where variables are, so that the two can be combined."""
+        return self.put(value, self.plan.primary)
+
+    @abstractmethod
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        """The copy of a mirrored variable that replica `index` reads."""
+
+    def component(
+        self, variable: keras.Variable, index: int, value: Callable[[], Any]
+    ) -> Component:
+        """Makes room for a replica's own value of a variable.
+
+        Args:
+            variable: A `keras.Variable`.
+            index: Integer, the replica's.
+            value: Callable that gives the value it starts with.
+        """
+        return HeldComponent(value())
+
+    def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
+        """Combines tensors of one shape element by element.
+
+        Args:
+            op: `ReduceOp`.
+            values: Sequence with each replica's tensor or number.
+
+        Returns:
+            Tensor where variables are.
+
+        Raises:
+            ValueError: If shapes differ.
+        """
+        here = [self.put(value, self.plan.primary) for value in values]
+        return self.mirror(combine(op, here))
+
+    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
+        """Joins tensors of each replica, on the primary device.
+
+        Args:
+            values: Sequence of tensors that fit together.
+            axis: Integer, not negative.
+        """
+        here = [self.put(value, self.plan.primary) for value in values]
+        return ops.concatenate(here, axis=axis)
+
+    def check_equal(
+        self, values: Sequence[Any], error: Callable[[], Exception]
+    ) -> None:
+        """Raises `error()` unless all values are equal, up to rounding."""
+        first, *others = [ops.convert_to_numpy(value) for value in values]
+        for other in others:
+            if not np.allclose(first, other, rtol=1e-4, equal_nan=True):
+                raise error()
 
     @abstractmethod
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:

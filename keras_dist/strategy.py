@@ -2,20 +2,22 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
 from keras_dist import context
-from keras_dist.backend import Executor
 from keras_dist.backend import get_backend
+from keras_dist.inputs.methods import InputMethods
 from keras_dist.plan import Plan
+from keras_dist.replica_methods import ReplicaMethods
 from keras_dist.training import keras_internals
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.creation import creation_hooks
 
 
-class Strategy:
+class Strategy(ReplicaMethods, InputMethods):
     """How computation and variables are spread over devices.
 
     Use one of the subclasses, or pass a `Plan` of your own.
@@ -33,23 +35,7 @@ class Strategy:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._executor = get_backend().executor(plan)
-
-    @property
-    def plan(self) -> Plan:
-        """The `Plan` this strategy made."""
-        return self._plan
-
-    @property
-    def executor(self) -> Executor:
-        """The backend's `Executor` bound to the plan."""
-        return self._executor
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas whose gradients are combined."""
-        return self.plan.num_replicas
+        super().__init__(plan, get_backend().executor(plan))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator["Strategy"]:
@@ -131,6 +117,21 @@ class Strategy:
         """
         claim_variable(variable, self)
         return tuple(str(d) for d in self._executor.devices_of(variable))
+
+    @property
+    def cluster_resolver(self) -> None:
+        """The cluster resolver in use: `None` on one worker."""
+        return None
+
+    def __copy__(self) -> "Strategy":
+        raise RuntimeError(
+            f"Must only deepcopy a strategy. Received: copy.copy({self!r}). "
+            "Use the strategy itself, or make another one."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
+        # What is copied with it (a model, say) goes on to belong to it.
+        return self
 
     def __repr__(self) -> str:
         devices = ", ".join(str(d) for d in self.plan.devices)

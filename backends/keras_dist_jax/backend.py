@@ -1,9 +1,6 @@
 """Devices of JAX, and executors on them."""
 
-import collections
-import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -13,6 +10,7 @@ from keras_dist.device import Device
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
+from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
@@ -20,14 +18,6 @@ from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
-
-_TYPES = {
-    "cpu": "cpu",
-    "gpu": "gpu",
-    "cuda": "gpu",
-    "rocm": "gpu",
-    "tpu": "tpu",
-}
 
 
 class JaxBackend(Backend):
@@ -58,23 +48,6 @@ class JaxBackend(Backend):
         layout = layout_of(plan)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
         return JaxExecutor(plan, layout, gate)
-
-
-def jax_devices() -> dict[Device, Any]:
-    """This worker's `jax.Device`s by name, the default platform's first."""
-    found = list(jax.local_devices())
-    if found[0].platform != "cpu":
-        # A process may have been told to use accelerators only.
-        with contextlib.suppress(RuntimeError):
-            found += jax.local_devices(backend="cpu")
-    seen: collections.Counter[str] = collections.Counter()
-    devices = {}
-    for device in found:
-        type_ = _TYPES.get(device.platform)
-        if type_ is not None:
-            devices[Device(type_, seen[type_])] = device
-            seen[type_] += 1
-    return devices
 
 
 def layout_of(plan: Plan) -> Layout:

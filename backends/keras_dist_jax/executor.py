@@ -6,16 +6,22 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import keras
+from keras import ops
 
 from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.plan import Plan
+from keras_dist.training.replica import ReplicaRunner
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import place
+from keras_dist_jax.placement import shard_on
+from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
 from keras_dist_jax.trainer import Trainer
 
@@ -33,6 +39,8 @@ class JaxExecutor(Executor):
         super().__init__(plan)
         self._layout = layout
         self._gate = gate
+        self._devices = jax_devices()
+        self._replicas = JaxReplicas(layout) if plan.num_replicas > 1 else None
         self._running: weakref.WeakKeyDictionary[keras.Model, Running] = (
             weakref.WeakKeyDictionary()
         )
@@ -58,6 +66,29 @@ class JaxExecutor(Executor):
             )
             if jax_device in holders
         )
+
+    @property
+    def replicas(self) -> ReplicaRunner | None:
+        return self._replicas
+
+    def put(self, value: Any, device: Device) -> Any:
+        target = self._devices[device]
+        if isinstance(value, jax.Array) and not isinstance(
+            value, jax.core.Tracer
+        ):
+            return shard_on(value, target)
+        with default_device(target):
+            tensor = ops.convert_to_tensor(value)
+        if isinstance(tensor, jax.core.Tracer):
+            return tensor
+        return jax.device_put(tensor, target)
+
+    def mirror(self, value: Any) -> Any:
+        return self._layout.place(self.put(value, self.plan.primary))
+
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        array = internals.array_of(variable)
+        return shard_on(array, self._layout.devices[index])
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         running = Running(model, self._layout, self._gate)

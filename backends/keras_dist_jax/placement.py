@@ -1,5 +1,7 @@
 """Variables, put where a layout wants them."""
 
+from typing import Any
+
 import jax
 import keras
 
@@ -22,3 +24,12 @@ def place(variable: keras.Variable, layout: Layout) -> None:
         # The first device would use the buffer it has, and a step delete it.
         holder[0] = arrays.copy_of(holder[0])
     internals.set_array(variable, layout.place(holder[0]))
+
+
+def shard_on(array: Any, device: Any) -> Any:
+    """What an array has on one device; copied there if that is nothing."""
+    if isinstance(array, jax.Array) and array.is_fully_replicated:
+        for shard in array.addressable_shards:
+            if shard.device == device:
+                return shard.data
+    return jax.device_put(array, device)

@@ -21,6 +21,7 @@
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -35,6 +36,17 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+@functools.cache
+def silence_advice() -> None:
+    """Drops what TensorFlow logs about replicas outside of `tf.function`.
+
+    It advises to wrap native methods that the user has not called.
+    """
+    tf.get_logger().addFilter(
+        lambda record: "MirroredStrategy eagerly" not in str(record.msg)
+    )
 
 
 def install_applying(native: tf.distribute.Strategy) -> None:

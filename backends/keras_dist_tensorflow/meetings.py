@@ -7,11 +7,14 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.reduction import check_shapes
 from keras_dist.training.replica import Replica
+from keras_dist.training.replica import divergence
+from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import scaled
+from keras_dist.training.step import current_replica
 from keras_dist.training.step import outside_replicas
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import Barrier
@@ -34,19 +37,32 @@ class Round:
         self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
         self._result: Any = None
         self._barrier = Barrier()
+        # What was written in place and may have to be taken back.
+        self.overwritten: list[tuple[Any, Any]] = []
+
+    def undo(self) -> None:
+        """Takes back what replicas wrote in place since they last agreed."""
+        for native, value in reversed(self.overwritten):
+            native.assign(value)
+
+    def places(self) -> list[str | None]:
+        """Where each replica was last seen."""
+        return [what or None for what, _ in self._arrived]
 
     def meet(
         self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
     ) -> Any:
         """Waits for the other replicas; returns `fn(values)`, called once."""
         self._arrived[index] = (what, value)
+        state = current_replica()
 
         def hold(native: tf.distribute.Strategy) -> None:
             names = [name for name, _ in self._arrived]
             if len(set(names)) > 1:
-                raise ReplicaDivergenceError(_divergence(names))
+                raise divergence(names)
             values = [value for _, value in self._arrived]
-            with outside_replicas(), self._barrier.hold():
+            # In the caller's thread, which runs no replica.
+            with outside_replicas(state), self._barrier.hold():
                 self._result = fn(values)
 
         tf.distribute.get_replica_context().merge_call(hold)
@@ -82,16 +98,14 @@ class TensorFlowReplica(Replica):
         return result
 
     def all_sum(self, what: str, value: Any) -> Any:
-        total = self.meet(what, tf.add_n, tf.stop_gradient(value))
+        total = self.meet(what, _add, tf.stop_gradient(value))
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.
         def tied(own: Any, total: Any) -> Any:
             def backward(gradient: Any) -> tuple[Any, None]:
                 weighted = scaled(self.share.keep(gradient), self.share.weight)
-                summed = self.meet(
-                    f"the gradient of {what}", tf.add_n, weighted
-                )
+                summed = self.meet(f"the gradient of {what}", _add, weighted)
                 return scaled(summed, self.share.inverse), None
 
             return tf.identity(total), backward
@@ -114,14 +128,16 @@ class TensorFlowReplica(Replica):
             return value
         # In place, because a tape watches the variable itself.
         copies = components(internals.native_variable(variable))
-        copies[self.index % len(copies)].assign(value)
+        copy = copies[self.index % len(copies)]
+        if self.share is WHOLE and tf.executing_eagerly():
+            self._round.overwritten.append((copy, copy.read_value()))
+        copy.assign(value)
         return None
 
+    def committed(self) -> None:
+        self._round.overwritten = []
 
-def _divergence(names: list[str]) -> str:
-    places = "; ".join(f"replica {i} at {n}" for i, n in enumerate(names))
-    return (
-        f"Replicas took different paths through one step: {places}. "
-        "Expected: the same losses, metrics, updates and batch statistics in "
-        "the same order on each replica."
-    )
+
+def _add(values: list[Any]) -> Any:
+    check_shapes(values)
+    return tf.add_n(values)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -17,6 +18,7 @@ from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
+from keras_dist_tensorflow.variables import put
 
 
 class OneDeviceExecutor(Executor):
@@ -58,6 +60,15 @@ class OneDeviceExecutor(Executor):
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         native = internals.native_variable(variable)
         return (self.plan.primary,) if native is None else devices_of(native)
+
+    def put(self, value: Any, device: Device) -> Any:
+        return put(value, device)
+
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        return internals.native_variable(variable).read_value()
+
+    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
+        return tf.concat(values, axis)
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         return {}

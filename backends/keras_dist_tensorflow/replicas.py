@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_dist.backend import Executor
+from keras_dist.components import Component
 from keras_dist.device import Device
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plan import Plan
@@ -21,6 +22,11 @@ from keras_dist.training.keras_internals import thread_state
 from keras_dist.training.metrics import hook_metrics
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.replica import StepRunner
+from keras_dist.training.replica import divergence
+from keras_dist.training.replica import named
+from keras_dist.training.shares import WHOLE
+from keras_dist.training.shares import Share
 from keras_dist.training.steps import step_overrides
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
@@ -31,17 +37,21 @@ from keras_dist_tensorflow.meetings import TensorFlowReplica
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.variables import Moves
+from keras_dist_tensorflow.variables import VariableComponent
+from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import creates_mirrored
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import install_slots
 from keras_dist_tensorflow.variables import is_metric_state
 from keras_dist_tensorflow.variables import native_name
+from keras_dist_tensorflow.variables import put
 
 T = TypeVar("T")
+DIVERGED = "Replicas left different values in a variable that aggregates none."
 
 
-class ReplicaExecutor(Executor, ReplicaRunner):
+class ReplicaExecutor(Executor, StepRunner):
     """Runs each step of a model once a replica.
 
     `tf.distribute.MirroredStrategy` is the engine: it keeps variables and
@@ -59,10 +69,15 @@ class ReplicaExecutor(Executor, ReplicaRunner):
             [native_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
+        internals.silence_advice()
         install_slots()
         install_barrier()
         internals.install_applying(self._native)
         self._moves = Moves()
+
+    @property
+    def replicas(self) -> ReplicaRunner:
+        return self
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         return creates_mirrored(self._native, self.plan.primary)
@@ -94,6 +109,33 @@ class ReplicaExecutor(Executor, ReplicaRunner):
         native = internals.native_variable(variable)
         return (self.plan.primary,) if native is None else devices_of(native)
 
+    def put(self, value: Any, device: Device) -> Any:
+        return put(value, device)
+
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        copies = components(internals.native_variable(variable))
+        return copies[index % len(copies)].read_value()
+
+    def component(
+        self, variable: keras.Variable, index: int, value: Callable[[], Any]
+    ) -> Component:
+        return VariableComponent(value, self.plan.devices[index])
+
+    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
+        with tf.device(native_name(self.plan.primary)):
+            return tf.concat(values, axis)
+
+    def check_equal(
+        self, values: Sequence[Any], error: Callable[[], Exception]
+    ) -> None:
+        if tf.executing_eagerly():
+            super().check_equal(values, error)
+            return
+        first, *others = values
+        for other in others:
+            near = tf.experimental.numpy.allclose(first, other, rtol=1e-4)
+            tf.debugging.Assert(near, [DIVERGED, first, other])
+
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         internals.set_native_strategy(model, OneReplica())
         steps = {
@@ -122,9 +164,22 @@ class ReplicaExecutor(Executor, ReplicaRunner):
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
         count = self.plan.num_replicas
         parts, shares = cut_batch(batch, count)
+        results = self._play(
+            lambda index, replica: fn(replica, parts[index]), shares
+        )
+        return [results[index] for index in range(count)]
+
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        count = self.plan.num_replicas
+        results = self._play(lambda _, replica: fn(replica), [WHOLE] * count)
+        return [results[index] for index in range(count)]
+
+    def _play(
+        self, fn: Callable[[int, Replica], T], shares: Sequence[Share]
+    ) -> dict[int, T]:
         with tf.init_scope():
             state = thread_state()
-        round_ = Round(count)
+        round_ = Round(len(shares))
         results: dict[int, T] = {}
 
         def on_replica() -> None:
@@ -134,21 +189,21 @@ class ReplicaExecutor(Executor, ReplicaRunner):
             )
             inherit_thread_state(state)
             replica = TensorFlowReplica(index, shares[index], round_)
-            results[index] = fn(replica, parts[index])
+            with named(index, len(shares)):
+                results[index] = fn(index, replica)
 
         try:
             self._native.run(
                 tf.autograph.experimental.do_not_convert(on_replica)
             )
-        except RuntimeError as error:
-            if "different number of" not in str(error):
+        except BaseException as error:
+            round_.undo()
+            if "different number of" not in str(error) or isinstance(
+                error, ReplicaDivergenceError
+            ):
                 raise
-            raise ReplicaDivergenceError(
-                "A replica ended its step while others waited for it: they "
-                "took different paths. Expected: the same losses, metrics, "
-                "updates and batch statistics on each replica."
-            ) from error
-        return [results[index] for index in range(count)]
+            raise divergence(round_.places()) from error
+        return results
 
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]

@@ -9,10 +9,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras import ops
 
+from keras_dist.components import Component
 from keras_dist.device import Device
 from keras_dist.device import parse_device
 from keras_dist_tensorflow import internals
+
+_ON_READ = tf.VariableSynchronization.ON_READ
 
 
 def native_name(device: Device) -> str:
@@ -90,6 +94,55 @@ class Moves:
         return True
 
 
+def put(value: Any, device: Device) -> Any:
+    """A tensor on a device."""
+    with tf.device(native_name(device)):
+        return tf.identity(ops.convert_to_tensor(value))
+
+
+def apart(fn: Callable[[], Any], device: Device) -> Any:
+    """Calls `fn` eagerly on a device, under no strategy and in no trace.
+
+    A thread of its own starts with none, which nothing else can be made to
+    forget.
+    """
+    results: list[Any] = []
+
+    def call() -> None:
+        try:
+            with tf.device(native_name(device)):
+                results.extend((fn(), None))
+        except BaseException as error:
+            results.extend((None, error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    result, error = results
+    if error is not None:
+        raise error
+    return result
+
+
+class VariableComponent(Component):
+    """A replica's own value of a variable, in a `tf.Variable` of its own.
+
+    Functions that are traced read and write it each time they run.
+    """
+
+    def __init__(self, value: Callable[[], Any], device: Device) -> None:
+        def make() -> tf.Variable:
+            return tf.Variable(value(), trainable=False)
+
+        self._native = apart(make, device)
+
+    def read(self) -> Any:
+        return self._native.read_value()
+
+    def write(self, value: Any) -> None:
+        self._native.assign(tf.cast(value, self._native.dtype))
+
+
 def is_metric_state(variable: Any) -> bool:
     """Whether only the primary holds a `keras.Variable`.
 
@@ -122,14 +175,15 @@ def creates_mirrored(
     """
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if (
-            tf.distribute.get_strategy() is native
-            or _current.makes_one_copy
-            # Somebody else's trace: our own make variables outside of it.
-            or not tf.executing_eagerly()
-        ):
+        # Somebody else's trace: our own make variables outside of it.
+        if _current.makes_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
-        if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
+        if tf.distribute.get_strategy() is native:  # where replicas meet
+            if kwargs.get("synchronization") is not _ON_READ:
+                return next_creator(**kwargs)
+            kwargs["synchronization"] = tf.VariableSynchronization.AUTO
+            return apart(lambda: tf.Variable(**kwargs), primary)
+        if kwargs.get("synchronization") is _ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
             _current.makes_one_copy = True
             try:

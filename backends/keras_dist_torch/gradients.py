@@ -7,8 +7,9 @@ from typing import Any
 import keras
 import torch
 
+from keras_dist.reduction import check_shapes
 from keras_dist.training.replica import Replica
-from keras_dist.training.step import current_step
+from keras_dist.training.step import current_replica
 
 
 class AllSum(torch.autograd.Function):
@@ -32,6 +33,7 @@ class AllSum(torch.autograd.Function):
 
 def _sum(replica: Replica, what: str, value: torch.Tensor) -> torch.Tensor:
     def add(values: list[torch.Tensor]) -> torch.Tensor:
+        check_shapes(values)
         total = values[0].clone()
         for other in values[1:]:
             total += other.to(total.device)
@@ -84,7 +86,7 @@ def install_zero_grad() -> None:
 
     @functools.wraps(original)
     def zero_grad(self: keras.Layer, set_to_none: bool = True) -> None:
-        step = current_step()
+        step = current_replica()
         if step is None:
             original(self, set_to_none)
             return

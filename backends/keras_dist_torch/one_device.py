@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import torch
+from keras import ops
 
 from keras_dist.backend import Executor
 from keras_dist.device import Device
@@ -53,6 +54,16 @@ class TorchExecutor(Executor):
             for device in self.plan.variable_devices
             if torch_device(device) == parameter.device
         )
+
+    def put(self, value: Any, device: Device) -> torch.Tensor:
+        with keras_device(device):
+            tensor: torch.Tensor = ops.convert_to_tensor(value)
+        return tensor.to(torch_device(device))
+
+    def copy_of(self, variable: keras.Variable, index: int) -> torch.Tensor:
+        parameter = parameter_of(variable)
+        assert parameter is not None
+        return parameter.detach().to(torch_device(self.plan.devices[index]))
 
 
 class OneDeviceExecutor(TorchExecutor):

@@ -1,5 +1,6 @@
 """Replicas as threads of one process, over Keras' own trainer."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -12,11 +13,13 @@ import torch
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plan import Plan
-from keras_dist.training.baton import Baton
+from keras_dist.training.baton import BatonPool
 from keras_dist.training.baton import Round
 from keras_dist.training.metrics import hook_metrics
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.replica import StepRunner
+from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import bounds
 from keras_dist.training.step import outside_replicas
@@ -37,7 +40,7 @@ from keras_dist_torch.threads import capture_thread
 T = TypeVar("T")
 
 
-class ReplicaExecutor(TorchExecutor, ReplicaRunner):
+class ReplicaExecutor(TorchExecutor, StepRunner):
     """Runs each step of a model once a replica.
 
     Replicas on one device read the same memory; on another device, a copy
@@ -52,7 +55,11 @@ class ReplicaExecutor(TorchExecutor, ReplicaRunner):
         install_zero_grad()
         self._devices = [torch_device(device) for device in plan.devices]
         # Threads and meetings are not to be traced by torch.compile.
-        self._play = torch._dynamo.disable(Baton(capture_thread).run)
+        self._play = torch._dynamo.disable(BatonPool(capture_thread).run)
+
+    @property
+    def replicas(self) -> ReplicaRunner:
+        return self
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         return step_overrides(model, self)
@@ -81,15 +88,7 @@ class ReplicaExecutor(TorchExecutor, ReplicaRunner):
         fns = []
         for position, (index, start, stop) in enumerate(round_members):
             share = Share(stop - start, rows)
-            replica = TorchReplica(
-                index,
-                share,
-                self._devices[index],
-                round_,
-                position,
-                meeting_place=str(torch_device(self.plan.primary)),
-                one_device=len(set(self._devices)) == 1,
-            )
+            replica = self._replica(index, share, round_, position)
             part = cut(batch, rows, start, stop, self._devices[index])
             fns.append(
                 functools.partial(self._on_device, index, fn, replica, part)
@@ -97,11 +96,42 @@ class ReplicaExecutor(TorchExecutor, ReplicaRunner):
         results: list[T] = self._play(round_, fns)
         return results
 
-    def _on_device(
-        self, index: int, fn: Callable[..., T], replica: Replica, part: Any
-    ) -> T:
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        count = self.plan.num_replicas
+        round_ = Round(count)
+        results: list[T] = self._play(
+            round_,
+            [
+                functools.partial(
+                    self._on_device,
+                    index,
+                    fn,
+                    self._replica(index, WHOLE, round_, index),
+                )
+                for index in range(count)
+            ],
+        )
+        return results
+
+    def _replica(
+        self, index: int, share: Share, round_: Round, position: int
+    ) -> Replica:
+        return TorchReplica(
+            index,
+            share,
+            self._devices[index],
+            round_,
+            position,
+            meeting_place=str(torch_device(self.plan.primary)),
+            one_device=len(set(self._devices)) == 1,
+        )
+
+    def _on_device(self, index: int, fn: Callable[..., T], *args: Any) -> T:
         with keras_device(self.plan.devices[index]):
-            return fn(replica, part)
+            return fn(*args)
+
+    def building(self) -> contextlib.AbstractContextManager[Any]:
+        return self.creation_scope()
 
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]

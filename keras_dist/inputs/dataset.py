@@ -21,7 +21,7 @@ from keras_dist.inputs.traced import reduce_in_graph
 from keras_dist.training import keras_internals
 
 if TYPE_CHECKING:
-    from keras_dist.strategy import Strategy
+    from keras_dist.strategy_base import StrategyBase
 
 
 @final
@@ -160,7 +160,7 @@ class DistributedDataset:
 
 
 def distribute_dataset(
-    strategy: "Strategy", dataset: Any, options: InputOptions | None = None
+    strategy: "StrategyBase", dataset: Any, options: InputOptions | None = None
 ) -> DistributedDataset:
     """Splits global batches over a strategy's replicas.
 
@@ -198,7 +198,7 @@ def distribute_dataset(
 
 
 def distribute_from_function(
-    strategy: "Strategy",
+    strategy: "StrategyBase",
     dataset_fn: Callable[[InputContext], Any],
     options: InputOptions | None = None,
 ) -> DistributedDataset:

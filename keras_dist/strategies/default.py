@@ -2,15 +2,42 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
 from typing import final
 
 import keras
+from keras import ops
 
 from keras_dist import context
+from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.inputs.options import InputContext
+from keras_dist.inputs.options import InputOptions
 from keras_dist.plan import Plan
 from keras_dist.strategy import Strategy
+from keras_dist.strategy_base import StrategyBase
+
+
+class DefaultExecutor(Executor):
+    """Leaves everything where Keras puts it."""
+
+    def place(self, variable: keras.Variable) -> None:
+        pass
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        return ()
+
+    def put(self, value: Any, device: Device) -> Any:
+        return ops.convert_to_tensor(value)
+
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        return variable.value
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        return {}
 
 
 @final
@@ -22,12 +49,25 @@ class DefaultStrategy(Strategy):
 
     def __init__(self) -> None:
         device = Device("cpu", 0)
-        self._plan = Plan(((device,),), (device,))
+        plan = Plan(((device,),), (device,))
+        StrategyBase.__init__(self, plan, DefaultExecutor(plan))
+
+    @property
+    def if_current(self) -> None:
+        """Nothing: functions that it runs are in no strategy."""
+        return None
+
+    @contextlib.contextmanager
+    def cross_replica(self) -> Iterator[None]:
+        """Outside of the functions that it runs, and in no strategy."""
+        with context.in_replica(None):
+            yield
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Does nothing."""
-        yield self
+        """Changes nothing; refused inside of another strategy's scope."""
+        with context.default_entered():
+            yield self
 
     def distribute(self, model: keras.Model) -> keras.Model:
         """Returns the model as it is."""
@@ -36,6 +76,20 @@ class DefaultStrategy(Strategy):
     def devices_of(self, variable: keras.Variable) -> tuple[str, ...]:
         """Unknown to plain Keras: an empty tuple."""
         return ()
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """Returns the dataset as it is."""
+        return dataset
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> Any:
+        """Returns the dataset that the function makes."""
+        return dataset_fn(InputContext())
 
     def __repr__(self) -> str:
         return "<DefaultStrategy>"

@@ -38,6 +38,12 @@ class MemoryExecutor(Executor):
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         return self.plan.variable_devices
 
+    def put(self, value: Any, device: Device) -> Any:
+        return value
+
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        return variable.value
+
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         self.bound.append(model)
         return {}

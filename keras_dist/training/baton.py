@@ -13,7 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.training.replica import divergence
 
 
 class _Aborted(BaseException):
@@ -115,24 +115,12 @@ class Round:
         self._waiting = {}
         names = {what for what, _ in arrived.values()}
         if len(names) > 1 or len(arrived) < len(self._gates):
-            raise ReplicaDivergenceError(_divergence(arrived, len(self._gates)))
+            places = [
+                arrived.get(i, (None,))[0] for i in range(len(self._gates))
+            ]
+            raise divergence(places)
         values = [arrived[index][1] for index in sorted(arrived)]
         self._result = self._hold(values)
-
-
-def _divergence(arrived: dict[int, tuple[str, Any]], total: int) -> str:
-    places = [
-        f"replica {i} at {arrived[i][0]}"
-        if i in arrived
-        else f"replica {i} had already ended"
-        for i in range(total)
-    ]
-    return (
-        "Replicas took different paths through one step, so that some would "
-        f"wait forever: {'; '.join(places)}. Expected: the same losses, "
-        "metrics, updates and batch statistics in the same order on each "
-        "replica. Look for a branch on values that differ between replicas."
-    )
 
 
 class Baton:
@@ -165,6 +153,32 @@ class Baton:
             tasks.put((round_, index, inherit, fn))
         round_.play(0, fns[0])
         return round_.end()
+
+
+class BatonPool:
+    """Batons, one for each depth of nesting.
+
+    A function held in a meeting may run replicas again, while the threads of
+    the round that it is part of wait.
+
+    Args:
+        enter: As for `Baton`.
+    """
+
+    def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
+        self._enter = enter
+        self._free: list[Baton] = []
+
+    def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
+        """As `Baton.run`, on threads that wait for nothing."""
+        try:
+            baton = self._free.pop()
+        except IndexError:
+            baton = Baton(self._enter)
+        try:
+            return baton.run(round_, fns)
+        finally:
+            self._free.append(baton)
 
 
 _Queue = queue.SimpleQueue[Any]

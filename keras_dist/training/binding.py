@@ -14,6 +14,7 @@ import keras
 
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.training import keras_internals
+from keras_dist.variables import adopt
 
 if TYPE_CHECKING:
     from keras_dist.strategy import Strategy
@@ -38,6 +39,8 @@ def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
     owner = variable.__dict__.get("distribute_strategy")
     if owner is None:
         variable.distribute_strategy = strategy
+        if strategy.num_replicas_in_sync > 1:
+            adopt(variable)
     elif owner is not strategy:
         raise StrategyMismatchError(
             f"Variable '{variable.path}' was made under {owner!r} and is used "
@@ -116,6 +119,12 @@ class Binding:
         for variable in keras_internals.all_variables(model):
             claim_variable(variable, self.strategy)
 
+    def _share_out(self) -> None:
+        """Tells replicas' own values of metric states what `fit` has made."""
+        for variable in keras_internals.all_variables(self.model):
+            if id(variable) in self.strategy.has_components:
+                variable.share_out()
+
     def _compile(self, *args: Any, **kwargs: Any) -> None:
         self._claimed_for = None
         with self.strategy.scope():
@@ -161,3 +170,5 @@ class Binding:
         finally:
             self._depth -= 1
             executor.release(model)
+            if self.strategy.has_components:
+                self._share_out()

@@ -1,8 +1,8 @@
-"""Noticing what is made under a scope: models and variables.
+"""Noticing what is made under a strategy: models and variables.
 
-While at least one scope is open, in any thread, `keras.Model.__init__` and
-`keras.Variable.__init__` are wrapped. Each call looks up the strategy of its
-own thread, so other threads are not affected.
+While at least one scope is open or a replica function runs, in any thread,
+constructors of Keras are wrapped. Each call looks up the strategy of its own
+thread, so other threads are not affected.
 """
 
 import contextlib
@@ -15,22 +15,42 @@ from typing import Any
 import keras
 
 from keras_dist import context
+from keras_dist.training import keras_internals
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
+from keras_dist.training.normalization import hook_constructor
+from keras_dist.training.seams import install_normalization
+from keras_dist.training.step import current_call
+from keras_dist.variables import SyncOnReadVariable
+from keras_dist.variables import check_declaration
 
 _lock = threading.Lock()
 _open_scopes = 0
 _undo = contextlib.ExitStack()
 
 
+class _Current(threading.local):
+    makes_metric_state = False
+
+
+_current = _Current()
+
+
 @contextlib.contextmanager
 def creation_hooks() -> Iterator[None]:
     """Installs the hooks for the first scope, removes them with the last."""
     global _open_scopes
+    _share_new_variables()
+    install_normalization()
     with _lock:
         if _open_scopes == 0:
-            _undo.enter_context(_wrapped(keras.Model, _on_model))
-            _undo.enter_context(_wrapped(keras.Variable, _on_variable))
+            for cls, method, hook in (
+                (keras.Model, "__init__", _hook_model),
+                (keras.Variable, "__init__", _hook_variable),
+                (keras.Metric, "add_variable", _hook_metric_state),
+                (keras.layers.BatchNormalization, "__init__", hook_constructor),
+            ):
+                _undo.enter_context(_wrapped(cls, method, hook))
         _open_scopes += 1
     try:
         yield
@@ -41,33 +61,91 @@ def creation_hooks() -> Iterator[None]:
                 _undo.close()
 
 
-def _on_model(model: keras.Model) -> None:
-    strategy = context.current_strategy()
-    if strategy is not None and context.in_cross_replica_context():
-        bind_model(model, strategy)
-
-
-def _on_variable(variable: keras.Variable) -> None:
-    strategy = context.current_strategy()
-    if strategy is not None and context.in_cross_replica_context():
-        claim_variable(variable, strategy)
-
-
-@contextlib.contextmanager
-def _wrapped(cls: Any, after: Callable[[Any], None]) -> Iterator[None]:
-    inherited = "__init__" not in vars(cls)
-    original = cls.__init__
-
+def _hook_model(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        after(self)
+        strategy = context.current_strategy()
+        if strategy is not None and context.in_cross_replica_context():
+            bind_model(self, strategy)
 
-    cls.__init__ = __init__
+    return __init__
+
+
+def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "distribute_strategy" in vars(self):  # `_share_new_variables`
+            return
+        strategy = context.current_strategy()
+        if strategy is None or not context.in_cross_replica_context():
+            original(self, *args, **kwargs)
+            return
+        context.check_creation()
+        if kwargs.get("synchronization") == "on_read":
+            kwargs.setdefault("trainable", False)
+        original(self, *args, **kwargs)
+        check_declaration(self)
+        claim_variable(self, strategy)
+        if isinstance(self, SyncOnReadVariable):
+            self.begin(is_total=_current.makes_metric_state)
+
+    return __init__
+
+
+def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, _current.makes_metric_state = _current.makes_metric_state, True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _current.makes_metric_state = before
+
+    return add_variable
+
+
+@functools.cache
+def _share_new_variables() -> None:
+    """Makes the variables that replicas make in one place one variable.
+
+    For good: a class that had a `__new__` of its own can't lose it again.
+    """
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        call = current_call()
+        if (
+            call is None
+            or cls is not keras.Variable
+            or keras_internals.stateless_scope() is not call.scope
+        ):
+            return object.__new__(cls)
+        is_metric_state = _current.makes_metric_state
+
+        def make(everyone: list[Any]) -> Any:
+            first_args, first_kwargs = everyone[0]
+            _current.makes_metric_state = is_metric_state
+            try:
+                with call.runner.building():
+                    return cls(*first_args, **first_kwargs)
+            finally:
+                _current.makes_metric_state = False
+
+        own = (args, kwargs)
+        return call.replica.meet("the creation of a variable", make, own)
+
+    keras.Variable.__new__ = __new__
+
+
+@contextlib.contextmanager
+def _wrapped(cls: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    inherited = name not in vars(cls)
+    original = getattr(cls, name)
+    setattr(cls, name, hook(original))
     try:
         yield
     finally:
         if inherited:
-            del cls.__init__
+            delattr(cls, name)
         else:
-            cls.__init__ = original
+            setattr(cls, name, original)

@@ -6,6 +6,7 @@
 | `keras.src.losses.loss` | reductions over replicas instead of one |
 | `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
 | `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
+| `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
@@ -65,8 +66,11 @@ __all__ = [
     "make_global_seed",
     "read_with_workers",
     "set_mask",
+    "has_value",
     "set_stateless_scope",
+    "stateless_scope",
     "thread_state",
+    "value_of",
 ]
 
 
@@ -136,13 +140,29 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
         global_state.set_global_attribute(name, value)
 
 
+def value_of(variable: keras.Variable) -> Any:
+    """The framework's value of a variable, whatever scope is open."""
+    return variable._value
+
+
+def has_value(variable: keras.Variable) -> bool:
+    """Whether a variable has been given a value yet."""
+    return vars(variable).get("_value") is not None
+
+
+def stateless_scope() -> keras.StatelessScope | None:
+    """The stateless scope that is open in this thread, if one is."""
+    scope: keras.StatelessScope | None = global_state.get_global_attribute(
+        "stateless_scope"
+    )
+    return scope
+
+
 def set_stateless_scope(
     scope: keras.StatelessScope | None,
 ) -> keras.StatelessScope | None:
     """Makes a stateless scope current; returns the one before."""
-    before: keras.StatelessScope | None = global_state.get_global_attribute(
-        "stateless_scope"
-    )
+    before = stateless_scope()
     global_state.set_global_attribute("stateless_scope", scope)
     return before
 

@@ -22,6 +22,7 @@ from keras_dist.training.gather import Gathered
 from keras_dist.training.shares import scaled
 from keras_dist.training.shares import scaled_gradient
 from keras_dist.training.step import ReplicaStep
+from keras_dist.training.step import current_call
 from keras_dist.training.step import current_step
 
 _COUPLES_ROWS = {"dice", "tversky", "circle"}
@@ -89,16 +90,33 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hook_scaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps Keras' scaling of losses by 1 / replicas: not needed here.
+    """Wraps Keras' scaling of mean losses by 1 / replicas.
 
-    Nor is it under a strategy's scope, nor for losses on gathered rows.
+    In a replica function it is right, because `optimizer.apply` sums there.
+    In a step of `fit`, under a scope, or on gathered rows it is not needed.
     """
 
     @functools.wraps(original)
     def scale(value: Any) -> Any:
+        call = current_call()
+        if call is not None:
+            return value / call.strategy.num_replicas_in_sync
         return value if context.has_strategy() else original(value)
 
     return scale
+
+
+def hook_unscaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps what undoes it, for values to show."""
+
+    @functools.wraps(original)
+    def unscale(value: Any) -> Any:
+        call = current_call()
+        if call is not None:
+            return value * call.strategy.num_replicas_in_sync
+        return value if context.has_strategy() else original(value)
+
+    return unscale
 
 
 def treats_rows_one_by_one(loss: Any) -> bool:

@@ -1,13 +1,16 @@
 """Batch normalization over the global batch."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_dist.training.step import ReplicaStep
+from keras_dist import context
+from keras_dist.training.step import ReplicaState
+from keras_dist.training.step import current_call
 from keras_dist.training.step import current_step
 
 
@@ -16,17 +19,50 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        step = current_step()
-        if step is None:
+        step: ReplicaState | None = current_step()
+        call = current_call()
+        if call is not None and self.synchronized:
+            step = call
+        if step is not None:
+            return _global_moments(step, self, inputs, mask)
+        if not self.synchronized:
             mean, variance = original(self, inputs, mask)
             return mean, variance
-        return _global_moments(step, self, inputs, mask)
+        # Here all rows are at hand; Keras knows that on TensorFlow only.
+        self.synchronized = False
+        try:
+            mean, variance = original(self, inputs, mask)
+        finally:
+            self.synchronized = True
+        return mean, variance
 
     return _moments
 
 
+def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `keras.layers.BatchNormalization.__init__`.
+
+    Keras refuses `synchronized=True` on all backends but TensorFlow. Under a
+    strategy it is given.
+    """
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any, *args: Any, synchronized: bool = False, **kwargs: Any
+    ) -> None:
+        if not context.has_strategy():
+            original(self, *args, synchronized=synchronized, **kwargs)
+            return
+        original(self, *args, **kwargs)
+        self.synchronized = synchronized
+
+    # Keras reads it to find a layer's configuration.
+    __init__.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    return __init__
+
+
 def _global_moments(
-    step: ReplicaStep, layer: Any, inputs: Any, mask: Any
+    step: ReplicaState, layer: Any, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
     """Mean, then mean squared distance from it, over all replicas' rows.
 

@@ -4,15 +4,51 @@ import contextlib
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
 
 import keras
 
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 
 T = TypeVar("T")
+
+
+def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
+    """The error of replicas that meet at different points.
+
+    Args:
+        places: For each replica, the name of its meeting, or `None` if it
+            has ended.
+    """
+    where = "; ".join(
+        f"replica {index} had already ended"
+        if place is None
+        else f"replica {index} at {place}"
+        for index, place in enumerate(places)
+    )
+    return ReplicaDivergenceError(
+        "Replicas took different paths, so that some would wait forever: "
+        f"{where}. Some replicas made a different number of "
+        "replica_context().merge_call() calls, or of other calls that meet. "
+        "Expected: the same losses, metrics, updates, batch statistics, "
+        "collectives and assignments in the same order on each replica. Look "
+        "for a branch on values that differ between replicas."
+    )
+
+
+@contextlib.contextmanager
+def named(index: int, total: int) -> Iterator[None]:
+    """Adds to an error which replica it is of."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"(on replica {index} of {total}, keras_dist)")
+        raise
 
 
 class Replica(ABC):
@@ -74,22 +110,27 @@ class Replica(ABC):
         there is nothing left to hold.
         """
 
+    def committed(self) -> None:
+        """Called once what it wrote in place has become every replica's."""
+
 
 class ReplicaRunner(ABC):
-    """Runs the replicas of a step and combines their gradients."""
+    """Runs replicas, and combines their gradients."""
 
     @abstractmethod
-    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
-        """Cuts a global batch and calls `fn(replica, part)` on each replica.
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        """Calls `fn(replica)` once for each replica, on its device.
 
         Args:
-            fn: Callable. May use the replica's meetings.
-            batch: Nested structure of arrays, rows along axis 0. Leaves
-                without rows go to each replica whole.
+            fn: Callable. May use the replica's meetings. Each replica's
+                `share` is the whole, so that sums over replicas are plain.
 
         Returns:
-            List of what the replicas returned, replica 0 first. Replicas
-            without rows may be left out.
+            List of what it returned, replica 0 first.
+
+        Raises:
+            BaseException: What the first replica to fail raised, with a note
+                that names it, once all the others have unwound.
         """
 
     @abstractmethod
@@ -117,3 +158,50 @@ class ReplicaRunner(ABC):
     def building(self) -> contextlib.AbstractContextManager[Any]:
         """Entered while variables are made in the middle of a step."""
         return contextlib.nullcontext()
+
+
+class StepRunner(ReplicaRunner):
+    """Runs the steps of `fit` on replicas."""
+
+    @abstractmethod
+    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+        """Cuts a global batch and calls `fn(replica, part)` on each replica.
+
+        Args:
+            fn: Callable. May use the replica's meetings.
+            batch: Nested structure of arrays, rows along axis 0. Leaves
+                without rows go to each replica whole.
+
+        Returns:
+            List of what the replicas returned, replica 0 first. Replicas
+            without rows may be left out.
+        """
+
+
+class OnlyReplica(Replica):
+    """The identity: one replica, which meets nobody.
+
+    Args:
+        outside: Callable that gives a context manager, in which the thread is
+            in no replica.
+    """
+
+    def __init__(
+        self, outside: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        super().__init__(0, WHOLE)
+        self._outside = outside
+
+    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        with self._outside():
+            return fn([value])
+
+    def all_sum(self, what: str, value: Any) -> Any:
+        return value
+
+    def read(self, variable: keras.Variable) -> Any:
+        return variable.value
+
+    def hold(self, variable: keras.Variable, value: Any) -> Any:
+        variable.assign(value)
+        return None

@@ -15,7 +15,8 @@ from keras import ops
 from keras_dist.training import keras_internals
 from keras_dist.training import losses
 from keras_dist.training.normalization import hook_moments
-from keras_dist.training.step import current_step
+from keras_dist.training.step import current_call
+from keras_dist.training.step import current_replica
 from keras_dist.training.updates import update
 
 # Odd, large: seeds of different replicas do not meet while counters grow.
@@ -29,8 +30,8 @@ def install() -> None:
     module = keras_internals.losses
     _wrap(module, "reduce_weighted_values", losses.hook_reduction)
     _wrap(module, "scale_loss_for_distribution", losses.hook_scaling)
-    _wrap(module, "unscale_loss_for_distribution", losses.hook_scaling)
-    _wrap(keras.layers.BatchNormalization, "_moments", hook_moments)
+    _wrap(module, "unscale_loss_for_distribution", losses.hook_unscaling)
+    install_normalization()
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
     _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
     for optimizer in (
@@ -40,6 +41,18 @@ def install() -> None:
         _wrap(optimizer, "apply", _hook_apply)
 
 
+@functools.cache
+def install_normalization() -> None:
+    """Installs the seam that variables need where nothing else is needed."""
+    _wrap(keras.layers.BatchNormalization, "_moments", hook_moments)
+
+
+@functools.cache
+def install_building() -> None:
+    """Installs the seam where layers build that replicas call first."""
+    _wrap(keras.Layer, "_maybe_build", _hook_build)
+
+
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     setattr(owner, name, hook(getattr(owner, name)))
 
@@ -47,7 +60,7 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
 def _hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        step = current_step()
+        step = current_replica()
         if step is None:
             original(self, grads, trainable_variables)
             return
@@ -62,7 +75,7 @@ def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def next(self: Any, ordered: bool = True) -> Any:
         seed = original(self, ordered)
-        step = current_step()
+        step = current_replica()
         if step is None or step.replica.index == 0:
             return seed
         # Where it is drawn, not where it is stored: the stored state stays
@@ -76,7 +89,7 @@ def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:
 def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _clear_losses(self: Any) -> None:
-        step = current_step()
+        step = current_replica()
         if step is None:
             original(self)
             return
@@ -89,3 +102,21 @@ def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
             scope.losses[:] = [x for x in scope.losses if id(x) not in ids]
 
     return _clear_losses
+
+
+def _hook_build(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _maybe_build(self: Any, call_spec: Any) -> None:
+        call = current_call()
+        if self.built or call is None:
+            original(self, call_spec)
+            return
+
+        def build_once(specs: list[Any]) -> None:
+            with call.runner.building():
+                original(self, specs[0])
+
+        what = f"the build of layer '{self.name}'"
+        call.replica.meet(what, build_once, call_spec)
+
+    return _maybe_build

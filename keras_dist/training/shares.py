@@ -58,6 +58,10 @@ class Share:
         return ops.where(self.rows > 0, value, ops.zeros_like(value))
 
 
+# Of a replica function, whose batches belong to the user.
+WHOLE = Share(1, 1)
+
+
 def bounds(total: Any, parts: int) -> list[Any]:
     """Where each share begins, and at the end where the last one ends.
 

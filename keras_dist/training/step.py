@@ -1,23 +1,29 @@
-"""ReplicaStep: the state of one replica in one step, and its meetings."""
+"""What one replica reads and writes while it runs, and its meetings."""
 
 import contextlib
 import threading
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import Self
 from typing import TypeVar
 
 import keras
 
 from keras_dist import context
+from keras_dist.errors import MetricMergeError
 from keras_dist.training import keras_internals
+from keras_dist.training.join import mean_over_rows
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.shares import Share
 
 if TYPE_CHECKING:
-    from keras_dist.strategy import Strategy
+    from keras_dist.strategy_base import StrategyBase
 
 T = TypeVar("T")
 # By the variable's id: the variable, and the value that it was given.
@@ -26,6 +32,7 @@ Writes = dict[int, tuple[Any, Any]]
 
 class _Current(threading.local):
     step: "ReplicaStep | None" = None
+    call: "ReplicaState | None" = None
 
 
 _current = _Current()
@@ -40,28 +47,52 @@ def current_step() -> "ReplicaStep | None":
     return _current.step
 
 
+def current_call() -> "ReplicaState | None":
+    """The replica function (under `strategy.run`) of this thread, if any."""
+    return _current.call
+
+
+def set_current_call(call: "ReplicaState | None") -> None:
+    """Makes a replica function this thread's."""
+    _current.call = call
+
+
+def current_replica() -> "ReplicaState | None":
+    """The replica this thread runs, of a step or of a function, or `None`."""
+    return _current.step or _current.call
+
+
 @contextlib.contextmanager
-def outside_replicas() -> Iterator[None]:
-    """Suspends this thread's replica: cross-replica context, real state."""
-    step, _current.step = _current.step, None
+def outside_replicas(
+    state: "ReplicaState | None" = None,
+) -> Iterator[None]:
+    """Suspends this thread's replica: cross-replica context, real state.
+
+    Args:
+        state: The replica that is suspended, where this thread runs none
+            itself.
+    """
+    step, call = _current.step, _current.call
+    _current.step = _current.call = None
     scope = keras_internals.set_stateless_scope(None)
     try:
         with contextlib.ExitStack() as stack:
-            if step is not None:
+            state = step or call or state
+            if state is not None:
                 stack.enter_context(context.in_replica(None))
-                stack.enter_context(context.entered(step.strategy))
+                stack.enter_context(context.entered(state.strategy))
             yield
     finally:
         keras_internals.set_stateless_scope(scope)
-        _current.step = step
+        _current.step, _current.call = step, call
 
 
 class ReplicaScope(keras.StatelessScope):
     """Reads a replica's variables and keeps its writes to itself."""
 
-    def __init__(self, step: "ReplicaStep") -> None:
+    def __init__(self, state: "ReplicaState") -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
-        self._step = step
+        self._state = state
         # Losses that left `losses` live on until the step ends: layers know
         # theirs by `id`, which must not be given to another one.
         self.cleared_losses: list[Any] = []
@@ -69,17 +100,13 @@ class ReplicaScope(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = self.state_mapping.get(id(variable))
         if value is None:
-            value = self._step.replica.read(variable)
+            value = self._state.read(variable)
             if value is not None:
                 self.state_mapping[id(variable)] = value
         return value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        variable, value = update
-        held = self._step.replica.hold(variable, value)
-        if held is not None:
-            self.state_mapping[id(variable)] = held
-            self._step.writes[id(variable)] = (variable, held)
+        self._state.write(*update)
 
     def forget(self) -> None:
         """Drops every value that the scope holds."""
@@ -88,13 +115,13 @@ class ReplicaScope(keras.StatelessScope):
         self.cleared_losses.clear()
 
 
-class ReplicaStep:
-    """One replica's part of one step; a context manager.
+class ReplicaState(ABC):
+    """What one replica reads and writes while it runs; a context manager.
 
     Args:
         replica: The executor's `Replica`.
         runner: The executor's `ReplicaRunner`.
-        strategy: The `Strategy` that runs the step.
+        strategy: The `Strategy` that runs it.
 
     Attributes:
         scope: The `ReplicaScope` that variables are read through.
@@ -102,7 +129,7 @@ class ReplicaStep:
     """
 
     def __init__(
-        self, replica: Replica, runner: ReplicaRunner, strategy: "Strategy"
+        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
     ) -> None:
         self.replica = replica
         self.runner = runner
@@ -115,20 +142,73 @@ class ReplicaStep:
         """This replica's rows."""
         return self.replica.share
 
-    def __enter__(self) -> "ReplicaStep":
+    def __enter__(self) -> Self:
         self._exits = contextlib.ExitStack()
-        self._exits.enter_context(context.in_replica(self.strategy))
+        self._exits.enter_context(self._entered())
         before = keras_internals.set_stateless_scope(self.scope)
         self._exits.callback(keras_internals.set_stateless_scope, before)
-        _current.step = self
         return self
 
     def __exit__(self, *error: object) -> None:
-        _current.step = None
         self._exits.close()
-        # The scope refers back to this step: free its tensors now.
+        # The scope refers back to this object: free its tensors now.
         self.scope.forget()
         self.writes = {}
+
+    @abstractmethod
+    def _entered(self) -> contextlib.AbstractContextManager[None]:
+        """Makes this the thread's current replica."""
+
+    @abstractmethod
+    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+        """Gives variables the values that the replicas assigned.
+
+        Called in a meeting, once.
+
+        Args:
+            writes: For each replica, what it has assigned.
+            shares: For each replica, its rows.
+        """
+
+    def read(self, variable: keras.Variable) -> Any:
+        """This replica's value of a variable that it has not assigned."""
+        return self.replica.read(variable)
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        """Keeps a value that this replica assigned to a variable."""
+        held = self.replica.hold(variable, value)
+        if held is not None:
+            self.scope.state_mapping[id(variable)] = held
+            self.writes[id(variable)] = (variable, held)
+
+    def forget(self, variables: Iterable[keras.Variable]) -> None:
+        """Reads variables anew, because a meeting has changed them."""
+        for variable in variables:
+            self.scope.state_mapping.pop(id(variable), None)
+
+
+class ReplicaStep(ReplicaState):
+    """One replica's part of one step of `fit` or a relative."""
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        with context.in_replica(self.strategy):
+            _current.step = self
+            try:
+                yield
+            finally:
+                _current.step = None
+
+    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+        for variable, values, of in _by_variable(writes, shares):
+            if variable.synchronization == "on_read":
+                raise MetricMergeError(
+                    f"Metric state '{variable.path}' was changed on several "
+                    "replicas by a metric that the model does not know, so "
+                    "its updates were not gathered. Make the metric an "
+                    "attribute of the model or pass it to `compile`."
+                )
+            variable.assign(mean_over_rows(values, of))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -143,7 +223,16 @@ class ReplicaStep:
         """Every replica's `value`, to every replica. No gradients flow."""
         return self.replica.meet(what, list, value)
 
-    def forget(self, variables: Iterable[keras.Variable]) -> None:
-        """Reads variables anew, because a meeting has changed them."""
-        for variable in variables:
-            self.scope.state_mapping.pop(id(variable), None)
+
+def _by_variable(
+    writes: Sequence[Writes], shares: Sequence[Share]
+) -> Iterator[tuple[keras.Variable, list[Any], list[Share]]]:
+    """Each variable, the values it was given, and the shares of who gave."""
+    written = {key: own[key][0] for own in writes for key in own}
+    for key, variable in written.items():
+        given = [
+            (own[key][1], share)
+            for own, share in zip(writes, shares, strict=True)
+            if key in own
+        ]
+        yield variable, [v for v, _ in given], [share for _, share in given]

@@ -13,7 +13,7 @@ import keras
 from keras_dist.training import seams
 from keras_dist.training.binding import binding_of
 from keras_dist.training.replica import Replica
-from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.replica import StepRunner
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.updates import finish
 
@@ -21,13 +21,13 @@ STEPS = ("train_step", "test_step", "predict_step")
 
 
 def step_overrides(
-    model: keras.Model, runner: ReplicaRunner
+    model: keras.Model, runner: StepRunner
 ) -> dict[str, Callable[..., Any]]:
     """The instance attributes that run a model's steps on replicas.
 
     Args:
         model: A `keras.Model`.
-        runner: The executor's `ReplicaRunner`.
+        runner: The executor's `StepRunner`.
 
     Returns:
         Dict with `train_step`, `test_step` and `predict_step`.
@@ -46,9 +46,7 @@ def step_overrides(
     return {name: step(name) for name in STEPS}
 
 
-def _run(
-    model: keras.Model, name: str, runner: ReplicaRunner, data: Any
-) -> Any:
+def _run(model: keras.Model, name: str, runner: StepRunner, data: Any) -> Any:
     binding = binding_of(model)
     assert binding is not None
     strategy = binding.strategy

@@ -6,19 +6,18 @@ from typing import Any
 
 import keras
 
-from keras_dist.errors import MetricMergeError
 from keras_dist.training import nests
 from keras_dist.training.join import detached
 from keras_dist.training.join import is_row_shaped
 from keras_dist.training.join import join
 from keras_dist.training.join import mean_over_rows
 from keras_dist.training.shares import Share
+from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import ReplicaStep
-from keras_dist.training.step import Writes
 
 
 def update(
-    step: ReplicaStep,
+    step: ReplicaState,
     optimizer: keras.optimizers.Optimizer,
     apply: Callable[[Any, Any, Any], None],
     grads: Any,
@@ -27,7 +26,7 @@ def update(
     """Sums gradients over replicas, then updates once.
 
     Args:
-        step: The replica's `ReplicaStep`.
+        step: The replica's `ReplicaState`.
         optimizer: The optimizer.
         apply: Its `apply`, as Keras has it.
         grads: This replica's gradients.
@@ -38,7 +37,7 @@ def update(
         gradients, shares, writes = zip(*everyone, strict=True)
         # What the forward pass assigned (spectral normalization does) is
         # what the update starts from.
-        _commit(writes, shares)
+        step.commit(writes, shares)
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
@@ -56,9 +55,11 @@ def update(
     )
     for key in writes:
         del step.writes[key]
+    step.replica.committed()
     step.forget(
         optimizer.trainable_variables if variables is None else variables
     )
+    step.forget(optimizer.variables)
 
 
 def finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
@@ -77,7 +78,7 @@ def finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
 
     def end(everyone: list[Any]) -> Any:
         leaves, shares, writes = zip(*everyone, strict=True)
-        _commit(writes, shares)
+        step.commit(writes, shares)
         if join_rows:
             each = list(zip(leaves, shares, strict=True))
             return join(result, each, mean_over_rows)
@@ -93,24 +94,3 @@ def _joined_log(values: list[Any], shares: Sequence[Share]) -> Any:
     if is_row_shaped(values[0]):
         return values[0]
     return mean_over_rows(values, list(shares))
-
-
-def _commit(writes: Sequence[Writes], shares: Sequence[Share]) -> None:
-    written = {key: own[key][0] for own in writes for key in own}
-    for key, variable in written.items():
-        if variable.synchronization == "on_read":
-            raise MetricMergeError(
-                f"Metric state '{variable.path}' was changed on several "
-                "replicas by a metric that the model does not know, so its "
-                "updates were not gathered. Make the metric an attribute of "
-                "the model or pass it to `compile`."
-            )
-        values, of = zip(
-            *(
-                (own[key][1], share)
-                for own, share in zip(writes, shares, strict=True)
-                if key in own
-            ),
-            strict=True,
-        )
-        variable.assign(mean_over_rows(list(values), list(of)))

@@ -1,0 +1,155 @@
+"""Replicas of a function: one call a replica, each on its device."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import jax
+import keras
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.reduction import check_shapes
+from keras_dist.training.baton import BatonPool
+from keras_dist.training.baton import Round
+from keras_dist.training.keras_internals import inherit_thread_state
+from keras_dist.training.keras_internals import thread_state
+from keras_dist.training.replica import Replica
+from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.shares import WHOLE
+from keras_dist.training.step import outside_replicas
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import default_device
+from keras_dist_jax.placement import shard_on
+
+T = TypeVar("T")
+
+
+class JaxReplicas(ReplicaRunner):
+    """Runs replica functions in threads, one at a time.
+
+    Arrays are dispatched without waiting, so that devices work at the same
+    time although replicas take turns.
+
+    Args:
+        layout: The plan's devices, as JAX sees them.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._batons = BatonPool(_capture_thread)
+
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        devices = self._layout.devices
+        round_ = Round(len(devices))
+
+        def on_device(index: int) -> T:
+            with default_device(devices[index]):
+                return fn(JaxReplica(index, round_, devices))
+
+        fns = [functools.partial(on_device, i) for i in range(len(devices))]
+        results: list[T] = self._batons.run(round_, fns)
+        return results
+
+    def weighted_sum(
+        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    ) -> list[Any]:
+        return [
+            self._sum([g for g in each if g is not None])
+            for each in zip(*gradients, strict=True)
+        ]
+
+    def _sum(self, terms: list[Any]) -> Any:
+        if not terms:
+            return None
+        primary = self._layout.devices[0]
+        total = functools.reduce(
+            jax.numpy.add, [jax.device_put(term, primary) for term in terms]
+        )
+        # Where the variables are: an update works on each device.
+        return self._layout.place(total)
+
+    def building(self) -> contextlib.AbstractContextManager[Any]:
+        return default_device(self._layout.devices[0])
+
+
+class JaxReplica(Replica):
+    """One replica, in a thread of its own.
+
+    Args:
+        index: Integer, its position among all replicas.
+        round_: The `Round` it takes part in.
+        devices: The `jax.Device`s, one for each replica.
+    """
+
+    def __init__(
+        self, index: int, round_: Round, devices: Sequence[Any]
+    ) -> None:
+        super().__init__(index, WHOLE)
+        self._round = round_
+        self._devices = devices
+        self._device = devices[index]
+
+    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        for leaf in jax.tree.leaves(value):
+            if isinstance(leaf, jax.core.Tracer):
+                raise UnsupportedModelError(
+                    f"Replicas can't meet for {what} inside of `jax.jit`, "
+                    "`jax.vmap`, `jax.lax` control flow or a second "
+                    f"derivative: JAX gave {leaf!r} in place of a value. "
+                    "Expected: collectives, updates and assignments in the "
+                    "replica function itself or under `jax.grad` and "
+                    "`jax.value_and_grad`. Move the call out of the "
+                    "transformed function."
+                )
+
+        def hold(values: list[Any]) -> T:
+            with outside_replicas(), default_device(self._devices[0]):
+                return fn(values)
+
+        result: T = self._round.meet(self.index, what, hold, value)
+        here: T = jax.tree.map(self._here, result)
+        return here
+
+    def _here(self, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return shard_on(leaf, self._device)
+        return leaf
+
+    def all_sum(self, what: str, value: Any) -> Any:
+        def add(values: list[Any]) -> Any:
+            check_shapes(values)
+            first, *others = values
+            for other in others:
+                first = first + jax.device_put(other, self._devices[0])
+            return first
+
+        def meet(what: str, value: Any) -> Any:
+            value = jax.device_put(value, self._device)
+            return self.meet(what, add, value)
+
+        summed = jax.custom_vjp(functools.partial(meet, what))
+
+        def forward(value: Any) -> tuple[Any, None]:
+            return self.all_sum(what, value), None
+
+        def backward(_: None, gradient: Any) -> tuple[Any]:
+            return (self.all_sum(f"the gradient of {what}", gradient),)
+
+        summed.defvjp(forward, backward)
+        return summed(value)
+
+    def read(self, variable: keras.Variable) -> Any:
+        array = internals.array_of(variable)
+        return None if array is None else shard_on(array, self._device)
+
+    def hold(self, variable: keras.Variable, value: Any) -> Any:
+        return value
+
+
+def _capture_thread() -> Callable[[], None]:
+    state = thread_state()
+    return functools.partial(inherit_thread_state, state)

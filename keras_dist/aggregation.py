@@ -1,0 +1,86 @@
+"""What a variable becomes when replicas write to it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.reduction import ReduceOp
+from keras_dist.reduction import combine
+
+
+def aggregate(variable: Any, values: Sequence[Any]) -> Any:
+    """Combines what the replicas assign, by the variable's `aggregation`.
+
+    Args:
+        variable: A distributed `keras.Variable` that aggregates.
+        values: Sequence with what each replica gives: tensors or numbers.
+
+    Raises:
+        ValueError: If a plain number, the same on each replica, is summed.
+    """
+    if variable.aggregation == "only_first_replica":
+        return values[0]
+    if all(value is values[0] for value in values):
+        if variable.aggregation == "sum" and np.any(values[0]):
+            raise ValueError(
+                f"A non-DistributedValues value {values[0]!r} cannot be "
+                "reduced with the given reduce op ReduceOp.SUM: it is one "
+                "value, the same on each replica, and was assigned to "
+                f"variable '{variable.path}' with aggregation 'sum'. Assign "
+                "it in cross-replica context, or give each replica's own part."
+            )
+        return values[0]
+    return combine_on_primary(
+        variable,
+        ReduceOp.from_variable_aggregation(variable.aggregation),
+        values,
+    )
+
+
+def combine_on_primary(
+    variable: Any, op: ReduceOp, values: Sequence[Any]
+) -> Any:
+    """Combines values, on the device whose copy is saved, in its dtype."""
+    strategy = variable.distribute_strategy
+    primary = strategy.plan.primary
+    here = [strategy.executor.put(value, primary) for value in values]
+    if op is not ReduceOp.MEAN:
+        here = [ops.cast(value, variable.dtype) for value in here]
+    combined = ops.cast(combine(op, here), variable.dtype)
+    return strategy.executor.mirror(combined)
+
+
+def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
+    """The one value of a variable that aggregates in no way.
+
+    Moving statistics (floats that are not trained) become their mean, which
+    keeps the copies equal. Anything else has to be equal on each replica.
+
+    Raises:
+        ReplicaDivergenceError: If it is not.
+    """
+    is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
+    if is_float and not variable.trainable:
+        return combine_on_primary(variable, ReduceOp.MEAN, values)
+    executor = variable.distribute_strategy.executor
+    executor.check_equal(values, lambda: _divergence(variable, values))
+    return values[0]
+
+
+def _divergence(variable: Any, values: Sequence[Any]) -> Exception:
+    return ReplicaDivergenceError(
+        f"Replicas left different values in variable '{variable.path}', whose "
+        "aggregation is 'none'. Received: "
+        f"{[_summary(value) for value in values]}. Expected: the same value "
+        "on each replica. Make the variable with `aggregation='mean'`, "
+        "'sum' or 'only_first_replica', or with `synchronization='on_read'` "
+        "for a value of each replica's own."
+    )
+
+
+def _summary(value: Any) -> str:
+    return np.array2string(ops.convert_to_numpy(value), threshold=6)

@@ -1,0 +1,86 @@
+"""The components of distributed variables."""
+
+from abc import ABC
+from abc import abstractmethod
+from typing import Any
+
+import keras
+from keras import ops
+
+
+class Component(ABC):
+    """Where one replica's own value of a variable is kept."""
+
+    @abstractmethod
+    def read(self) -> Any:
+        """The value, a tensor on the replica's device."""
+
+    @abstractmethod
+    def write(self, value: Any) -> None:
+        """Replaces the value."""
+
+
+class HeldComponent(Component):
+    """A component that is a tensor, replaced as a whole."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def read(self) -> Any:
+        return self._value
+
+    def write(self, value: Any) -> None:
+        self._value = value
+
+
+class VariableComponent(keras.Variable):
+    """One replica's component of a distributed variable.
+
+    Args:
+        container: The variable.
+        index: Integer, the replica's.
+    """
+
+    def __init__(self, container: Any, index: int) -> None:
+        self.__dict__.update(vars(container))
+        self.container = container
+        self._index = index
+        self._pending: list[Any] | None = None
+        if index:
+            self._path = f"{container.path}/replica_{index}"
+
+    @property
+    def value(self) -> Any:
+        if self._pending:
+            return self._pending[-1]
+        return self.container.component_value(self._index)
+
+    def assign(self, value: Any) -> Any:
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        if tuple(value.shape) != tuple(self.shape):
+            raise ValueError(
+                "The shape of the target variable and the shape of the target "
+                "value in `variable.assign(value)` must match. Received: "
+                f"value.shape={value.shape} for '{self.path}' of shape "
+                f"{self.shape}."
+            )
+        if self._pending is not None:
+            self._pending.append(value)
+        else:
+            self.container.write_component(self._index, value)
+        return value
+
+    def collect(self) -> "list[Any]":
+        """From now on, keeps what is assigned in the list returned."""
+        self._pending = []
+        return self._pending
+
+    def __repr__(self) -> str:
+        value = ops.convert_to_numpy(self.value)
+        return (
+            f"<Variable path={self.path}, shape={tuple(self.shape)}, "
+            f"dtype={self._dtype}, value={value}>"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> keras.Variable:
+        return keras.Variable(self.value, dtype=self._dtype, name=self.name)

@@ -1,0 +1,123 @@
+"""The input methods of a strategy."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from keras_dist import context
+from keras_dist.inputs.dataset import distribute_dataset
+from keras_dist.inputs.dataset import distribute_from_function
+from keras_dist.inputs.options import InputContext
+from keras_dist.inputs.options import InputOptions
+from keras_dist.inputs.sources.numpy_data import numpy_dataset
+from keras_dist.strategy_base import StrategyBase
+
+
+class InputMethods(StrategyBase):
+    """What a strategy does with data."""
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """Splits the batches of a dataset over the replicas.
+
+        Replica `r` of `N` gets rows `ceil(n * r / N)` up to
+        `ceil(n * (r + 1) / N)` of a batch of `n` rows: order kept, none lost.
+
+        Args:
+            dataset: Data in batches of the global batch size: a
+                `tf.data.Dataset`, `keras.utils.PyDataset`, torch
+                `DataLoader`, grain dataset or loader, an iterable of batches,
+                or a function without arguments that returns one.
+            options: `InputOptions`.
+
+        Returns:
+            A `DistributedDataset`, which gives a batch with a `PerReplica` in
+            place of each array. `fit` takes it too.
+
+        Raises:
+            ValueError: If the data is not batched, or options contradict each
+                other.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> batches = [np.arange(4), np.arange(4, 7)]
+        >>> dataset = strategy.experimental_distribute_dataset(batches)
+        >>> [int(strategy.reduce("SUM", x, axis=0)) for x in dataset]
+        [6, 15]
+        """
+        name = "experimental_distribute_dataset"
+        context.check_cross_replica(self, name)
+        return distribute_dataset(self, dataset, options)
+
+    def distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> Any:
+        """Gives the replicas the batches of a dataset that a function makes.
+
+        Args:
+            dataset_fn: Callable from an `InputContext` to data in batches of
+                the per-replica size. Replicas take them in turn.
+            options: `InputOptions`. With `InputReplicationMode.PER_REPLICA`
+                it is called for each replica, which reads that data only.
+
+        Returns:
+            A `DistributedDataset`.
+
+        Raises:
+            ValueError: If the data can't be read, or options contradict each
+                other.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> dataset = strategy.distribute_datasets_from_function(
+        ...     lambda context: [np.ones(2), np.zeros(2)]
+        ... )
+        >>> next(iter(dataset)).values[1].shape[0]
+        2
+        """
+        name = "distribute_datasets_from_function"
+        context.check_cross_replica(self, name)
+        return distribute_from_function(self, dataset_fn, options)
+
+    def experimental_distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> Any:
+        """The old name of `distribute_datasets_from_function`."""
+        warnings.warn(
+            "`experimental_distribute_datasets_from_function` is deprecated. "
+            "Use `distribute_datasets_from_function`.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Any, session: Any = None
+    ) -> Any:
+        """Makes a dataset of the rows of arrays.
+
+        Args:
+            numpy_input: NumPy array, or nest of arrays of one length.
+            session: Ignored; it belongs to TensorFlow 1.
+
+        Returns:
+            An iterable of rows with `batch(batch_size)`. Once batched,
+            `experimental_distribute_dataset` takes it.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> rows = strategy.experimental_make_numpy_dataset(np.arange(4))
+        >>> batched = rows.batch(2)
+        >>> dataset = strategy.experimental_distribute_dataset(batched)
+        >>> len(list(dataset))
+        2
+        """
+        return numpy_dataset(numpy_input)

@@ -1,0 +1,222 @@
+"""ReduceOp, and the rules for values and axes to reduce."""
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+
+class ReduceOp(enum.Enum):
+    """How values of several replicas are combined.
+
+    `SUM` and `MEAN` are those of `tf.distribute`; `MIN`, `MAX` and `PROD` are
+    an addition. Methods that take one also take its name in any case.
+
+    Example:
+
+    >>> keras_dist.ReduceOp("SUM")
+    <ReduceOp.SUM: 'SUM'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PROD = "PROD"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: str) -> "ReduceOp":
+        """The operation behind a variable's `aggregation`.
+
+        Args:
+            aggregation: String, `"sum"` or `"mean"`.
+
+        Raises:
+            ValueError: If that aggregation reduces nothing.
+
+        Example:
+
+        >>> keras_dist.ReduceOp.from_variable_aggregation("mean").name
+        'MEAN'
+        """
+        name = str(getattr(aggregation, "name", aggregation)).upper()
+        if name not in ("SUM", "MEAN"):
+            raise ValueError(
+                "Only 'sum' and 'mean' aggregations are reductions. "
+                f"Received: aggregation={aggregation!r}."
+            )
+        return ReduceOp[name]
+
+
+def parse_reduce_op(reduce_op: Any) -> ReduceOp:
+    """Turns what people pass as `reduce_op` into a `ReduceOp`.
+
+    Raises:
+        ValueError: If a string names no operation.
+        TypeError: If it is neither a string nor an operation.
+    """
+    if isinstance(reduce_op, ReduceOp):
+        return reduce_op
+    if isinstance(reduce_op, enum.Enum):  # tf.distribute's own
+        reduce_op = reduce_op.value
+    if not isinstance(reduce_op, str):
+        raise TypeError(
+            "Expected `reduce_op` to be a `keras_dist.ReduceOp`, or the name "
+            f"of one. Received: {reduce_op!r} of type "
+            f"{type(reduce_op).__name__}."
+        )
+    try:
+        return ReduceOp[reduce_op.upper()]
+    except KeyError:
+        names = ", ".join(op.name for op in ReduceOp)
+        raise ValueError(
+            f"{reduce_op!r} is not a valid ReduceOp. Expected one of: {names}."
+        ) from None
+
+
+def checked_axes(axis: Any, rank: int) -> tuple[int, ...]:
+    """The axes that `axis` names in an array of that rank, not negative.
+
+    Args:
+        axis: Integer, or list or tuple of integers; negative ones count from
+            the end.
+        rank: Integer, number of axes that there are.
+
+    Raises:
+        ValueError: If there is no such axis.
+    """
+    asked = list(axis) if isinstance(axis, (list, tuple)) else [axis]
+    for each in asked:
+        if not isinstance(each, int) or not -rank <= each < rank:
+            raise ValueError(
+                f"Invalid reduction dimension. Received: axis={axis!r} for a "
+                f"value with {rank} axes. Expected: integers from {-rank} to "
+                f"{rank - 1}, or `None` to reduce over replicas only."
+            )
+    return tuple(sorted({each % rank for each in asked}))
+
+
+def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
+    """Combines tensors of one shape, on one device, element by element.
+
+    A mean of integers is a float.
+
+    Raises:
+        ValueError: If their shapes differ.
+    """
+    check_shapes(values)
+    result = values[0]
+    for value in values[1:]:
+        result = _PAIRWISE[op](result, value)
+    if op is ReduceOp.MEAN:
+        result = ops.true_divide(result, len(values))
+    return result
+
+
+def check_shapes(values: Sequence[Any]) -> None:
+    """Refuses tensors that can't be combined element by element.
+
+    Raises:
+        ValueError: If their shapes differ.
+    """
+    shapes = [tuple(value.shape) for value in values]
+    known = [shape for shape in shapes if None not in shape]
+    if any(shape != known[0] for shape in known):
+        raise ValueError(
+            "Values can't be combined element by element: replicas have "
+            f"different shapes. Received: {shapes}. Expected: one shape. Pass "
+            "`axis=0` to `reduce` to reduce along rows as well, or gather."
+        )
+
+
+def check_gather(values: Sequence[Any], axis: Any) -> int:
+    """Refuses tensors that can't be joined along an axis.
+
+    Returns:
+        The axis, not negative.
+
+    Raises:
+        ValueError: If ranks, or sizes along other axes, differ; for scalars,
+            and if there is no such axis.
+    """
+    shapes = [tuple(value.shape) for value in values]
+    received = f"Received: shapes {shapes}, axis={axis!r}."
+    rank = len(shapes[0])
+    if any(len(shape) != rank for shape in shapes):
+        raise ValueError(
+            "Values of different rank can't be gathered: Shape mismatch. "
+            f"{received} Expected: the same number of axes on each replica."
+        )
+    if not rank:
+        raise ValueError(
+            f"Scalars can't be gathered: they have no axis. {received} "
+            "Expected: values with at least one axis; `keras.ops.reshape(x, "
+            "(1,))` gives a scalar one."
+        )
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise ValueError(
+            f"There is no such axis to gather along. {received} Expected: an "
+            f"integer from {-rank} to {rank - 1}."
+        )
+    along = axis % rank
+    others = [s[:along] + s[along + 1 :] for s in shapes]
+    if any(
+        None not in (mine, first) and mine != first
+        for other in others
+        for mine, first in zip(other, others[0], strict=True)
+    ):
+        raise ValueError(
+            "Values can't be gathered: Shape mismatch on an axis other than "
+            f"axis {along}. {received} Expected: Dimensions that must be "
+            "equal, on all axes but that one."
+        )
+    return along
+
+
+def reduce_axes(op: ReduceOp, values: Sequence[Any], axis: Any) -> Any:
+    """Reduces tensors along axes, then over replicas.
+
+    A mean is over all elements along the axes, so that replicas with more
+    rows weigh more. Replicas without elements don't count.
+
+    Raises:
+        ValueError: If an axis does not exist, or nothing is left to reduce.
+    """
+    axes = checked_axes(axis, len(values[0].shape))
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        values = [v for v in values if 0 not in tuple(v.shape)] or values[:1]
+    reduce = _ALONG_AXES[op]
+    total = combine(
+        ReduceOp.SUM if op is ReduceOp.MEAN else op,
+        [reduce(value, axis=axes) for value in values],
+    )
+    if op is not ReduceOp.MEAN:
+        return total
+    return ops.true_divide(total, sum(_size(v, axes) for v in values))
+
+
+def _size(value: Any, axes: tuple[int, ...]) -> Any:
+    shape = ops.shape(value)
+    size = 1
+    for axis in axes:
+        size = size * shape[axis]
+    if isinstance(size, int):
+        return size
+    return ops.cast(size, "float32")
+
+
+_PAIRWISE = {
+    ReduceOp.SUM: ops.add,
+    ReduceOp.MEAN: ops.add,
+    ReduceOp.MIN: ops.minimum,
+    ReduceOp.MAX: ops.maximum,
+    ReduceOp.PROD: ops.multiply,
+}
+_ALONG_AXES = {
+    ReduceOp.SUM: ops.sum,
+    ReduceOp.MEAN: ops.sum,
+    ReduceOp.MIN: ops.min,
+    ReduceOp.MAX: ops.max,
+    ReduceOp.PROD: ops.prod,
+}

@@ -1,0 +1,125 @@
+"""From values of each replica to one nest of per-replica values, and back."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
+
+
+def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with `fn` applied to each leaf.
+
+    Lists, tuples, named tuples and mappings are nests, of any type; that type
+    is kept. Anything else is a leaf.
+    """
+    if isinstance(nest, Mapping):
+        return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
+    if isinstance(nest, (list, tuple)):
+        return _sequence_like(nest, [map_nest(fn, item) for item in nest])
+    return fn(nest)
+
+
+def leaves_of(nest: Any) -> list[Any]:
+    """The leaves of a nest, in order."""
+    leaves: list[Any] = []
+    map_nest(leaves.append, nest)
+    return leaves
+
+
+def select(index: int, nest: Any) -> Any:
+    """One replica's view of a nest: its own component of each value."""
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            return leaf.values[index]
+        return leaf
+
+    return map_nest(own, nest)
+
+
+def regroup(
+    nests: Sequence[Any],
+    wrap: Callable[[Sequence[Any]], Any] = PerReplica,
+    always: bool = False,
+) -> Any:
+    """Joins the nests of all replicas, leaf by leaf.
+
+    Args:
+        nests: Sequence of nests of one structure, in replica order.
+        wrap: Callable from the components of a leaf to the joined leaf.
+        always: Whether a leaf that is the same object on each replica is
+            wrapped too, rather than given as it is.
+
+    Returns:
+        A nest of that structure. With one replica, its nest unchanged.
+
+    Raises:
+        ValueError: If replicas have nests of different structures.
+    """
+    if len(nests) == 1:
+        return nests[0]
+    return _regroup(list(nests), wrap, always, "result")
+
+
+def _regroup(
+    nests: list[Any],
+    wrap: Callable[[Sequence[Any]], Any],
+    always: bool,
+    path: str,
+) -> Any:
+    first = nests[0]
+    for index, nest in enumerate(nests):
+        if _shape(nest) != _shape(first):
+            raise ValueError(
+                "Replicas returned different structures. Received at "
+                f"`{path}`: {_described(first)} from replica 0, "
+                f"{_described(nest)} from replica {index}. Expected: the same "
+                "lists, tuples and keys on each replica."
+            )
+
+    def joined(key: Any) -> Any:
+        parts = [nest[key] for nest in nests]
+        return _regroup(parts, wrap, always, f"{path}[{key!r}]")
+
+    if isinstance(first, Mapping):
+        return _mapping_like(first, {key: joined(key) for key in first})
+    if isinstance(first, (list, tuple)):
+        return _sequence_like(first, [joined(i) for i in range(len(first))])
+    if not always and all(nest is first for nest in nests):
+        return first
+    return wrap(nests)
+
+
+def _shape(nest: Any) -> Any:
+    """What has to be equal for two nests to have one structure, at the top."""
+    if isinstance(nest, Mapping):
+        return Mapping, set(nest)
+    if isinstance(nest, (list, tuple)):
+        return type(nest), len(nest)
+    return None
+
+
+def _described(nest: Any) -> str:
+    if isinstance(nest, Mapping):
+        return f"{type(nest).__name__} with keys {sorted(map(str, nest))}"
+    if isinstance(nest, (list, tuple)):
+        return f"{type(nest).__name__} of length {len(nest)}"
+    return f"a {type(nest).__name__}"
+
+
+def _sequence_like(nest: Any, items: list[Any]) -> Any:
+    if hasattr(nest, "_fields"):  # a named tuple
+        return type(nest)(*items)
+    return type(nest)(items)
+
+
+def _mapping_like(nest: Any, items: dict[Any, Any]) -> Any:
+    if type(nest) is dict:
+        return items
+    default_factory = getattr(nest, "default_factory", None)
+    if default_factory is not None:
+        return type(nest)(default_factory, items)
+    return type(nest)(items)

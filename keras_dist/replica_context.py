@@ -1,0 +1,246 @@
+"""ReplicaContext: what a replica function can do."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist import context
+from keras_dist.reduction import ReduceOp
+from keras_dist.reduction import check_gather
+from keras_dist.reduction import combine
+from keras_dist.reduction import parse_reduce_op
+from keras_dist.regroup import map_nest
+from keras_dist.regroup import regroup
+from keras_dist.regroup import select
+from keras_dist.training.replica import OnlyReplica
+from keras_dist.training.replica import Replica
+from keras_dist.training.step import current_step
+
+if TYPE_CHECKING:
+    from keras_dist.strategy_base import StrategyBase
+
+
+class ReplicaContext:
+    """The replica that runs a function, and its meetings with the others.
+
+    Get it with `keras_dist.get_replica_context()`. Every replica has to make
+    the same calls in the same order; if not, each gets an error.
+
+    Args:
+        strategy: The `Strategy`.
+        replica_id_in_sync_group: Integer, the replica's index among all.
+        replica: The backend's replica. Without one, calls here meet nobody.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def replica_fn():
+    ...     context = keras_dist.get_replica_context()
+    ...     return context.all_reduce("SUM", 1.0)
+    >>> [float(x) for x in strategy.run(replica_fn).values]
+    [2.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        strategy: "StrategyBase",
+        replica_id_in_sync_group: int,
+        replica: Replica | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._id = replica_id_in_sync_group
+        self._replica = replica or OnlyReplica(strategy.cross_replica)
+
+    @property
+    def strategy(self) -> "StrategyBase":
+        """The strategy that runs the replica."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """Index of this replica among all, a Python integer."""
+        return self._id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas, over all workers."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices of this replica."""
+        return tuple(str(d) for d in self._strategy.plan.replicas[self._id])
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Meets the other replicas and calls `merge_fn` once, for all.
+
+        Args:
+            merge_fn: Callable, run in cross-replica context. It gets the
+                strategy, then the replicas' arguments as `PerReplica` values.
+            args: List or tuple of this replica's arguments.
+            kwargs: Dict of them.
+
+        Returns:
+            What `merge_fn` returned, of per-replica values this replica's
+            component.
+
+        Raises:
+            ReplicaDivergenceError: If another replica makes no such call.
+        """
+
+        def merge(everyone: list[Any]) -> Any:
+            merged_args, merged_kwargs = regroup(everyone)
+            return merge_fn(self._strategy, *merged_args, **merged_kwargs)
+
+        own = (tuple(args), dict(kwargs or {}))
+        result = self._replica.meet("merge_call", merge, own)
+        return select(self._id, result)
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: Any = None
+    ) -> Any:
+        """Combines a value over replicas; each gets the result.
+
+        Gradients flow: for `SUM`, a replica's gradient is the sum of all
+        replicas' gradients of the result.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name.
+            value: Nest of tensors, of the same shapes on each replica.
+            options: `CommunicationOptions`, hints that may be ignored.
+
+        Returns:
+            Nest of tensors on this replica's device. `MEAN` of integers is a
+            float.
+
+        Raises:
+            ValueError: If shapes differ between replicas.
+            ReplicaDivergenceError: If another replica makes no such call.
+        """
+        op = parse_reduce_op(reduce_op)
+        return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Joins the replicas' values along an axis; each gets the result.
+
+        Gradients flow: a replica's gradient is its slice of the sum of all
+        replicas' gradients of the result.
+
+        Args:
+            value: Nest of tensors with at least one axis. Sizes along `axis`
+                may differ between replicas.
+            axis: Integer. Negative ones count from the end.
+            options: `CommunicationOptions`, hints that may be ignored.
+
+        Returns:
+            Nest of tensors on this replica's device.
+
+        Raises:
+            ValueError: If ranks, or sizes along other axes, differ.
+            ReplicaDivergenceError: If another replica makes no such call.
+        """
+        return map_nest(lambda leaf: self._all_gather(leaf, axis), value)
+
+    def _all_reduce(self, op: ReduceOp, leaf: Any) -> Any:
+        refuse_sparse(leaf, "all_reduce")
+        tensor = ops.convert_to_tensor(leaf)
+        if self.num_replicas_in_sync == 1:
+            return tensor
+        what = f"all_reduce with {op.name}"
+        if not _has_gradients(tensor):
+            own = self._strategy.executor.combine
+            return self._replica.meet(what, lambda v: own(op, v), tensor)
+        if op is ReduceOp.SUM:
+            return self._replica.all_sum(what, tensor)
+        if op is ReduceOp.MEAN:
+            total = self._replica.all_sum(what, tensor)
+            return total / self.num_replicas_in_sync
+        # The others are picked from all of them, so that gradients flow.
+        everyone = self._all_gather(ops.expand_dims(tensor, 0), 0, what)
+        return combine(op, [everyone[i] for i in range(everyone.shape[0])])
+
+    def _all_gather(
+        self, leaf: Any, axis: int, what: str = "all_gather"
+    ) -> Any:
+        refuse_sparse(leaf, "all_gather")
+        tensor = ops.convert_to_tensor(leaf)
+        executor = self._strategy.executor
+
+        def sizes_of(tensors: list[Any]) -> tuple[int, list[Any]]:
+            positive = check_gather(tensors, axis)
+            return positive, [ops.shape(t)[positive] for t in tensors]
+
+        detached = (
+            ops.stop_gradient(tensor) if _has_gradients(tensor) else tensor
+        )
+        if not _has_gradients(tensor) or self.num_replicas_in_sync == 1:
+
+            def joined(tensors: list[Any]) -> Any:
+                return executor.concatenate(tensors, sizes_of(tensors)[0])
+
+            return self._replica.meet(what, joined, detached)
+        along, sizes = self._replica.meet(what, sizes_of, detached)
+        before = sum(sizes[: self._id])
+        after = sum(sizes[self._id + 1 :])
+        padding = [(0, 0)] * len(tensor.shape)
+        padding[along] = (before, after)
+        # A sum of what each has in its place, for the sake of its gradient.
+        return self._replica.all_sum(what, ops.pad(tensor, padding))
+
+
+def refuse_sparse(value: Any, method: str) -> None:
+    """Refuses what has indices instead of elements.
+
+    Raises:
+        NotImplementedError: If a value is sparse.
+    """
+    kind = type(value).__name__
+    if kind in ("IndexedSlices", "SparseTensor", "BCOO", "JAXSparse") or (
+        getattr(value, "is_sparse", False) is True
+    ):
+        raise NotImplementedError(
+            f"{method} does not support {kind}. Received: {value!r}. "
+            "Expected: a dense tensor, as `keras.ops.convert_to_tensor(value, "
+            "sparse=False)` makes it."
+        )
+
+
+def _has_gradients(tensor: Any) -> bool:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return bool(keras.backend.is_float_dtype(dtype))
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The replica that this thread runs.
+
+    Returns:
+        A `ReplicaContext`; in cross-replica context, under a strategy's
+        scope and outside of `run`, `None`. With no strategy, a context of
+        the default one.
+
+    Example:
+
+    >>> keras_dist.get_replica_context().replica_id_in_sync_group
+    0
+    """
+    from keras_dist.strategies.default import default_strategy
+
+    current = context.current_replica_context()
+    if current is not None:
+        return current
+    step = current_step()
+    if step is not None:
+        return ReplicaContext(step.strategy, step.replica.index, step.replica)
+    if context.has_strategy():
+        return None
+    return ReplicaContext(default_strategy(), 0)

@@ -1,0 +1,262 @@
+"""The replica-level methods of a strategy: run, reduce, gather."""
+
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist import context
+from keras_dist.inputs.options import ValueContext
+from keras_dist.reduction import ReduceOp
+from keras_dist.reduction import check_gather
+from keras_dist.reduction import parse_reduce_op
+from keras_dist.reduction import reduce_axes
+from keras_dist.regroup import map_nest
+from keras_dist.regroup import regroup
+from keras_dist.regroup import select
+from keras_dist.replica_context import refuse_sparse
+from keras_dist.strategy_base import StrategyBase
+from keras_dist.training import keras_internals
+from keras_dist.training.call import run_on_one
+from keras_dist.training.call import run_on_replicas
+from keras_dist.training.creation import creation_hooks
+from keras_dist.values import DistributedValues
+from keras_dist.values import Mirrored
+from keras_dist.variables import SyncOnReadVariable
+
+
+class ReplicaMethods(StrategyBase):
+    """What a strategy does with functions and values of its replicas."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Calls `fn` once for each replica, on its device.
+
+        Args:
+            fn: Callable. In it, `keras_dist.get_replica_context()` is the
+                replica's.
+            args: List or tuple of positional arguments. Each replica gets its
+                own component of `PerReplica` values, at any depth, and
+                anything else as it is.
+            kwargs: Dict of keyword arguments, likewise.
+            options: `RunOptions`, accepted for the sake of TPU code.
+
+        Returns:
+            What `fn` returned, with a `PerReplica` in place of each leaf,
+            unless it is the very same object on each replica. With one
+            replica, just what `fn` returned.
+
+        Raises:
+            ValueError: If `args` is neither list nor tuple, or if replicas
+                return different structures.
+            ReplicaDivergenceError: If replicas disagree on their meetings.
+            BaseException: What `fn` raised on the first replica to fail,
+                with a note that names it. Nothing is half-written then.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = keras_dist.PerReplica([1, 2])
+        >>> strategy.run(lambda x, y: x + y, args=(x, 10))
+        PerReplica:{
+          0: 11,
+          1: 12
+        }
+        """
+        context.check_cross_replica(self, "run")
+        if not isinstance(args, (list, tuple)):
+            raise ValueError(
+                "positional args must be a list or tuple. Received: "
+                f"args={args!r} of type {type(args).__name__}. Pass "
+                "`args=(value,)` for one argument."
+            )
+        keywords = dict(kwargs or {})
+
+        def on_replica(index: int) -> Any:
+            own = (select(index, keywords), select(index, args))
+            return fn(*own[1], **own[0])
+
+        return regroup(self._run_on_replicas(on_replica))
+
+    def _run_on_replicas(self, on_replica: Callable[[int], Any]) -> list[Any]:
+        keras_internals.make_global_seed()
+        runner = self.executor.replicas
+        with creation_hooks():
+            if runner is None:
+                return [run_on_one(self, on_replica)]
+            return run_on_replicas(self, runner, on_replica)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Combines a value over replicas, and along axes if asked to.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name in any case.
+            value: Nest of per-replica values, such as `run` returns. A value
+                that is not distributed counts as one that is equal on each
+                replica: it has a mean, but no sum.
+            axis: `None` to combine element by element, for equal shapes.
+                Otherwise an integer, or several: elements along these axes
+                are combined too, and a mean is over all of them, so that a
+                replica with more rows weighs more.
+
+        Returns:
+            Nest of tensors on the first replica's device. A mean of integers
+            is a float.
+
+        Raises:
+            ValueError: If the operation, the shapes or the axes don't fit.
+            TypeError: If `reduce_op` is no operation.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = keras_dist.PerReplica([[1.0, 2.0], [6.0]])
+        >>> float(strategy.reduce("MEAN", value, axis=0))
+        3.0
+        """
+        context.check_cross_replica(self, "reduce")
+        op = parse_reduce_op(reduce_op)
+        return map_nest(lambda leaf: self._reduce(op, leaf, axis), value)
+
+    def _reduce(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
+        single = self.num_replicas_in_sync == 1
+        if axis is None and single:
+            return leaf
+        values = self._components(leaf)
+        if values is None:
+            if op is not ReduceOp.MEAN and not single and np.any(leaf):
+                raise ValueError(
+                    f"A non-DistributedValues value {leaf!r} cannot be reduced "
+                    f"with the given reduce op {op}: it is one value, the "
+                    "same on each replica. Expected: a per-replica value, as "
+                    "`strategy.run` returns it."
+                )
+            if axis is None:
+                return leaf
+            values = (leaf,)
+        if axis is None:
+            return self.executor.combine(op, values)
+        primary = self.plan.primary
+        here = [self.executor.put(value, primary) for value in values]
+        return reduce_axes(op, here, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Joins the replicas' values along an axis, in replica order.
+
+        Args:
+            value: Nest of per-replica values with at least one axis, of any
+                dtype. A value that is not distributed is returned as it is.
+            axis: Integer. Negative ones count from the end. Sizes along it
+                may differ between replicas.
+
+        Returns:
+            Nest of tensors on the first replica's device.
+
+        Raises:
+            ValueError: If ranks, or sizes along other axes, differ.
+            NotImplementedError: For sparse values.
+            RuntimeError: In replica context, where it is `all_gather`.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = keras_dist.PerReplica([[1, 2], [3]])
+        >>> keras.ops.convert_to_numpy(strategy.gather(value, axis=0))
+        array([1, 2, 3], dtype=int32)
+        """
+        context.check_cross_replica(self, "gather")
+        return map_nest(lambda leaf: self._gather(leaf, axis), value)
+
+    def _gather(self, leaf: Any, axis: int) -> Any:
+        values = self._components(leaf)
+        if values is None:
+            refuse_sparse(leaf, "gather")
+            check_gather([np.empty(np.shape(leaf))], axis)
+            return leaf
+        for value in values:
+            refuse_sparse(value, "gather")
+        primary = self.plan.primary
+        here = [self.executor.put(value, primary) for value in values]
+        return self.executor.concatenate(here, check_gather(here, axis))
+
+    def _components(self, leaf: Any) -> tuple[Any, ...] | None:
+        """A leaf's components; `None` if it is one value for all replicas."""
+        if isinstance(leaf, SyncOnReadVariable):
+            return tuple(component.value for component in leaf.values)
+        if isinstance(leaf, (keras.Variable, Mirrored)):
+            return None
+        return leaf.values if isinstance(leaf, DistributedValues) else None
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a per-replica value that are on this worker.
+
+        Args:
+            value: Nest, such as `run` returns.
+
+        Returns:
+            Tuple with a nest for each local replica. For a value that is not
+            distributed, or with one replica, a tuple with just that value.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = keras_dist.PerReplica([1, 2])
+        >>> strategy.experimental_local_results({"a": value})
+        ({'a': 1}, {'a': 2})
+        """
+        if isinstance(value, DistributedValues):
+            return value.values
+        if not isinstance(value, (list, tuple, Mapping)):
+            return (value,)
+
+        def component(leaf: Any, index: int) -> Any:
+            if isinstance(leaf, DistributedValues):
+                return leaf.values[index]
+            return leaf
+
+        return tuple(
+            map_nest(functools.partial(component, index=index), value)
+            for index in range(self.num_replicas_in_sync)
+        )
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """Makes a per-replica value out of a function of the replica.
+
+        Args:
+            value_fn: Callable, given a `keras_dist.experimental.ValueContext`
+                and called once for each replica.
+
+        Returns:
+            `PerReplica` of what it returned, also where that is equal. With
+            one replica, just what it returned.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.experimental_distribute_values_from_function(
+        ...     lambda context: context.replica_id_in_sync_group
+        ... )
+        PerReplica:{
+          0: 0,
+          1: 1
+        }
+        """
+        context.check_cross_replica(
+            self, "experimental_distribute_values_from_function"
+        )
+        count = self.num_replicas_in_sync
+        values = [
+            value_fn(ValueContext(index, count)) for index in range(count)
+        ]
+        return regroup(values, always=True)

@@ -1,0 +1,170 @@
+"""ReplicaCall: one replica of a function under `strategy.run`."""
+
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import TypeVar
+
+import keras
+
+from keras_dist import context
+from keras_dist.aggregation import aggregate
+from keras_dist.aggregation import agreed_value
+from keras_dist.replica_context import ReplicaContext
+from keras_dist.training import keras_internals
+from keras_dist.training import seams
+from keras_dist.training.replica import Replica
+from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.shares import Share
+from keras_dist.training.step import ReplicaState
+from keras_dist.training.step import Writes
+from keras_dist.training.step import current_call
+from keras_dist.training.step import set_current_call
+from keras_dist.values import PerReplica
+from keras_dist.variables import MirroredVariable
+from keras_dist.variables import SyncOnReadVariable
+
+if TYPE_CHECKING:
+    from keras_dist.strategy_base import StrategyBase
+
+T = TypeVar("T")
+
+
+class ReplicaCall(ReplicaState):
+    """What one replica of a function reads and writes.
+
+    Variables of other strategies, or of none, are written at once: each
+    replica's assignment counts. Distributed ones follow their `aggregation`
+    and `synchronization`.
+    """
+
+    def __init__(
+        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+    ) -> None:
+        super().__init__(replica, runner, strategy)
+        self.context = ReplicaContext(strategy, replica.index, replica)
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        before = current_call()
+        with context.in_replica(self.strategy, self.context):
+            set_current_call(self)
+            try:
+                yield
+            finally:
+                set_current_call(before)
+
+    def read(self, variable: keras.Variable) -> Any:
+        if isinstance(variable, SyncOnReadVariable):
+            return variable.component_value(self.replica.index)
+        if isinstance(variable, MirroredVariable):
+            return self.replica.read(variable)
+        return None
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        if not isinstance(variable, (MirroredVariable, SyncOnReadVariable)):
+            with self.suspended():
+                variable.assign(value)
+        elif isinstance(variable, SyncOnReadVariable):
+            self.scope.state_mapping[id(variable)] = value
+            self.writes[id(variable)] = (variable, value)
+        else:
+            held = self.replica.hold(variable, value)
+            if held is not None:  # else it was written in place
+                self.scope.state_mapping[id(variable)] = value = held
+            self.writes[id(variable)] = (variable, value)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Reads and writes go to the variables themselves for a while."""
+        scope = keras_internals.set_stateless_scope(None)
+        try:
+            yield
+        finally:
+            keras_internals.set_stateless_scope(scope)
+
+    def assign(
+        self, variable: MirroredVariable, method: str, value: Any
+    ) -> Any:
+        """Assigns what all replicas give, combined by `aggregation`.
+
+        Args:
+            variable: The variable.
+            method: String, `"assign"`, `"assign_add"` or `"assign_sub"`.
+            value: What this replica gives.
+
+        Returns:
+            The variable's new value, on this replica.
+        """
+        if isinstance(value, PerReplica):
+            value = value.values[self.replica.index]
+
+        def assign_once(values: list[Any]) -> None:
+            combined = aggregate(variable, values)
+            getattr(variable, method)(combined)
+
+        self.replica.meet(
+            f"`{method}` of variable '{variable.path}'", assign_once, value
+        )
+        self.forget([variable])
+        return variable.value
+
+    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+        written = {key: own[key][0] for own in writes for key in own}
+        agreed = []
+        for key, variable in written.items():
+            values = [
+                own[key][1] if key in own else self._unwritten(variable, index)
+                for index, own in enumerate(writes)
+            ]
+            if isinstance(variable, SyncOnReadVariable):
+                agreed.append((variable.set_components, values))
+            else:
+                agreed.append((variable.assign, agreed_value(variable, values)))
+        # Only now: one variable that is refused leaves all as they were.
+        for assign, value in agreed:
+            assign(value)
+
+    def _unwritten(self, variable: Any, index: int) -> Any:
+        return variable.component_value(index)
+
+
+def run_on_replicas(
+    strategy: "StrategyBase", runner: ReplicaRunner, fn: Any
+) -> list[Any]:
+    """Calls `fn(index)` once a replica, in replica context.
+
+    Args:
+        strategy: The `Strategy`.
+        runner: Its executor's `ReplicaRunner`.
+        fn: Callable, given the replica's index.
+
+    Returns:
+        List of what it returned, in replica order.
+    """
+    seams.install()
+    seams.install_building()
+
+    def on_replica(replica: Replica) -> Any:
+        with ReplicaCall(replica, runner, strategy) as call:
+            result = fn(replica.index)
+
+            def end(everyone: list[Writes]) -> None:
+                call.commit(everyone, [])
+
+            replica.meet("the end of the replica function", end, call.writes)
+            replica.committed()
+            return result
+
+    return runner.call(on_replica)
+
+
+def run_on_one(strategy: "StrategyBase", fn: Any) -> Any:
+    """`fn(0)` in replica context, where there is nothing to keep apart."""
+    with (
+        strategy.executor.creation_scope(),
+        context.in_replica(strategy.if_current, ReplicaContext(strategy, 0)),
+    ):
+        return fn(0)

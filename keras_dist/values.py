@@ -1,0 +1,90 @@
+"""Values that have a component on each replica."""
+
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+
+class DistributedValues(ABC):
+    """A value with one component for each local replica.
+
+    Variables made under a strategy are such values too. Native
+    `tf.distribute.DistributedValues` count as ours on TensorFlow.
+
+    Example:
+
+    >>> issubclass(keras_dist.PerReplica, keras_dist.DistributedValues)
+    True
+    """
+
+    @property
+    @abstractmethod
+    def values(self) -> tuple[Any, ...]:
+        """The components, in replica order."""
+
+
+class _Components(DistributedValues):
+    """Components that were computed, rather than kept by a variable.
+
+    Args:
+        values: Sequence with a component for each local replica.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = tuple(values)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return self._values
+
+    def __repr__(self) -> str:
+        return framed(type(self).__name__, [repr(v) for v in self._values])
+
+    def __str__(self) -> str:
+        return framed(type(self).__name__, [str(v) for v in self._values])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        name = type(self).__name__
+        raise ValueError(
+            f"It looks like you are using a {name} object while not inside a "
+            f"replica context. Received: {self!r}. Pass it to `strategy.run`, "
+            "where each replica gets its own component, combine it with "
+            "`strategy.reduce` or `strategy.gather`, or read the components "
+            "with `strategy.experimental_local_results`."
+        )
+
+
+class PerReplica(_Components):
+    """Components that may differ, such as a distributed batch or a result.
+
+    Args:
+        values: Sequence with a component for each local replica, any objects.
+
+    Example:
+
+    >>> keras_dist.PerReplica([1.5, 2.5])
+    PerReplica:{
+      0: 1.5,
+      1: 2.5
+    }
+    """
+
+
+class Mirrored(_Components):
+    """Components that are equal, such as the result of `reduce_to`.
+
+    Args:
+        values: Sequence with a component for each local replica.
+
+    Example:
+
+    >>> keras_dist.Mirrored([1.5, 1.5]).values
+    (1.5, 1.5)
+    """
+
+
+def framed(name: str, components: Sequence[str]) -> str:
+    """How a distributed value prints: its components, each with its index."""
+    lines = ",\n".join(f"  {i}: {c}" for i, c in enumerate(components))
+    return f"{name}:{{\n{lines}\n}}"
