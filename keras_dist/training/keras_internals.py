@@ -25,6 +25,7 @@ from keras.src.backend.common import global_state
 from keras.src.losses import loss as losses
 from keras.src.random.seed_generator import global_seed_generator
 from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import GeneratorDataAdapter
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.utils.backend_utils import in_tf_graph
@@ -34,7 +35,6 @@ from keras_dist.errors import UnsupportedKerasError
 
 get_mask = keras_backend.get_keras_mask
 set_mask = keras_backend.set_keras_mask
-GeneratorDataAdapter = data_adapters.GeneratorDataAdapter
 is_tf_dataset = data_adapters.is_tf_dataset
 is_torch_dataloader = data_adapters.is_torch_dataloader
 is_grain_dataset = data_adapters.is_grain_dataset
