@@ -124,6 +124,13 @@ def sparse(rows):
     return tensor(rows).to_sparse()
 
 
+def dense(value):
+    """A sparse tensor of the backend as a dense one."""
+    if BACKEND == "torch":
+        return value.to_dense()
+    return keras.ops.convert_to_tensor(value, sparse=False)
+
+
 def through_framework_tree(value):
     """Flattens a value with the framework's own trees, and builds it again.
 
