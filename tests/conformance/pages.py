@@ -4,6 +4,7 @@ import itertools
 
 import keras
 
+from conformance.helpers import compiled
 from conformance.helpers import local
 
 BACKEND = keras.backend.backend()
@@ -46,14 +47,16 @@ def shown(value):
     return [part.tolist() for part in local(value)]
 
 
-def place(tensor):
-    """Where a tensor is, as the pages ask with `.device`."""
+def places(tensor):
+    """Where a tensor is, as the pages ask with `.device`.
+
+    On JAX it may be on several devices.
+    """
     if BACKEND == "jax":
-        (device,) = tensor.devices()
-        return f"{device.platform}:{device.id}"
+        return [f"{device.platform}:{device.id}" for device in tensor.devices()]
     if BACKEND == "torch":
-        return f"{tensor.device.type}:{tensor.device.index or 0}"
-    return tensor.device.rsplit("device:", 1)[-1].lower()
+        return [f"{tensor.device.type}:{tensor.device.index or 0}"]
+    return [tensor.device.rsplit("device:", 1)[-1].lower()]
 
 
 class Range:
@@ -68,6 +71,14 @@ class Range:
             yield keras.ops.convert_to_numpy(
                 keras.ops.arange(start, stop, dtype="int32")
             )
+
+
+def around_run(fn):
+    """`tf.function` as the pages put it around a call of `strategy.run`.
+
+    No other framework compiles a function that calls it.
+    """
+    return compiled(fn) if BACKEND == "tensorflow" else fn
 
 
 def ones_for_ever(context, global_batch_size):

@@ -120,7 +120,7 @@ def test_metrics_are_those_of_all_rows(api, mirrored, name):
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 2, (11, 1)).astype("float32")
     scores = rng.random((11, 1)).astype("float32")
-    weights = rng.random((11, 1)).astype("float32")
+    weights = rng.random(11).astype("float32")
     alone = METRICS[name]()
     with mirrored.scope():
         metric = METRICS[name]()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from conformance.helpers import compiled
 from conformance.pages import DEVICES
 from conformance.pages import Range
 from conformance.pages import framed
@@ -86,6 +87,7 @@ def test_a_loop_that_prints_its_results():
     dataset = Range(4, global_batch_size)
     dist_dataset = strategy.experimental_distribute_dataset(dataset)
 
+    @compiled
     def replica_fn(rows):
         return rows * 2
 

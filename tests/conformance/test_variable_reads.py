@@ -135,6 +135,30 @@ def test_arithmetic_uses_the_value_here(api, two):
     assert [part.tolist() for part in local(values)] == [2, 2]
 
 
+@contract(140, native=False)
+def test_what_is_outside_of_replicas_can_be_combined(api, two):
+    rows = parts(two, [[1.0, 2.0], [3.0, 4.0]])
+    whole = variable(api, two, [1.0, 1.0])
+    total = variable(api, two, synchronization="on_read", aggregation="sum")
+    in_replicas(api, two, total.assign)
+    values = {
+        "reduced": (two.reduce("SUM", rows, axis=None), [4.0, 6.0]),
+        "reduced along rows": (two.reduce("SUM", rows, axis=0), 10.0),
+        "gathered": (two.gather(rows, axis=0)[:2], [1.0, 2.0]),
+        "variable": (whole.value, [1.0, 1.0]),
+        "total": (total.value, 1.0),
+        "tensor": (keras.ops.convert_to_tensor([5.0, 5.0]), [5.0, 5.0]),
+    }
+    for left, of_left in values.values():
+        for right, of_right in values.values():
+            np.testing.assert_array_equal(
+                to_numpy(left + right), np.add(of_left, of_right)
+            )
+    for value in ("reduced", "gathered", "variable", "tensor"):
+        whole.assign(values[value][0])
+        assert copies(whole) == [values[value][1]] * 2
+
+
 @contract(142)
 @pytest.mark.parametrize(
     ("method", "aggregation", "expected"),
