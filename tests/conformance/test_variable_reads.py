@@ -155,8 +155,9 @@ def test_what_is_outside_of_replicas_can_be_combined(api, two):
                 to_numpy(left + right), np.add(of_left, of_right)
             )
     for value in ("reduced", "gathered", "variable", "tensor"):
-        whole.assign(values[value][0])
-        assert copies(whole) == [values[value][1]] * 2
+        target = variable(api, two, [0.0, 0.0])
+        target.assign(values[value][0])
+        assert copies(target) == [values[value][1]] * 2
 
 
 @contract(142)
