@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 
 import keras
+import numpy as np
 import pytest
 
 import keras_dist
@@ -15,6 +16,7 @@ from keras_dist.training.shares import bounds
 NAMES = {
     "keras": keras,
     "keras_dist": keras_dist,
+    "np": np,
     "Plan": Plan,
     "bounds": bounds,
 }
@@ -38,7 +40,7 @@ EXAMPLES = list(_examples())
 def test_example(example):
     report = []
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    result = runner.run(example, out=report.append, clear_globs=False)
+    result = runner.run(example, out=report.append)
     assert not result.failed, "".join(report)
 
 
