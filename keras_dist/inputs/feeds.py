@@ -17,6 +17,7 @@ from keras_dist.inputs.leaves import check_rows
 from keras_dist.inputs.leaves import describe
 from keras_dist.inputs.leaves import named_leaves
 from keras_dist.inputs.leaves import shape_of
+from keras_dist.inputs.leaves import sliceable
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
@@ -206,6 +207,7 @@ def cut(batch: Any, parts: int) -> list[Any]:
     [[0, 1], [2, 3], [4]]
     """
     edges = bounds(check_rows(batch), parts)
+    batch = map_nest(sliceable, batch)
     return [
         _rows(batch, slice(start, stop))
         for start, stop in zip(edges[:-1], edges[1:], strict=True)

@@ -43,6 +43,19 @@ def readable(leaf: Any) -> Any:
     return leaf
 
 
+def sliceable(leaf: Any) -> Any:
+    """A tensor in the host's memory as a NumPy view; others as they are.
+
+    Slicing is then free, and is nothing for a framework to compile.
+    """
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    try:
+        return np.asarray(memoryview(leaf))
+    except (TypeError, ValueError, BufferError):
+        return leaf  # elsewhere, or of a dtype that has no such view
+
+
 def shape_of(leaf: Any) -> tuple[int | None, ...]:
     """The shape of an array or tensor, `()` of anything else."""
     return tuple(getattr(leaf, "shape", ()))

@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import keras
 import numpy as np
 import pytest
 
@@ -14,7 +15,6 @@ from inputs.helpers import lists
 from inputs.helpers import strategy_of
 from keras_dist import context
 from keras_dist.inputs.dataset import distribute_dataset
-from keras_dist.inputs.feeds import cut
 from keras_dist.inputs.iterator import OutOfRangeError
 from keras_dist.inputs.options import InputOptions
 
@@ -187,9 +187,18 @@ def test_devices(fetch, num_replicas):
     assert joined(batch).tolist() == list(range(6))
 
 
-def test_tensors_of_the_framework_are_cut_where_they_are():
-    tf = pytest.importorskip("tensorflow")
-    if BACKEND != "tensorflow":
-        pytest.skip("Other backends have to convert tf.data's tensors.")
-    (batch,) = tf.data.Dataset.range(4).batch(4)
-    assert all(isinstance(part, tf.Tensor) for part in cut(batch, 2))
+DTYPES = ["float16", "bfloat16", "float32", "int32", "uint8", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_the_framework_are_cut(dtype):
+    batch = keras.ops.cast(keras.ops.arange(6), dtype)
+    (split,) = distributed([batch], 4)
+    for part in split.values:
+        assert keras.backend.standardize_dtype(part.dtype) == dtype
+    rows = [
+        row
+        for part in split.values
+        for row in keras.ops.convert_to_numpy(keras.ops.cast(part, "float32"))
+    ]
+    assert rows == ([0, 1, 1, 1, 1, 1] if dtype == "bool" else [*range(6)])
