@@ -6,12 +6,19 @@ from typing import Any
 
 import keras
 
+from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.running import Running
 from keras_dist_jax.steps import Step
 from keras_dist_jax.steps import all_values
 from keras_dist_jax.steps import changed_values
+
+_MADE_HERE = (
+    "make_train_function",
+    "make_test_function",
+    "make_predict_function",
+)
 
 
 class Trainer:
@@ -28,7 +35,21 @@ class Trainer:
         self._running = running
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
-        """The methods by name."""
+        """The methods by name.
+
+        Raises:
+            UnsupportedModelError: If the user wrote one of those that Keras
+                would call.
+        """
+        for name in _MADE_HERE:
+            cls = type(self._running.model)
+            if getattr(cls, name) is not getattr(keras.Model, name):
+                raise UnsupportedModelError(
+                    f"{cls.__name__} has its own `{name}`, which a strategy "
+                    "on JAX has to write itself. Expected: Keras' own. "
+                    "Override `train_step`, `test_step` or `predict_step`, "
+                    "or make the model outside of the scope."
+                )
         return {
             "make_train_function": self.make_train_function,
             "make_test_function": self.make_test_function,

@@ -18,8 +18,9 @@ def cut_batch(batch: Any, parts: int) -> tuple[list[Any], list[Share]]:
 
     Args:
         batch: Nested structure of arrays, tensors, ragged or sparse tensors.
-            Leaves that do not have as many rows as the first one that has
-            any are given to each replica whole.
+            If they do not all have the same number of rows, nobody knows
+            which axis is the batch's: the first replica's share is all of
+            it.
         parts: Integer, number of replicas.
 
     Returns:
@@ -31,29 +32,50 @@ def cut_batch(batch: Any, parts: int) -> tuple[list[Any], list[Share]]:
     """
     leaves = tree.flatten(batch)
     rows = [_row_count(leaf) for leaf in leaves]
-    total = next((n for n in rows if n is not None), None)
-    if total is None:
+    known = [n for n in rows if n is not None]
+    if not known:
         raise ValueError(
             "A batch must hold at least one array with rows along axis 0. "
             f"Received: {batch!r}."
         )
+    total = known[0]
+    alike = _all_equal(known)
     edges = bounds(total, parts)
     shares = []
     cuts = []
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
-        own = stop - start
+    for index, (start, stop) in enumerate(
+        zip(edges[:-1], edges[1:], strict=True)
+    ):
+        whole = 0 if index else total
+        own = _where(alike, stop - start, whole)
         shares.append(Share(own, total))
-        if isinstance(own, int):
-            begin, end = (start, stop) if own else (0, 1)
-        else:
-            begin = tf.where(own > 0, start, 0)
-            end = tf.where(own > 0, stop, 1)
+        begin, end = _where(own > 0, start, 0), _where(own > 0, stop, 1)
         cut = [
-            _rows(leaf, n, total, begin, end)
+            leaf
+            if n is None
+            else _rows(leaf, n, _where(alike, begin, 0), _where(alike, end, n))
             for leaf, n in zip(leaves, rows, strict=True)
         ]
         cuts.append(tree.pack_sequence_as(batch, cut))
     return cuts, shares
+
+
+def _all_equal(counts: list[Any]) -> Any:
+    """Whether all are equal: a boolean, or a tensor if the data decides."""
+    if all(n is counts[0] for n in counts):
+        return True
+    known = {n for n in counts if isinstance(n, int)}
+    if len(known) > 1:
+        return False
+    if len(known) == 1 and all(isinstance(n, int) for n in counts):
+        return True
+    return tf.reduce_all([tf.equal(n, counts[0]) for n in counts[1:]])
+
+
+def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
+    if isinstance(condition, bool):
+        return if_true if condition else if_false
+    return tf.where(condition, if_true, if_false)
 
 
 def _row_count(leaf: Any) -> Any:
@@ -74,14 +96,10 @@ def _row_count(leaf: Any) -> Any:
     return tf.shape(leaf)[0]
 
 
-def _rows(leaf: Any, own: Any, total: Any, begin: Any, end: Any) -> Any:
-    if own is None or (isinstance(own, int) and isinstance(total, int)):
-        return leaf if own != total else _slice(leaf, begin, end)
-    if own is not total:
-        # Whether it has rows like the others is known at run time only.
-        is_alike = tf.equal(own, total)
-        begin = tf.where(is_alike, begin, 0)
-        end = tf.where(is_alike, end, own)
+def _rows(leaf: Any, own: Any, begin: Any, end: Any) -> Any:
+    is_static = all(isinstance(n, int) for n in (own, begin, end))
+    if is_static and (begin, end) == (0, own):
+        return leaf
     return _slice(leaf, begin, end)
 
 

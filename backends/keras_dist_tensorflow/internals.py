@@ -134,10 +134,12 @@ def set_native_strategy(model: keras.Model, strategy: Any) -> None:
 
 
 def forget_functions(model: keras.Model) -> None:
-    """Drops the compiled steps of a model."""
-    model.train_function = None
-    model.test_function = None
-    model.predict_function = None
+    """Drops the compiled steps of a model and of the models in it."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.Model):
+            layer.train_function = None
+            layer.test_function = None
+            layer.predict_function = None
 
 
 def layers_are_built(model: keras.Model) -> bool:

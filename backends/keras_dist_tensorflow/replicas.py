@@ -18,6 +18,7 @@ from keras_dist.device import Device
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plan import Plan
 from keras_dist.training.keras_internals import inherit_thread_state
+from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.training.keras_internals import thread_state
 from keras_dist.training.metrics import hook_metrics
 from keras_dist.training.replica import Replica
@@ -27,6 +28,7 @@ from keras_dist.training.replica import divergence
 from keras_dist.training.replica import named
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
+from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
@@ -36,6 +38,7 @@ from keras_dist_tensorflow.meetings import Round
 from keras_dist_tensorflow.meetings import TensorFlowReplica
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
+from keras_dist_tensorflow.trainer import install_plain_models
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import VariableComponent
 from keras_dist_tensorflow.variables import components
@@ -72,6 +75,7 @@ class ReplicaExecutor(Executor, StepRunner):
         internals.silence_advice()
         install_slots()
         install_barrier()
+        install_plain_models()
         internals.install_applying(self._native)
         self._moves = Moves()
 
@@ -145,7 +149,10 @@ class ReplicaExecutor(Executor, StepRunner):
         return {**steps, "_maybe_symbolic_build": _build_in_the_step}
 
     def prepare(self, model: keras.Model) -> None:
+        check_layers(model)
         hook_metrics(model)
+        # Each thread has its own, and a trace must not make variables.
+        make_global_seed()
         self._moves.follow(model, self._native)
         if model.jit_compile:
             warnings.warn(

@@ -1,6 +1,8 @@
 """What Keras' trainer sees of replicas: nothing."""
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +11,9 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from keras_dist.errors import StrategyMismatchError
 from keras_dist.training.binding import binding_of
+from keras_dist.training.keras_internals import all_variables
 from keras_dist_tensorflow import internals
 
 
@@ -48,6 +52,53 @@ class OneReplica:
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Changes nothing: models know their scope."""
         return contextlib.nullcontext()
+
+
+@functools.cache
+def install_plain_models() -> None:
+    """Tells models of no strategy that share variables with one that has."""
+    for name in ("train", "test", "predict"):
+        method = f"make_{name}_function"
+        setattr(
+            keras.Model,
+            method,
+            _knowing_its_variables(getattr(keras.Model, method), name),
+        )
+
+
+def _knowing_its_variables(
+    original: Callable[..., Any], name: str
+) -> Callable[..., Any]:
+    traced: weakref.WeakKeyDictionary[keras.Model, list[int]] = (
+        weakref.WeakKeyDictionary()
+    )
+
+    @functools.wraps(original)
+    def make(self: keras.Model, force: bool = False) -> Any:
+        if binding_of(self) is None:
+            if name == "train":
+                _check_plain(self)
+            # What was traced with variables that moved would keep them.
+            now = [id(internals.native_variable(v)) for v in self.variables]
+            force = force or traced.get(self, now) != now
+            traced[self] = now
+        return original(self, force)
+
+    return make
+
+
+def _check_plain(model: keras.Model) -> None:
+    for variable in all_variables(model):
+        native = internals.native_variable(variable)
+        if isinstance(native, tf.distribute.DistributedValues):
+            owner = vars(variable)["distribute_strategy"]
+            raise StrategyMismatchError(
+                f"Model '{model.name}' was made outside of any scope, and its "
+                f"variable '{variable.path}' belongs to {owner!r}. Expected: "
+                "all under one strategy. Make the model, its layers and its "
+                "optimizer inside of the scope, or all outside, or adopt the "
+                "model with `strategy.distribute(model)`."
+            )
 
 
 def built_first(

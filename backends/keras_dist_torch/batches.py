@@ -11,32 +11,30 @@ from keras_dist.training.join import is_row_shaped
 T = TypeVar("T")
 
 
-def count_rows(batch: Any) -> int:
-    """Rows of a batch: the length of its first array.
+def count_rows(batch: Any) -> tuple[int, bool]:
+    """Rows of a batch, and whether all its arrays have as many.
 
     Raises:
         ValueError: If it holds no array with rows.
     """
-    for leaf in nests.flatten(batch):
-        if is_row_shaped(leaf):
-            return int(leaf.shape[0])
-    raise ValueError(
-        "A batch must hold at least one array with rows along axis 0. "
-        f"Received: {batch!r}."
-    )
+    rows = [
+        int(leaf.shape[0])
+        for leaf in nests.flatten(batch)
+        if is_row_shaped(leaf)
+    ]
+    if not rows:
+        raise ValueError(
+            "A batch must hold at least one array with rows along axis 0. "
+            f"Received: {batch!r}."
+        )
+    return rows[0], len(set(rows)) == 1
 
 
-def cut(
-    batch: Any, rows: int, start: int, stop: int, device: torch.device
-) -> Any:
-    """The rows from `start` to `stop` of a batch, on a device.
-
-    Leaves that do not have `rows` rows are given whole.
-    """
+def cut(batch: Any, rows: slice, device: torch.device) -> Any:
+    """Some rows of a batch, on a device."""
 
     def part(leaf: Any) -> Any:
-        has_rows = is_row_shaped(leaf) and leaf.shape[0] == rows
-        own = leaf[start:stop] if has_rows else leaf
+        own = leaf[rows] if is_row_shaped(leaf) else leaf
         if not isinstance(own, torch.Tensor):
             return own
         # `data`, because slices of one tensor count in-place changes (Keras

@@ -23,6 +23,7 @@ from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import bounds
 from keras_dist.training.step import outside_replicas
+from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
 from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut
@@ -72,11 +73,13 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
                     "parameters replicas would share. Expected: Keras layers. "
                     "Use one device, or write it with Keras layers."
                 )
+        check_layers(model)
         hook_metrics(model)
 
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
-        rows = count_rows(batch)
-        edges = bounds(rows, self.plan.num_replicas)
+        rows, alike = count_rows(batch)
+        # Of arrays of unequal lengths nobody knows which axis is the batch's.
+        edges = bounds(rows, self.plan.num_replicas) if alike else [0, rows]
         round_members = [
             (index, start, stop)
             for index, (start, stop) in enumerate(
@@ -89,7 +92,8 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         for position, (index, start, stop) in enumerate(round_members):
             share = Share(stop - start, rows)
             replica = self._replica(index, share, round_, position)
-            part = cut(batch, rows, start, stop, self._devices[index])
+            own = slice(start, stop) if alike else slice(None)
+            part = cut(batch, own, self._devices[index])
             fns.append(
                 functools.partial(self._on_device, index, fn, replica, part)
             )

@@ -4,6 +4,7 @@ The class of the model is untouched: `isinstance`, saving and names stay.
 """
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -77,6 +78,10 @@ def bind_model(model: keras.Model, strategy: "Strategy") -> "Binding":
     return binding
 
 
+class _Entered(threading.local):
+    already = False
+
+
 class Binding:
     """A model, its strategy, and whether its variables are in place.
 
@@ -89,7 +94,7 @@ class Binding:
         self._model = weakref.ref(model)
         self.strategy = strategy
         self._claimed_for: object | None = None
-        self._depth = 0
+        self._entered = _Entered()
 
     @property
     def model(self) -> keras.Model:
@@ -150,10 +155,10 @@ class Binding:
     @contextlib.contextmanager
     def _running(self, each_batch: bool) -> Iterator[None]:
         model, executor = self.model, self.strategy.executor
-        if self._depth:  # `fit` runs `evaluate`
+        if self._entered.already:  # `fit` runs `evaluate`
             yield
             return
-        self._depth += 1
+        self._entered.already = True
         try:
             with executor.execution_scope():
                 # A batch at a time, what was claimed once is not looked at
@@ -168,7 +173,7 @@ class Binding:
             executor.recover(model)
             raise
         finally:
-            self._depth -= 1
+            self._entered.already = False
             executor.release(model)
             if self.strategy.has_components:
                 self._share_out()

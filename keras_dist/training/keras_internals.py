@@ -53,6 +53,7 @@ _GLOBAL_SEED = "global_seed_generator"
 
 __all__ = [
     "GeneratorDataAdapter",
+    "all_metrics",
     "all_variables",
     "check_keras",
     "get_mask",
@@ -106,8 +107,17 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
         variables += optimizer.variables
-    variables += [v for m in model.metrics for v in m.variables]
+    variables += [v for m in all_metrics(model) for v in m.variables]
     return list({id(v): v for v in variables}.values())
+
+
+def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """A model's metrics, and those that its own `metrics` leaves out.
+
+    Keras' steps update the latter too: the running loss, for instance.
+    """
+    metrics = [*model.metrics, *keras.Model.metrics.fget(model)]
+    return list({id(m): m for m in metrics}.values())
 
 
 def make_global_seed() -> None:

@@ -36,7 +36,9 @@ def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
         self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
     ) -> Any:
         step = current_step()
-        if step is None or treats_rows_one_by_one(self):
+        if step is None or (
+            treats_rows_one_by_one(self) and not _is_one_row(y_pred)
+        ):
             return original(self, y_true, y_pred, sample_weight)
         return _on_gathered_rows(
             step,
@@ -127,6 +129,11 @@ def treats_rows_one_by_one(loss: Any) -> bool:
     return fn is None or (
         _is_from_keras(fn) and fn.__name__ not in _COUPLES_ROWS
     )
+
+
+def _is_one_row(y_pred: Any) -> bool:
+    """Whether Keras would take a batch of scalars for a single row."""
+    return len(getattr(y_pred, "shape", (None, None))) == 1
 
 
 def _is_from_keras(definition: Any) -> bool:

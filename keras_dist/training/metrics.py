@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from keras_dist.training import keras_internals
 from keras_dist.training.join import detached
 from keras_dist.training.join import is_row_shaped
 from keras_dist.training.join import join
@@ -22,7 +23,7 @@ from keras_dist.training.step import current_step
 
 def hook_metrics(model: keras.Model) -> None:
     """Gathers the updates of a model's metrics while it runs on replicas."""
-    for metric in model.metrics:
+    for metric in keras_internals.all_metrics(model):
         if "update_state" not in vars(metric):
             object.__setattr__(metric, "update_state", _hooked(metric))
 

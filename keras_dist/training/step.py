@@ -16,6 +16,7 @@ import keras
 
 from keras_dist import context
 from keras_dist.errors import MetricMergeError
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import keras_internals
 from keras_dist.training.join import mean_over_rows
 from keras_dist.training.replica import Replica
@@ -208,6 +209,7 @@ class ReplicaStep(ReplicaState):
                     "its updates were not gathered. Make the metric an "
                     "attribute of the model or pass it to `compile`."
                 )
+            _check_integers(variable, values)
             variable.assign(mean_over_rows(values, of))
 
     @contextlib.contextmanager
@@ -236,3 +238,24 @@ def _by_variable(
             if key in own
         ]
         yield variable, [v for v, _ in given], [share for _, share in given]
+
+
+def _check_integers(variable: Any, values: list[Any]) -> None:
+    """Refuses integers that differ between replicas: they have no mean.
+
+    Seeds are left out: each replica draws as often as the others, and what
+    makes the draws differ is not stored.
+    """
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    if "float" in dtype or variable.name == "seed_generator_state":
+        return
+    variable.distribute_strategy.executor.check_equal(
+        values,
+        lambda: ReplicaDivergenceError(
+            f"Variable '{variable.path}' of dtype '{dtype}' was assigned "
+            "different values by the replicas of a step, which see only their "
+            "own rows. Expected: the same value on each replica. Count in a "
+            "metric, whose updates see all rows, or use a float variable, "
+            "which gets the mean over rows."
+        ),
+    )

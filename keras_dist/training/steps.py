@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.training import seams
 from keras_dist.training.binding import binding_of
 from keras_dist.training.replica import Replica
@@ -44,6 +45,21 @@ def step_overrides(
         return replicated
 
     return {name: step(name) for name in STEPS}
+
+
+def check_layers(model: keras.Model) -> None:
+    """Refuses layers that keep a state for each row of the batch.
+
+    Raises:
+        UnsupportedModelError: If there is one.
+    """
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True:
+            raise UnsupportedModelError(
+                f"Layer '{layer.name}' has stateful=True: it keeps a state "
+                "for each row of the batch, and replicas have rows of their "
+                "own. Expected: stateful=False. Or use one device."
+            )
 
 
 def _run(model: keras.Model, name: str, runner: StepRunner, data: Any) -> Any:
