@@ -180,15 +180,16 @@ class ReplicaContext:
             positive = check_gather(tensors, axis)
             return positive, [ops.shape(t)[positive] for t in tensors]
 
-        detached = (
-            ops.stop_gradient(tensor) if _has_gradients(tensor) else tensor
-        )
-        if not _has_gradients(tensor) or self.num_replicas_in_sync == 1:
+        if self.num_replicas_in_sync == 1:
+            check_gather([tensor], axis)
+            return tensor
+        if not _has_gradients(tensor):
 
             def joined(tensors: list[Any]) -> Any:
                 return executor.concatenate(tensors, sizes_of(tensors)[0])
 
-            return self._replica.meet(what, joined, detached)
+            return self._replica.meet(what, joined, tensor)
+        detached = ops.stop_gradient(tensor)
         along, sizes = self._replica.meet(what, sizes_of, detached)
         before = sum(sizes[: self._id])
         after = sum(sizes[self._id + 1 :])
