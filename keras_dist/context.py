@@ -22,6 +22,8 @@ class _Stack(threading.local):
         # What `experimental_set_strategy` entered, and how to leave it.
         self.set_by_call: contextlib.ExitStack | None = None
         self.default_scopes = 0
+        # Whether this thread merges what the default strategy's replica gave.
+        self.default_merge = False
 
 
 _stack = _Stack()
@@ -64,7 +66,7 @@ def in_cross_replica_context() -> bool:
     ...     keras_dist.in_cross_replica_context()
     True
     """
-    return has_strategy() and not _stack.in_replica
+    return (has_strategy() or _stack.default_merge) and not _stack.in_replica
 
 
 def experimental_set_strategy(strategy: "Strategy | None") -> None:
@@ -140,6 +142,14 @@ def default_entered() -> Iterator[None]:
         _stack.default_scopes -= 1
 
 
+@contextlib.contextmanager
+def default_merging() -> Iterator[None]:
+    """Cross-replica context of the default strategy, which is in no scope."""
+    with in_replica(None):
+        _stack.default_merge = True
+        yield
+
+
 def check_same(strategy: "StrategyBase", what: str) -> None:
     """Refuses to mix strategies.
 
@@ -200,10 +210,13 @@ def in_replica(
         replica: The `ReplicaContext` that its function sees, if it has one.
     """
     before = (_stack.scopes, _stack.in_replica, _stack.replica)
+    merging = _stack.default_merge
     _stack.scopes = [] if strategy is None else [strategy]
     _stack.in_replica = strategy is not None
     _stack.replica = replica
+    _stack.default_merge = False
     try:
         yield
     finally:
         _stack.scopes, _stack.in_replica, _stack.replica = before
+        _stack.default_merge = merging

@@ -242,6 +242,6 @@ def get_replica_context() -> ReplicaContext | None:
     step = current_step()
     if step is not None:
         return ReplicaContext(step.strategy, step.replica.index, step.replica)
-    if context.has_strategy():
+    if context.has_strategy() or context.in_cross_replica_context():
         return None
     return ReplicaContext(default_strategy(), 0)

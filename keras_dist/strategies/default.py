@@ -60,7 +60,7 @@ class DefaultStrategy(Strategy):
     @contextlib.contextmanager
     def cross_replica(self) -> Iterator[None]:
         """Outside of the functions that it runs, and in no strategy."""
-        with context.in_replica(None):
+        with context.default_merging():
             yield
 
     @contextlib.contextmanager
