@@ -11,6 +11,7 @@ from keras_dist.backend import get_backend
 from keras_dist.inputs.methods import InputMethods
 from keras_dist.plan import Plan
 from keras_dist.replica_methods import ReplicaMethods
+from keras_dist.scope import Scope
 from keras_dist.training import keras_internals
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
@@ -37,8 +38,7 @@ class Strategy(ReplicaMethods, InputMethods):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan, get_backend().executor(plan))
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator["Strategy"]:
+    def scope(self) -> contextlib.AbstractContextManager["Strategy"]:
         """Models, optimizers and variables made inside are distributed.
 
         A model remembers its strategy: `compile`, `fit` and the rest may be
@@ -58,6 +58,10 @@ class Strategy(ReplicaMethods, InputMethods):
         ...     model = keras.Sequential([keras.layers.Dense(1)])
         ...     model.compile("sgd", "mse")
         """
+        return Scope(self._entered_scope)
+
+    @contextlib.contextmanager
+    def _entered_scope(self) -> Iterator["Strategy"]:
         keras_internals.make_global_seed()
         with (
             context.entered(self),
