@@ -38,6 +38,23 @@ class DistributedVariable(keras.Variable):
         count = self.distribute_strategy.plan.num_replicas
         return tuple(VariableComponent(self, index) for index in range(count))
 
+    @property
+    def value(self) -> Any:
+        call, scope = current_call(), keras_internals.stateless_scope()
+        if (
+            call is None
+            or scope is None
+            or scope is call.scope
+            or scope.get_current_value(self) is not None
+        ):
+            return super().value
+        # A scope that the replica function opened says nothing of it.
+        keras_internals.set_stateless_scope(call.scope)
+        try:
+            return super().value
+        finally:
+            keras_internals.set_stateless_scope(scope)
+
     def component_value(self, index: int) -> Any:
         """The tensor that replica `index` reads."""
         raise NotImplementedError
@@ -99,7 +116,8 @@ class DistributedVariable(keras.Variable):
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedVariable":
         with self.distribute_strategy.scope():
             copy: DistributedVariable = keras.Variable(
-                keras_internals.value_of(self),
+                # Else some backends would put one tensor behind both.
+                ops.copy(keras_internals.value_of(self)),
                 dtype=self._dtype,
                 trainable=self.trainable,
                 autocast=self._autocast,
