@@ -44,7 +44,7 @@ class VariableComponent(keras.Variable):
     def __init__(self, container: Any, index: int) -> None:
         self.__dict__.update(vars(container))
         self.container = container
-        self._index = index
+        self.index = index
         self._pending: list[Any] | None = None
         if index:
             self._path = f"{container.path}/replica_{index}"
@@ -53,7 +53,7 @@ class VariableComponent(keras.Variable):
     def value(self) -> Any:
         if self._pending:
             return self._pending[-1]
-        return self.container.component_value(self._index)
+        return self.container.component_value(self.index)
 
     def assign(self, value: Any) -> Any:
         value = self._convert_to_tensor(value, dtype=self._dtype)
@@ -67,7 +67,7 @@ class VariableComponent(keras.Variable):
         if self._pending is not None:
             self._pending.append(value)
         else:
-            self.container.write_component(self._index, value)
+            self.container.write_component(self.index, value)
         return value
 
     def collect(self) -> "list[Any]":

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+from keras_dist.components import VariableComponent
 from keras_dist.values import Mirrored
 from keras_dist.values import PerReplica
 
@@ -51,7 +52,8 @@ def regroup(
         nests: Sequence of nests of one structure, in replica order.
         wrap: Callable from the components of a leaf to the joined leaf.
         always: Whether a leaf that is the same object on each replica is
-            wrapped too, rather than given as it is.
+            wrapped too, rather than given as it is; and the components of a
+            variable, rather than given as the variable.
 
     Returns:
         A nest of that structure. With one replica, its nest unchanged.
@@ -88,9 +90,28 @@ def _regroup(
         return _mapping_like(first, {key: joined(key) for key in first})
     if isinstance(first, (list, tuple)):
         return _sequence_like(first, [joined(i) for i in range(len(first))])
-    if not always and all(nest is first for nest in nests):
-        return first
+    if not always:
+        if all(nest is first for nest in nests):
+            return first
+        variable = _variable_of(nests)
+        if variable is not None:
+            return variable
     return wrap(nests)
+
+
+def _variable_of(leaves: list[Any]) -> Any:
+    """The variable whose components, in order, these are; or `None`."""
+    if not isinstance(leaves[0], VariableComponent):
+        return None
+    container = leaves[0].container
+    for index, leaf in enumerate(leaves):
+        if not (
+            isinstance(leaf, VariableComponent)
+            and leaf.container is container
+            and leaf.index == index
+        ):
+            return None
+    return container
 
 
 def _shape(nest: Any) -> Any:
