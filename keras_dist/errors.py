@@ -9,7 +9,8 @@ KerasDistError
 ├── StrategyMismatchError    (RuntimeError)  two strategies share a thing
 ├── UnsupportedModelError    (ValueError)    a model that can't be distributed
 ├── MetricMergeError         (ValueError)    metric state with no exact merge
-└── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
+├── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
+└── OutOfRangeError          (StopIteration) no data is left
 ```
 
 Each also derives from the builtin named in brackets, so that code written for
@@ -80,4 +81,11 @@ class ReplicaDivergenceError(KerasDistError, RuntimeError):
 
     Cause: a branch on per-replica values around a loss, metric, update or
     batch statistic. Fix: take the same path on every replica.
+    """
+
+
+class OutOfRangeError(KerasDistError, StopIteration):
+    """A distributed iterator is at the end of its data.
+
+    Fix: loop with `for`, ask `get_next_as_optional`, or make a new iterator.
     """

@@ -5,6 +5,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from keras import ops
+
+from keras_dist import context
+
 
 class DistributedValues(ABC):
     """A value with one component for each local replica.
@@ -45,6 +50,10 @@ class _Components(DistributedValues):
         return framed(type(self).__name__, [str(v) for v in self._values])
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        replica = context.current_replica_context()
+        if replica is not None:
+            own = self._values[replica.replica_id_in_sync_group]
+            return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
         name = type(self).__name__
         raise ValueError(
             f"It looks like you are using a {name} object while not inside a "

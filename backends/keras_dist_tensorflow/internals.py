@@ -17,6 +17,9 @@
 | `._compile_metrics`, `._compile_loss` | whether that is needed |
 | `keras.Layer._flatten_layers` | whether the model is built |
 
+| `tensorflow.python.autograph.operators.control_flow` | `for` over a |
+| | distributed dataset in a `tf.function` |
+
 `tests/backends/tensorflow/test_internals.py` fails readably when one moves.
 """
 
@@ -29,6 +32,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.autograph.operators import control_flow
 
 
 class _Current(threading.local):
@@ -47,6 +51,22 @@ def silence_advice() -> None:
     tf.get_logger().addFilter(
         lambda record: "MirroredStrategy eagerly" not in str(record.msg)
     )
+
+
+def register_loop(kind: type) -> None:
+    """Makes `for` loops over such datasets part of the graph.
+
+    Args:
+        kind: A class with `reduce(initial_state, reduce_func)`.
+    """
+
+    def loop(iterable: Any, *args: Any) -> None:
+        if tf.executing_eagerly():
+            control_flow._py_for_stmt(iterable, *args)
+        else:
+            control_flow._tf_distributed_iterable_for_stmt(iterable, *args)
+
+    control_flow.for_loop_registry.register(kind, loop)
 
 
 def install_applying(native: tf.distribute.Strategy) -> None:

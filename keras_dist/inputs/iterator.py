@@ -7,18 +7,10 @@ from typing import Any
 from typing import final
 
 from keras_dist import context
-from keras_dist.errors import KerasDistError
+from keras_dist.errors import OutOfRangeError
 from keras_dist.training import keras_internals
 
 
-class OutOfRangeError(KerasDistError, StopIteration):
-    """`get_next` was called after the last element.
-
-    Fix: loop with `for`, or ask `get_next_as_optional`.
-    """
-
-
-@final
 class OptionalElement:
     """An element, or the end of the data.
 

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from keras_dist.errors import StrategyMismatchError
+from keras_dist.inputs.dataset import DistributedDataset
 from keras_dist.training import keras_internals
 from keras_dist.variables import adopt
 
@@ -76,6 +77,12 @@ def bind_model(model: keras.Model, strategy: "Strategy") -> "Binding":
             "instance with `keras.models.clone_model(model)`."
         )
     return binding
+
+
+def _global_data(data: Any) -> Any:
+    """Data as Keras reads it, of a distributed dataset: in global batches."""
+    is_distributed = isinstance(data, DistributedDataset)
+    return data.global_batches() if is_distributed else data
 
 
 class _Entered(threading.local):
@@ -143,9 +150,14 @@ class Binding:
         self.strategy.executor.prepare(model)
 
     def _entry_point(self, name: str) -> Callable[..., Any]:
+        each_batch = name.endswith("_on_batch")
+
         def entry_point(*args: Any, **kwargs: Any) -> Any:
             model = self.model
-            with self._running(each_batch=name.endswith("_on_batch")):
+            if not each_batch:
+                args = tuple(map(_global_data, args))
+                kwargs = {k: _global_data(v) for k, v in kwargs.items()}
+            with self._running(each_batch):
                 return getattr(type(model), name)(model, *args, **kwargs)
 
         entry_point.__name__ = name

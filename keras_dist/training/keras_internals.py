@@ -45,10 +45,10 @@ FIRST_KERAS_TOO_NEW = (3, 16)
 
 _NOT_INHERITED = {
     "stateless_scope",
-    "name_scope_stack",
     "current_call_ctx",
     "torch_device",
 }
+_NAMES = "name_scope_stack"
 _GLOBAL_SEED = "global_seed_generator"
 
 __all__ = [
@@ -137,17 +137,21 @@ def make_global_seed() -> None:
 def thread_state() -> dict[str, Any]:
     """What a replica's thread takes over from the caller's."""
     make_global_seed()
-    return {
+    state = {
         name: value
         for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()
         if name not in _NOT_INHERITED
     }
+    # A list of its own for each thread, with the same names to begin with.
+    state[_NAMES] = tuple(global_state.get_global_attribute(_NAMES) or ())
+    return state
 
 
 def inherit_thread_state(state: dict[str, Any]) -> None:
     """Gives this thread the state of another, from `thread_state`."""
     for name, value in state.items():
-        global_state.set_global_attribute(name, value)
+        own = list(value) if name == _NAMES else value
+        global_state.set_global_attribute(name, own)
 
 
 def value_of(variable: keras.Variable) -> Any:

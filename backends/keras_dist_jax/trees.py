@@ -1,0 +1,25 @@
+"""Per-replica values as JAX sees them: nests of their components."""
+
+from typing import Any
+
+import jax
+
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
+
+
+def register() -> None:
+    """Makes `jax.tree` look into per-replica values."""
+    for kind in (PerReplica, Mirrored):
+        jax.tree_util.register_pytree_node(kind, _flatten, _builder(kind))
+
+
+def _flatten(value: Any) -> tuple[tuple[Any, ...], None]:
+    return value.values, None
+
+
+def _builder(kind: Any) -> Any:
+    def build(_: None, values: Any) -> Any:
+        return kind(values)
+
+    return build

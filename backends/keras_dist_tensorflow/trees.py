@@ -1,0 +1,31 @@
+"""Per-replica values as TensorFlow sees them."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_dist.inputs.dataset import DistributedDataset
+from keras_dist.values import DistributedValues
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
+from keras_dist_tensorflow import internals
+
+
+def register() -> None:
+    """Makes TensorFlow know our values, and native values count as ours."""
+    DistributedValues.register(tf.distribute.DistributedValues)
+    PerReplica.register(tf.types.experimental.distributed.PerReplica)
+    kinds: tuple[Any, ...] = (PerReplica, Mirrored)
+    for kind in kinds:
+        # The protocol of `tf.nest` for nests that are no containers.
+        kind.__tf_flatten__ = _flatten
+        kind.__tf_unflatten__ = classmethod(_unflatten)
+    internals.register_loop(DistributedDataset)
+
+
+def _flatten(self: Any) -> tuple[None, tuple[Any, ...]]:
+    return None, self.values
+
+
+def _unflatten(cls: Any, _: None, components: Any) -> Any:
+    return cls(components)

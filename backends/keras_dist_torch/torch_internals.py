@@ -1,0 +1,35 @@
+"""The one door to PyTorch's private names.
+
+| name | why |
+|---|---|
+| `torch.utils._pytree` | per-replica values are nests of their components |
+"""
+
+from typing import Any
+
+from torch.utils import _pytree
+
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
+
+
+def register_trees() -> None:
+    """Makes PyTorch's trees look into per-replica values."""
+    for kind in (PerReplica, Mirrored):
+        _pytree.register_pytree_node(
+            kind,
+            _flatten,
+            _builder(kind),
+            serialized_type_name=f"keras_dist.{kind.__name__}",
+        )
+
+
+def _flatten(value: Any) -> tuple[list[Any], None]:
+    return list(value.values), None
+
+
+def _builder(kind: Any) -> Any:
+    def build(values: Any, _: None) -> Any:
+        return kind(values)
+
+    return build
