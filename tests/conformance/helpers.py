@@ -128,6 +128,10 @@ def dense(value):
     """A sparse tensor of the backend as a dense one."""
     if BACKEND == "torch":
         return value.to_dense()
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(value)
     return keras.ops.convert_to_tensor(value, sparse=False)
 
 
