@@ -1,19 +1,26 @@
 """tf.distribute's programming model for Keras 3, on every backend."""
 
+from keras_dist import compat
 from keras_dist import experimental
 from keras_dist import testing
 from keras_dist.context import experimental_set_strategy
 from keras_dist.context import has_strategy
 from keras_dist.context import in_cross_replica_context
+from keras_dist.cross_device_ops import CrossDeviceOps
+from keras_dist.cross_device_ops import HierarchicalCopyAllReduce
+from keras_dist.cross_device_ops import NcclAllReduce
+from keras_dist.cross_device_ops import ReductionToOneDevice
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import MetricMergeError
+from keras_dist.errors import OutOfRangeError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedKerasError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.extended import StrategyExtended
 from keras_dist.inputs.dataset import DistributedDataset
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.options import InputContext
@@ -38,10 +45,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendNotFoundError",
+    "CrossDeviceOps",
     "DeviceError",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "HierarchicalCopyAllReduce",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
@@ -49,17 +58,22 @@ __all__ = [
     "MetricMergeError",
     "Mirrored",
     "MirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
+    "OutOfRangeError",
     "PerReplica",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
     "ReplicaDivergenceError",
     "RunOptions",
     "Strategy",
+    "StrategyExtended",
     "StrategyMismatchError",
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",
+    "compat",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

@@ -9,7 +9,6 @@ from keras import ops
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.reduction import ReduceOp
-from keras_dist.reduction import combine
 
 
 def aggregate(variable: Any, values: Sequence[Any]) -> Any:
@@ -50,7 +49,7 @@ def combine_on_primary(
     here = [strategy.executor.put(value, primary) for value in values]
     if op is not ReduceOp.MEAN:
         here = [ops.cast(value, variable.dtype) for value in here]
-    combined = ops.cast(combine(op, here), variable.dtype)
+    combined = ops.cast(strategy.combine(op, here), variable.dtype)
     return strategy.executor.mirror(combined)
 
 

@@ -76,9 +76,17 @@ class Executor(ABC):
             device: `Device`.
         """
 
+    def bring(self, value: Any, index: int) -> Any:
+        """An argument as replica `index` can use it, moved if need be."""
+        return value
+
     def mirror(self, value: Any) -> Any:
         """A tensor where variables are, so that the two can be combined."""
         return self.put(value, self.plan.primary)
+
+    def device_of(self, tensor: Any) -> Device:
+        """Where a tensor is; the primary device where that is not known."""
+        return self.plan.primary
 
     @abstractmethod
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
@@ -176,6 +184,22 @@ class Backend(ABC):
     @abstractmethod
     def executor(self, plan: Plan) -> Executor:
         """An executor bound to the plan."""
+
+    def plan_of_native(self, strategy: Any) -> Plan:
+        """The plan of a strategy of the framework's own.
+
+        Args:
+            strategy: What the framework calls a strategy.
+
+        Raises:
+            TypeError: If it is nothing that can be taken over.
+        """
+        raise TypeError(
+            f"The backend '{keras.backend.backend()}' has no strategies of its "
+            f"own to take over. Received: {strategy!r} of type "
+            f"{type(strategy).__name__}. Make one of keras_dist's, or choose "
+            "another backend with KERAS_BACKEND."
+        )
 
 
 _overrides: list[Backend] = []

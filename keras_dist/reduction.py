@@ -1,6 +1,7 @@
 """ReduceOp, and the rules for values and axes to reduce."""
 
 import enum
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -174,11 +175,22 @@ def check_gather(values: Sequence[Any], axis: Any) -> int:
     return along
 
 
-def reduce_axes(op: ReduceOp, values: Sequence[Any], axis: Any) -> Any:
+def reduce_axes(
+    op: ReduceOp,
+    values: Sequence[Any],
+    axis: Any,
+    combine_fn: Callable[[ReduceOp, Sequence[Any]], Any],
+) -> Any:
     """Reduces tensors along axes, then over replicas.
 
     A mean is over all elements along the axes, so that replicas with more
     rows weigh more. Replicas without elements don't count.
+
+    Args:
+        op: `ReduceOp`.
+        values: Sequence of tensors on one device.
+        axis: Integer, or list or tuple of them.
+        combine_fn: Callable that combines tensors of one shape over replicas.
 
     Raises:
         ValueError: If an axis does not exist, or nothing is left to reduce.
@@ -187,7 +199,7 @@ def reduce_axes(op: ReduceOp, values: Sequence[Any], axis: Any) -> Any:
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         values = [v for v in values if 0 not in tuple(v.shape)] or values[:1]
     reduce = _ALONG_AXES[op]
-    total = combine(
+    total = combine_fn(
         ReduceOp.SUM if op is ReduceOp.MEAN else op,
         [reduce(value, axis=axes) for value in values],
     )

@@ -14,6 +14,7 @@ from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
 from keras_dist.reduction import combine
 from keras_dist.reduction import parse_reduce_op
+from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import regroup
 from keras_dist.regroup import select
@@ -128,6 +129,12 @@ class ReplicaContext:
             ReplicaDivergenceError: If another replica makes no such call.
         """
         op = parse_reduce_op(reduce_op)
+        if (
+            self._strategy.cross_device_ops is not None
+            and self.num_replicas_in_sync > 1
+            and op in (ReduceOp.SUM, ReduceOp.MEAN)
+        ):
+            return self._all_reduce_together(op, value)
         return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -158,7 +165,7 @@ class ReplicaContext:
             return tensor
         what = f"all_reduce with {op.name}"
         if not _has_gradients(tensor):
-            own = self._strategy.executor.combine
+            own = self._strategy.combine
             return self._replica.meet(what, lambda v: own(op, v), tensor)
         if op is ReduceOp.SUM:
             return self._replica.all_sum(what, tensor)
@@ -168,6 +175,32 @@ class ReplicaContext:
         # The others are picked from all of them, so that gradients flow.
         everyone = self._all_gather(ops.expand_dims(tensor, 0), 0, what)
         return combine(op, [everyone[i] for i in range(everyone.shape[0])])
+
+    def _all_reduce_together(self, op: ReduceOp, nest: Any) -> Any:
+        """By the strategy's cross-device operations; gradients as ever."""
+        for leaf in leaves_of(nest):
+            refuse_sparse(leaf, "all_reduce")
+        tensors = [ops.convert_to_tensor(leaf) for leaf in leaves_of(nest)]
+        what = f"all_reduce with {op.name}"
+
+        def combined(everyone: list[Any]) -> list[Any]:
+            columns = list(zip(*everyone, strict=True))
+            return self._strategy.combine_all(op, columns)
+
+        def tied(tensor: Any, total: Any) -> Any:
+            if not _has_gradients(tensor):
+                return total
+            if op is ReduceOp.MEAN:
+                tensor = tensor / self.num_replicas_in_sync
+            return self._replica.all_sum(what, tensor, total)
+
+        own = [
+            ops.stop_gradient(tensor) if _has_gradients(tensor) else tensor
+            for tensor in tensors
+        ]
+        totals = self._replica.meet(what, combined, own)
+        results = map(tied, tensors, totals)
+        return map_nest(lambda leaf: next(results), nest)
 
     def _all_gather(
         self, leaf: Any, axis: int, what: str = "all_gather"

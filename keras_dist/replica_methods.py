@@ -81,9 +81,15 @@ class ReplicaMethods(StrategyBase):
             )
         keywords = dict(kwargs or {})
 
+        def here(leaf: Any, index: int) -> Any:
+            return self.executor.bring(leaf, index)
+
         def on_replica(index: int) -> Any:
-            own = (select(index, keywords), select(index, args))
-            return fn(*own[1], **own[0])
+            own = (select(index, tuple(args)), select(index, keywords))
+            positional, named = map_nest(
+                functools.partial(here, index=index), own
+            )
+            return fn(*positional, **named)
 
         return regroup(self._run_on_replicas(on_replica))
 
@@ -128,26 +134,42 @@ class ReplicaMethods(StrategyBase):
         return map_nest(lambda leaf: self._reduce(op, leaf, axis), value)
 
     def _reduce(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
-        single = self.num_replicas_in_sync == 1
-        if axis is None and single:
+        if axis is None and self.num_replicas_in_sync == 1:
             return leaf
-        values = self._components(leaf)
-        if values is None:
-            if op is not ReduceOp.MEAN and not single and np.any(leaf):
-                raise ValueError(
-                    f"A non-DistributedValues value {leaf!r} cannot be reduced "
-                    f"with the given reduce op {op}: it is one value, the "
-                    "same on each replica. Expected: a per-replica value, as "
-                    "`strategy.run` returns it."
-                )
-            if axis is None:
-                return leaf
-            values = (leaf,)
+        values = self.to_combine(op, leaf)
         if axis is None:
-            return self.executor.combine(op, values)
+            return leaf if values is None else self.combine(op, values)
         primary = self.plan.primary
-        here = [self.executor.put(value, primary) for value in values]
-        return reduce_axes(op, here, axis)
+        here = [
+            self.executor.put(value, primary)
+            for value in ((leaf,) if values is None else values)
+        ]
+        return reduce_axes(op, here, axis, self.combine)
+
+    def to_combine(self, op: ReduceOp, leaf: Any) -> tuple[Any, ...] | None:
+        """A value's components, to be combined over replicas.
+
+        Returns:
+            Tuple of tensors or numbers; `None` for one value that stands for
+            all replicas, and so is their mean.
+
+        Raises:
+            ValueError: If such a value is to be combined in another way.
+        """
+        values = self._components(leaf)
+        if (
+            values is None
+            and op is not ReduceOp.MEAN
+            and self.num_replicas_in_sync > 1
+            and np.any(leaf)
+        ):
+            raise ValueError(
+                f"A non-DistributedValues value {leaf!r} cannot be reduced "
+                f"with the given reduce op {op}: it is one value, the same on "
+                "each replica. Expected: a per-replica value, as "
+                "`strategy.run` returns it."
+            )
+        return values
 
     def gather(self, value: Any, axis: int) -> Any:
         """Joins the replicas' values along an axis, in replica order.
@@ -260,3 +282,10 @@ class ReplicaMethods(StrategyBase):
             value_fn(ValueContext(index, count)) for index in range(count)
         ]
         return regroup(values, always=True)
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a value is a zero on the host, whose sum is no question."""
+    return isinstance(value, (int, float, np.ndarray, np.generic)) and not (
+        np.any(value)
+    )

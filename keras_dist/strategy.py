@@ -8,23 +8,26 @@ import keras
 
 from keras_dist import context
 from keras_dist.backend import get_backend
-from keras_dist.inputs.methods import InputMethods
+from keras_dist.cross_device_ops import CrossDeviceOps
+from keras_dist.extended import StrategyExtended
+from keras_dist.logical_devices import LogicalDeviceMethods
 from keras_dist.plan import Plan
-from keras_dist.replica_methods import ReplicaMethods
 from keras_dist.scope import Scope
 from keras_dist.training import keras_internals
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.creation import creation_hooks
+from keras_dist.v1_methods import V1Methods
 
 
-class Strategy(ReplicaMethods, InputMethods):
+class Strategy(V1Methods, LogicalDeviceMethods):
     """How computation and variables are spread over devices.
 
     Use one of the subclasses, or pass a `Plan` of your own.
 
     Args:
         plan: A `Plan`.
+        cross_device_ops: A `CrossDeviceOps`, or `None` for the backend's own.
 
     Example:
 
@@ -35,8 +38,29 @@ class Strategy(ReplicaMethods, InputMethods):
     1
     """
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan, get_backend().executor(plan))
+    def __init__(
+        self, plan: Plan, cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        super().__init__(plan, get_backend().executor(plan), cross_device_ops)
+
+    @staticmethod
+    def from_native(strategy: Any) -> "Strategy":
+        """Takes over a strategy of the framework's own.
+
+        The two share devices, and nothing else: variables that belong to the
+        native one stay there.
+
+        Args:
+            strategy: On TensorFlow, a `tf.distribute.MirroredStrategy` or
+                `tf.distribute.OneDeviceStrategy`.
+
+        Returns:
+            A `Strategy` with the same replicas and devices.
+
+        Raises:
+            TypeError: If it is anything else, or on another backend.
+        """
+        return Strategy(get_backend().plan_of_native(strategy))
 
     def scope(self) -> contextlib.AbstractContextManager["Strategy"]:
         """Models, optimizers and variables made inside are distributed.
@@ -121,6 +145,17 @@ class Strategy(ReplicaMethods, InputMethods):
         """
         claim_variable(variable, self)
         return tuple(str(d) for d in self._executor.devices_of(variable))
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The `StrategyExtended`, with methods that few programs need."""
+        return StrategyExtended(self)
+
+    def colocate_vars_with(
+        self, colocate_with_variable: keras.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """The old name of `strategy.extended.colocate_vars_with`."""
+        return self.extended.colocate_vars_with(colocate_with_variable)
 
     @property
     def cluster_resolver(self) -> None:

@@ -3,15 +3,19 @@
 import contextlib
 import weakref
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from typing import Any
 
 from keras_dist import context
 from keras_dist.backend import Executor
 from keras_dist.plan import Plan
+from keras_dist.reduction import ReduceOp
+from keras_dist.values import PerReplica
 from keras_dist.variables import SyncOnReadVariable
 
 if TYPE_CHECKING:
-    pass
+    from keras_dist.cross_device_ops import CrossDeviceOps
 
 
 class StrategyBase:
@@ -20,11 +24,19 @@ class StrategyBase:
     Args:
         plan: A `Plan`.
         executor: The `Executor` for it.
+        cross_device_ops: The `CrossDeviceOps` that combine replicas' values,
+            or `None` for the executor's own way.
     """
 
-    def __init__(self, plan: Plan, executor: Executor) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        executor: Executor,
+        cross_device_ops: "CrossDeviceOps | None" = None,
+    ) -> None:
         self._plan = plan
         self._executor = executor
+        self._cross_device_ops = cross_device_ops
         # Variables that replicas have values of their own of.
         self.has_components: weakref.WeakValueDictionary[
             int, SyncOnReadVariable
@@ -39,6 +51,47 @@ class StrategyBase:
     def executor(self) -> Executor:
         """The backend's `Executor` bound to the plan."""
         return self._executor
+
+    @property
+    def cross_device_ops(self) -> "CrossDeviceOps | None":
+        """What combines replicas' values, if that is not the executor."""
+        return self._cross_device_ops
+
+    def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
+        """Combines tensors of one shape; the result is where variables are.
+
+        Args:
+            op: `ReduceOp`.
+            values: Sequence with each replica's tensor or number.
+
+        Raises:
+            ValueError: If shapes differ.
+        """
+        if self._cross_device_ops is None:
+            return self.executor.combine(op, values)
+        with self.cross_replica():
+            reduced = self._cross_device_ops.reduce(
+                op, PerReplica(values), str(self.plan.primary)
+            )
+        return self.executor.mirror(reduced)
+
+    def combine_all(
+        self, op: ReduceOp, values: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        """Combines several values at once.
+
+        Args:
+            op: `ReduceOp`.
+            values: Sequence with, for each value, what `combine` takes.
+        """
+        if self._cross_device_ops is None:
+            return [self.executor.combine(op, each) for each in values]
+        primary = str(self.plan.primary)
+        with self.cross_replica():
+            reduced = self._cross_device_ops.batch_reduce(
+                op, [(PerReplica(each), primary) for each in values]
+            )
+        return [self.executor.mirror(each) for each in reduced]
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -83,6 +83,20 @@ class JaxExecutor(Executor):
             return tensor
         return jax.device_put(tensor, target)
 
+    def bring(self, value: Any, index: int) -> Any:
+        # What is not committed to a device goes wherever it is needed.
+        if isinstance(value, jax.Array) and value.committed:
+            return shard_on(value, self._layout.devices[index])
+        return value
+
+    def device_of(self, tensor: Any) -> Device:
+        if isinstance(tensor, jax.core.Tracer) or not isinstance(
+            tensor, jax.Array
+        ):
+            return self.plan.primary
+        holders = tensor.sharding.device_set
+        return next(d for d, known in self._devices.items() if known in holders)
+
     def mirror(self, value: Any) -> Any:
         return self._layout.place(self.put(value, self.plan.primary))
 

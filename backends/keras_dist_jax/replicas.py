@@ -119,7 +119,7 @@ class JaxReplica(Replica):
             return shard_on(leaf, self._device)
         return leaf
 
-    def all_sum(self, what: str, value: Any) -> Any:
+    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
         def add(values: list[Any]) -> Any:
             check_shapes(values)
             first, *others = values
@@ -128,13 +128,15 @@ class JaxReplica(Replica):
             return first
 
         def meet(what: str, value: Any) -> Any:
+            if total is not None:
+                return total
             value = jax.device_put(value, self._device)
             return self.meet(what, add, value)
 
         summed = jax.custom_vjp(functools.partial(meet, what))
 
         def forward(value: Any) -> tuple[Any, None]:
-            return self.all_sum(what, value), None
+            return self.all_sum(what, value, total), None
 
         def backward(_: None, gradient: Any) -> tuple[Any]:
             return (self.all_sum(f"the gradient of {what}", gradient),)

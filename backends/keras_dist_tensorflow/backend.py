@@ -1,16 +1,25 @@
 """Devices and executors on TensorFlow."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from keras_dist.backend import Backend
 from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.device import parse_device
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
 from keras_dist_tensorflow.one_device import OneDeviceExecutor
 from keras_dist_tensorflow.replicas import ReplicaExecutor
+
+_TAKEN_OVER = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+    tf.compat.v1.distribute.MirroredStrategy,
+    tf.compat.v1.distribute.OneDeviceStrategy,
+)
 
 
 class TensorFlowBackend(Backend):
@@ -48,3 +57,21 @@ class TensorFlowBackend(Backend):
         if plan.num_replicas == 1:
             return OneDeviceExecutor(plan)
         return ReplicaExecutor(plan)
+
+    def plan_of_native(self, strategy: Any) -> Plan:
+        if not isinstance(strategy, _TAKEN_OVER):
+            raise TypeError(
+                "Only strategies of one worker with a copy of each variable "
+                f"on each device can be taken over. Received: {strategy!r} of "
+                f"type {type(strategy).__name__}. Expected: a "
+                "tf.distribute.MirroredStrategy or OneDeviceStrategy."
+            )
+        extended = strategy.extended
+        return Plan(
+            replicas=tuple(
+                (parse_device(name),) for name in extended.worker_devices
+            ),
+            variable_devices=tuple(
+                map(parse_device, extended.parameter_devices)
+            ),
+        )

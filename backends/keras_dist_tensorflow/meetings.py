@@ -97,8 +97,9 @@ class TensorFlowReplica(Replica):
         result: T = self._round.meet(self.index, what, fn, value)
         return result
 
-    def all_sum(self, what: str, value: Any) -> Any:
-        total = self.meet(what, _add, tf.stop_gradient(value))
+    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
+        if total is None:
+            total = self.meet(what, _add, tf.stop_gradient(value))
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.

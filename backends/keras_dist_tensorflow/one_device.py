@@ -16,6 +16,7 @@ from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import device_of
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.variables import put
@@ -63,6 +64,9 @@ class OneDeviceExecutor(Executor):
 
     def put(self, value: Any, device: Device) -> Any:
         return put(value, device)
+
+    def device_of(self, tensor: Any) -> Device:
+        return device_of(tensor) or self.plan.primary
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         return internals.native_variable(variable).read_value()

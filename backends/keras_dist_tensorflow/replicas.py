@@ -44,6 +44,7 @@ from keras_dist_tensorflow.variables import VariableComponent
 from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import creates_mirrored
+from keras_dist_tensorflow.variables import device_of
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import install_slots
 from keras_dist_tensorflow.variables import is_metric_state
@@ -115,6 +116,9 @@ class ReplicaExecutor(Executor, StepRunner):
 
     def put(self, value: Any, device: Device) -> Any:
         return put(value, device)
+
+    def device_of(self, tensor: Any) -> Device:
+        return device_of(tensor) or self.plan.primary
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         copies = components(internals.native_variable(variable))

@@ -36,6 +36,13 @@ def devices_of(native: Any) -> tuple[Device, ...]:
     return tuple(parse_device(copy.device) for copy in components(native))
 
 
+def device_of(tensor: Any) -> Device | None:
+    """The device of a tensor; in a trace, which has none yet, `None`."""
+    if not isinstance(tensor, tf.Tensor) or not tensor.device:
+        return None
+    return parse_device(tensor.device)
+
+
 def copied(
     native: Any,
     synchronization: Any = tf.VariableSynchronization.AUTO,

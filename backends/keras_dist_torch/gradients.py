@@ -17,18 +17,26 @@ class AllSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: torch.Tensor, replica: Replica, what: str
+        ctx: Any,
+        value: torch.Tensor,
+        replica: Replica,
+        what: str,
+        total: torch.Tensor | None,
     ) -> torch.Tensor:
         ctx.replica = replica
         ctx.what = what
+        if total is not None:
+            return total.clone()
         return _sum(replica, what, value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None, None]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[Any, None, None, None]:
         share = ctx.replica.share
         weighted = gradient * share.weight
         total = _sum(ctx.replica, f"the gradient of {ctx.what}", weighted)
-        return total * share.inverse, None, None
+        return total * share.inverse, None, None, None
 
 
 def _sum(replica: Replica, what: str, value: torch.Tensor) -> torch.Tensor:

@@ -60,6 +60,18 @@ class TorchExecutor(Executor):
             tensor: torch.Tensor = ops.convert_to_tensor(value)
         return tensor.to(torch_device(device))
 
+    def bring(self, value: Any, index: int) -> Any:
+        device = torch_device(self.plan.devices[index])
+        if isinstance(value, torch.Tensor) and value.device != device:
+            return value.to(device)
+        return value
+
+    def device_of(self, tensor: Any) -> Device:
+        if not isinstance(tensor, torch.Tensor):
+            return self.plan.primary
+        is_gpu = tensor.device.type == "cuda"
+        return Device("gpu" if is_gpu else "cpu", tensor.device.index or 0)
+
     def copy_of(self, variable: keras.Variable, index: int) -> torch.Tensor:
         parameter = parameter_of(variable)
         assert parameter is not None

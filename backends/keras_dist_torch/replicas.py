@@ -180,8 +180,13 @@ class TorchReplica(Replica):
             return result
         return move(result, self._device)
 
-    def all_sum(self, what: str, value: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = AllSum.apply(value, self, what)
+    def all_sum(
+        self,
+        what: str,
+        value: torch.Tensor,
+        total: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        result: torch.Tensor = AllSum.apply(value, self, what, total)
         return result
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:

@@ -14,6 +14,7 @@ from keras import ops
 from keras_dist import context
 from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.extended import DefaultExtended
 from keras_dist.inputs.options import InputContext
 from keras_dist.inputs.options import InputOptions
 from keras_dist.plan import Plan
@@ -72,6 +73,11 @@ class DefaultStrategy(Strategy):
     def distribute(self, model: keras.Model) -> keras.Model:
         """Returns the model as it is."""
         return model
+
+    @property
+    def extended(self) -> DefaultExtended:
+        """The `StrategyExtended`; it knows no devices."""
+        return DefaultExtended(self)
 
     def devices_of(self, variable: keras.Variable) -> tuple[str, ...]:
         """Unknown to plain Keras: an empty tuple."""

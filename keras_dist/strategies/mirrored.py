@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from typing import final
 
 from keras_dist.backend import get_backend
+from keras_dist.cross_device_ops import CrossDeviceOps
+from keras_dist.cross_device_ops import check_cross_device_ops
 from keras_dist.device import resolve_devices
 from keras_dist.plan import Plan
 from keras_dist.strategy import Strategy
@@ -20,12 +22,12 @@ class MirroredStrategy(Strategy):
         devices: List of device strings, such as `["gpu:0", "gpu:1"]`, in
             replica order. `None` means all accelerators, or all CPU devices
             where there is none.
-        cross_device_ops: Must be `None`: the backend chooses how gradients
-            are summed. (Cross-device operations of your own are not there
-            yet.)
+        cross_device_ops: A `CrossDeviceOps`, whose docstring says what it is
+            used for, or `None` for the backend's own way.
 
     Raises:
         DeviceError: If a device is unreadable, absent or named twice.
+        TypeError: If `cross_device_ops` is something else.
 
     Example:
 
@@ -37,18 +39,23 @@ class MirroredStrategy(Strategy):
     def __init__(
         self,
         devices: Iterable[str] | str | None = None,
-        cross_device_ops: None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        if cross_device_ops is not None:
-            raise ValueError(
-                "`cross_device_ops` must be None: the backend chooses how "
-                "gradients are summed, and there is no other way yet. "
-                f"Received: {cross_device_ops!r}."
-            )
-        resolved = resolve_devices(devices, get_backend().list_devices())
-        super().__init__(
-            Plan(
-                replicas=tuple((device,) for device in resolved),
-                variable_devices=resolved,
-            )
-        )
+        checked = check_cross_device_ops(cross_device_ops)
+        super().__init__(mirrored_plan(devices), checked)
+
+
+def mirrored_plan(devices: Iterable[str] | str | None) -> Plan:
+    """The plan of a replica, with a copy of each variable, on each device.
+
+    Args:
+        devices: As for `MirroredStrategy`.
+
+    Raises:
+        DeviceError: If a device is unreadable, absent or named twice.
+    """
+    resolved = resolve_devices(devices, get_backend().list_devices())
+    return Plan(
+        replicas=tuple((device,) for device in resolved),
+        variable_devices=resolved,
+    )

@@ -26,5 +26,17 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str) -> None:
-        (resolved,) = resolve_devices(device, get_backend().list_devices())
-        super().__init__(Plan(((resolved,),), (resolved,)))
+        super().__init__(one_device_plan(device))
+
+
+def one_device_plan(device: str) -> Plan:
+    """The plan of everything on one device.
+
+    Args:
+        device: As for `OneDeviceStrategy`.
+
+    Raises:
+        DeviceError: If the device is unreadable or absent.
+    """
+    (resolved,) = resolve_devices(device, get_backend().list_devices())
+    return Plan(((resolved,),), (resolved,))

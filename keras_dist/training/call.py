@@ -12,6 +12,7 @@ import keras
 from keras_dist import context
 from keras_dist.aggregation import aggregate
 from keras_dist.aggregation import agreed_value
+from keras_dist.reduction import ReduceOp
 from keras_dist.replica_context import ReplicaContext
 from keras_dist.training import keras_internals
 from keras_dist.training import seams
@@ -126,6 +127,20 @@ class ReplicaCall(ReplicaState):
         # Only now: one variable that is refused leaves all as they were.
         for assign, value in agreed:
             assign(value)
+
+    def sum_gradients(
+        self, gradients: Sequence[Sequence[Any]], shares: Sequence[Share]
+    ) -> list[Any]:
+        if self.strategy.cross_device_ops is None:
+            return super().sum_gradients(gradients, shares)
+        columns = [
+            [gradient for gradient in each if gradient is not None]
+            for each in zip(*gradients, strict=True)
+        ]
+        sums = iter(
+            self.strategy.combine_all(ReduceOp.SUM, [c for c in columns if c])
+        )
+        return [next(sums) if column else None for column in columns]
 
     def _unwritten(self, variable: Any, index: int) -> Any:
         return variable.component_value(index)

@@ -83,7 +83,7 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def all_sum(self, what: str, value: Any) -> Any:
+    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
         """Sum of a float tensor over replicas, with gradients.
 
         Gradients of the step are weighted by each replica's `share.weight`
@@ -93,6 +93,8 @@ class Replica(ABC):
         Args:
             what: String that names the meeting in errors.
             value: Float tensor of the same shape on each replica.
+            total: The sum, where it is known already: then only gradients
+                meet.
 
         Returns:
             Tensor of that shape, equal on each replica.
@@ -196,7 +198,7 @@ class OnlyReplica(Replica):
         with self._outside():
             return fn([value])
 
-    def all_sum(self, what: str, value: Any) -> Any:
+    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
         return value
 
     def read(self, variable: keras.Variable) -> Any:

@@ -182,6 +182,20 @@ class ReplicaState(ABC):
             self.scope.state_mapping[id(variable)] = held
             self.writes[id(variable)] = (variable, held)
 
+    def sum_gradients(
+        self, gradients: Sequence[Sequence[Any]], shares: Sequence[Share]
+    ) -> list[Any]:
+        """Sums gradients over replicas, weighted by their shares.
+
+        Called in a meeting, once.
+
+        Args:
+            gradients: For each replica, its gradients or `None`s.
+            shares: For each replica, its rows.
+        """
+        weights = [share.weight for share in shares]
+        return self.runner.weighted_sum(gradients, weights)
+
     def forget(self, variables: Iterable[keras.Variable]) -> None:
         """Reads variables anew, because a meeting has changed them."""
         for variable in variables:

@@ -41,9 +41,7 @@ def update(
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
-        reduced = step.runner.weighted_sum(
-            gradients, [share.weight for share in shares]
-        )
+        reduced = step.sum_gradients(gradients, shares)
         with step.runner.updating(optimizer):
             apply(optimizer, reduced, variables)
 

@@ -1,0 +1,465 @@
+"""StrategyExtended: what libraries and optimizers ask of a strategy."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import final
+
+import keras
+
+from keras_dist import context
+from keras_dist.components import VariableComponent
+from keras_dist.cross_device_ops import CrossDeviceOps
+from keras_dist.cross_device_ops import HierarchicalCopyAllReduce
+from keras_dist.destinations import devices_at
+from keras_dist.destinations import spread
+from keras_dist.device import Device
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.reduction import ReduceOp
+from keras_dist.reduction import parse_reduce_op
+from keras_dist.regroup import map_nest
+from keras_dist.regroup import regroup
+from keras_dist.training.copies import CopyCall
+from keras_dist.training.copies import CopyVariable
+from keras_dist.training.copies import run_on_copies
+from keras_dist.values import DistributedValues
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
+
+if TYPE_CHECKING:
+    from keras_dist.strategy import Strategy
+
+_BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
+
+
+class StrategyExtended:
+    """Methods of a strategy that few programs need; `strategy.extended`.
+
+    Args:
+        strategy: The `Strategy`.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     v = keras.Variable(1.0)
+    >>> value = keras_dist.PerReplica([1.0, 3.0])
+    >>> mean = strategy.extended.reduce_to("MEAN", value, destinations=v)
+    >>> _ = strategy.extended.update(v, lambda c, x: c.assign(x), (mean,))
+    >>> float(v)
+    2.0
+    """
+
+    def __init__(self, strategy: "Strategy") -> None:
+        self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Names of the devices that compute, in replica order."""
+        return tuple(str(device) for device in self._strategy.plan.devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Names of the devices that hold variables, primary first."""
+        plan = self._strategy.plan
+        return tuple(str(device) for device in plan.variable_devices)
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines a value over replicas, and puts the result on devices.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name in any case.
+            value: Nest of per-replica values. A value that is not
+                distributed counts as one that is equal on each replica.
+            destinations: A device's name, a variable (the devices of its
+                copies), a per-replica value (where it is), or a list of
+                those.
+            options: `CommunicationOptions`, hints.
+
+        Returns:
+            Nest of tensors on the destination; for several, of `Mirrored`.
+
+        Raises:
+            ValueError: If the operation or the shapes don't fit.
+            RuntimeError: In replica context.
+        """
+        context.check_cross_replica(self._strategy, "reduce_to")
+        op = parse_reduce_op(reduce_op)
+
+        def reduced(leaf: Any) -> Any:
+            return self._reduce_all(op, [(leaf, destinations)], options)[0]
+
+        with self._strategy.cross_replica():
+            return map_nest(reduced, value)
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Combines several values over replicas at once.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name in any case.
+            value_destination_pairs: Sequence of values and destinations, as
+                for `reduce_to`.
+            options: `CommunicationOptions`, hints.
+
+        Returns:
+            List of what `reduce_to` would return for each pair.
+
+        Raises:
+            ValueError: If the operation or the shapes don't fit.
+            RuntimeError: In replica context.
+        """
+        context.check_cross_replica(self._strategy, "batch_reduce_to")
+        op = parse_reduce_op(reduce_op)
+        with self._strategy.cross_replica():
+            return self._reduce_all(op, value_destination_pairs, options)
+
+    def _reduce_all(
+        self,
+        op: ReduceOp,
+        pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+    ) -> list[Any]:
+        results: dict[int, Any] = {}
+        to_combine: dict[int, tuple[Any, Any]] = {}
+        for index, (value, to) in enumerate(pairs):
+            values = self._strategy.to_combine(op, value)
+            if values is None:
+                plain = value.values[0] if _is_value(value) else value
+                results[index] = self._spread(plain, to)
+            else:
+                to_combine[index] = (PerReplica(values), to)
+        combining = list(to_combine.values())
+        if len(combining) == 1:
+            reduced = [self._ops.reduce(op, *combining[0], options)]
+        else:
+            reduced = self._ops.batch_reduce(op, combining, options)
+        results.update(zip(to_combine, reduced, strict=True))
+        return [results[index] for index in range(len(pairs))]
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Copies a tensor to devices.
+
+        Args:
+            tensor: Tensor. A Python number is returned as it is.
+            destinations: As for `reduce_to`.
+
+        Returns:
+            Tensor on the destination; for several, a `Mirrored`.
+
+        Raises:
+            RuntimeError: In replica context.
+        """
+        context.check_cross_replica(self._strategy, "broadcast_to")
+        if isinstance(tensor, (int, float)):
+            return tensor
+        with self._strategy.cross_replica():
+            return self._ops.broadcast(tensor, destinations)
+
+    @property
+    def _ops(self) -> CrossDeviceOps:
+        return self._strategy.cross_device_ops or _BY_BACKEND
+
+    def _spread(self, value: Any, destinations: Any) -> Any:
+        executor = self._strategy.executor
+        return spread(value, devices_at(destinations, executor), executor)
+
+    def update(
+        self,
+        var: keras.Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls `fn` once for each copy of a variable, on its device.
+
+        `fn` may assign to the copy, and to other variables of the strategy,
+        of which it reads and writes the copies beside that one. The copies of
+        a mirrored variable have to be equal in the end.
+
+        Args:
+            var: A variable of the strategy.
+            fn: Callable, given a copy of it. With one replica, the variable.
+            args: List or tuple of further arguments. Each call gets its own
+                component of per-replica values and variables, and anything
+                else as it is.
+            kwargs: Dict of keyword arguments, likewise.
+            group: Boolean. If not, what `fn` returned for each copy is in a
+                tuple.
+
+        Returns:
+            What `fn` returned, with a `Mirrored` in place of each leaf.
+
+        Raises:
+            TypeError: If `var` is no variable.
+            ValueError: If it is not one of this strategy.
+            ReplicaDivergenceError: If the copies of a mirrored variable would
+                differ. All variables are as before then.
+            RuntimeError: In replica context.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = keras.Variable(1.0)
+        >>> strategy.extended.update(
+        ...     v, lambda copy, x: copy.assign_add(x), (2.0,), group=False
+        ... )
+        (...)
+        >>> float(v)
+        3.0
+        """
+        context.check_cross_replica(self._strategy, "update")
+        self._check_own(var, "update")
+        own = self._component
+
+        def update_copy(index: int, call: CopyCall | None) -> Any:
+            copy = var if call is None else CopyVariable(var, index, call)
+            return fn(copy, *own(args, index), **own(kwargs or {}, index))
+
+        plan = self._strategy.plan
+        return self._on_copies(update_copy, plan.devices, group)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Calls `fn` once on each of some devices.
+
+        Args:
+            colocate_with: What `non_slot_devices` returned, or a destination
+                as for `reduce_to`. Devices of the strategy.
+            fn: Callable. As for `update`, but it is given no variable.
+            args: List or tuple of arguments, as for `update`.
+            kwargs: Dict of keyword arguments, likewise.
+            group: Boolean, as for `update`.
+
+        Returns:
+            As `update`.
+
+        Raises:
+            ValueError: If the strategy does not compute on such a device.
+            RuntimeError: In replica context.
+        """
+        context.check_cross_replica(self._strategy, "update_non_slot")
+        own = self._component
+        return self._on_copies(
+            lambda index, _: fn(*own(args, index), **own(kwargs or {}, index)),
+            self._computing_devices(colocate_with),
+            group,
+        )
+
+    def _computing_devices(self, colocate_with: Any) -> tuple[Device, ...]:
+        devices = self._strategy.plan.devices
+        if len(devices) == 1:
+            return devices
+        asked = devices_at(colocate_with, self._strategy.executor)
+        for device in asked:
+            if device not in devices:
+                raise ValueError(
+                    f"{self._strategy!r} does not compute on '{device}'. "
+                    f"Received: colocate_with={colocate_with!r}. Expected: of "
+                    f"{self.worker_devices}."
+                )
+        return asked
+
+    def _on_copies(
+        self,
+        fn: Callable[[int, CopyCall | None], Any],
+        devices: Sequence[Device],
+        group: bool,
+    ) -> Any:
+        strategy = self._strategy
+        runner = strategy.executor.replicas
+        if runner is None:
+            with strategy.cross_replica(), strategy.executor.creation_scope():
+                results = [fn(0, None)]
+        else:
+            chosen = [device in devices for device in strategy.plan.devices]
+            every = run_on_copies(
+                strategy, runner, lambda i, c: fn(i, c) if chosen[i] else None
+            )
+            results = [r for r, own in zip(every, chosen, strict=True) if own]
+        grouped = regroup(results, Mirrored)
+        if group:
+            return grouped
+        return map_nest(strategy.experimental_local_results, grouped)
+
+    def _component(self, nest: Any, index: int) -> Any:
+        count = self._strategy.num_replicas_in_sync
+        device: Device = self._strategy.plan.devices[index]
+
+        def own(leaf: Any) -> Any:
+            if isinstance(leaf, DistributedValues):
+                return leaf.values[index]
+            if count > 1 and keras.ops.is_tensor(leaf):
+                return self._strategy.executor.put(leaf, device)
+            return leaf
+
+        return map_nest(own, nest)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Devices for state that belongs to several variables.
+
+        Args:
+            var_list: List of variables. (All variables have the same.)
+
+        Returns:
+            Tuple of names of devices, for `update_non_slot`.
+        """
+        return self.parameter_devices
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The old name of `strategy.run`."""
+        return self._strategy.run(fn, args=args, kwargs=kwargs)
+
+    def read_var(self, v: keras.Variable) -> Any:
+        """A variable's value in cross-replica context, a tensor."""
+        return v.value
+
+    def value_container(self, value: Any) -> Any:
+        """The distributed variable that a component is of.
+
+        Args:
+            value: A component of a variable, or anything else.
+
+        Returns:
+            The variable; anything else is returned as it is.
+        """
+        if isinstance(value, VariableComponent):
+            return value.container
+        return value
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether a variable belongs to this strategy."""
+        if not isinstance(v, keras.Variable):
+            return False
+        return vars(v).get("distribute_strategy") is self._strategy.if_current
+
+    @contextlib.contextmanager
+    def colocate_vars_with(
+        self, colocate_with_variable: keras.Variable
+    ) -> Iterator[None]:
+        """Variables made inside are on the devices of another one.
+
+        With one plan for all variables they are anyway: this checks that the
+        other one is the strategy's.
+
+        Args:
+            colocate_with_variable: A variable of the strategy.
+
+        Raises:
+            RuntimeError: Outside of the strategy's scope.
+            ValueError: If the variable is not the strategy's.
+        """
+        if context.current_strategy() is not self._strategy.if_current:
+            raise RuntimeError(
+                "Need to be inside of the strategy's scope for "
+                "`colocate_vars_with`. Received: a call outside of "
+                f"`strategy.scope()` of {self._strategy!r}."
+            )
+        self._check_own(colocate_with_variable, "colocate_vars_with")
+        yield
+
+    def _check_own(self, variable: Any, method: str) -> None:
+        if not isinstance(variable, keras.Variable):
+            raise TypeError(
+                f"`{method}` needs a variable, made under the strategy's "
+                f"scope. Received: {variable!r} of type "
+                f"{type(variable).__name__}. Expected: a `keras.Variable`."
+            )
+        if not self.variable_created_in_scope(variable):
+            raise ValueError(
+                f"`{method}` needs a variable that was created in this "
+                f"strategy's scope. Received: variable '{variable.path}', "
+                f"which does not belong to {self._strategy!r}."
+            )
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Any, session: Any = None
+    ) -> Any:
+        """As `strategy.experimental_make_numpy_dataset`."""
+        return self._strategy.experimental_make_numpy_dataset(
+            numpy_input, session
+        )
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether replica functions need shapes that never change: no."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker has a program of its own: no."""
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this worker initializes variables: there is no other."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this worker saves: there is no other."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this worker writes logs: there is no other."""
+        return True
+
+
+@final
+class DefaultExtended(StrategyExtended):
+    """That of the default strategy, which knows no devices."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Unknown to plain Keras."""
+        raise self._unsupported("worker_devices")
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Unknown to plain Keras."""
+        raise self._unsupported("parameter_devices")
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Unknown to plain Keras: none."""
+        return ()
+
+    def _unsupported(self, name: str) -> RuntimeError:
+        return RuntimeError(
+            f"{name}() method unsupported by default strategy: Keras chooses "
+            "the device. Use a `keras_dist.OneDeviceStrategy` to choose it "
+            "yourself."
+        )
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, DistributedValues) and not isinstance(
+        value, keras.Variable
+    )
