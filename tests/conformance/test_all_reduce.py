@@ -201,7 +201,7 @@ def test_updates_in_a_replica(api, strategy, method, expected):
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 def test_sparse_values_are_reduced_when_made_dense(api, mirrored, op):
     rows = [[1.0, 0.0], [0.0, 2.0]]
-    fragment = "all_reduce does not support.*dense"
+    fragment = "(?s)all_reduce does not support.*dense"
     with pytest.raises(NotImplementedError, match=fragment):
         mirrored.run(
             lambda: api.get_replica_context().all_reduce(op, sparse(rows))
