@@ -305,15 +305,10 @@ class StrategyExtended:
         return map_nest(strategy.experimental_local_results, grouped)
 
     def _component(self, nest: Any, index: int) -> Any:
-        count = self._strategy.num_replicas_in_sync
-        device: Device = self._strategy.plan.devices[index]
-
         def own(leaf: Any) -> Any:
             if isinstance(leaf, DistributedValues):
                 return leaf.values[index]
-            if count > 1 and keras.ops.is_tensor(leaf):
-                return self._strategy.executor.put(leaf, device)
-            return leaf
+            return self._strategy.executor.bring(leaf, index)
 
         return map_nest(own, nest)
 

@@ -108,7 +108,9 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
     """
     check_shapes(values)
     result = values[0]
-    for value in values[1:]:
+    # Nothing to add. Keras on TensorFlow would take (0, n) for a bias.
+    others = () if 0 in tuple(result.shape) else values[1:]
+    for value in others:
         result = _PAIRWISE[op](result, value)
     if op is ReduceOp.MEAN:
         result = ops.true_divide(result, len(values))
