@@ -167,3 +167,8 @@ def test_failures_are_reported_to_the_executor(backend):
 def test_cross_device_ops_are_objects(backend):
     with pytest.raises(TypeError, match="cross_device_ops.*'nccl'.*str"):
         keras_dist.MirroredStrategy(cross_device_ops="nccl")
+
+
+def test_a_backend_without_strategies_of_its_own_says_so(backend):
+    with pytest.raises(TypeError, match="no strategies.*Received: 'native'"):
+        keras_dist.Strategy.from_native("native")
