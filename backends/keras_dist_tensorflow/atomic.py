@@ -23,17 +23,22 @@ _current = _Current()
 
 
 class Barrier:
-    """What assignments in a step's meetings wait for: its gradients."""
+    """What assignments in a step's meetings wait for.
+
+    Attributes:
+        checks: List of operations that fail if a step must not go on.
+    """
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
+        self.checks: list[Any] = []
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Makes what is added to the graph wait for what passed so far."""
         before, _current.barrier = _current.barrier, self
         try:
-            with tf.control_dependencies(self._tensors):
+            with tf.control_dependencies([*self._tensors, *self.checks]):
                 yield
         finally:
             _current.barrier = before
@@ -42,6 +47,12 @@ class Barrier:
         """Adds tensors to wait for."""
         if not tf.executing_eagerly():
             self._tensors = tensors
+
+
+def wait_for(check: Any) -> None:
+    """Makes what a step assigns from now on wait for an operation."""
+    if _current.barrier is not None:
+        _current.barrier.checks.append(check)
 
 
 @functools.cache
@@ -63,8 +74,9 @@ def _waiting(original: Any) -> Any:
         grads = list(grads)
         tensors = [_tensor(g) for g in grads if g is not None]
         barrier, _current.barrier = _current.barrier, None
+        checks = [] if barrier is None else barrier.checks
         try:
-            with tf.control_dependencies(tensors):
+            with tf.control_dependencies([*tensors, *checks]):
                 original(self, grads, trainable_variables)
         finally:
             _current.barrier = barrier

@@ -32,6 +32,7 @@ from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
+from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.meetings import Round
@@ -139,10 +140,11 @@ class ReplicaExecutor(Executor, StepRunner):
         if tf.executing_eagerly():
             super().check_equal(values, error)
             return
+        message = _message(error)
         first, *others = values
         for other in others:
             near = tf.experimental.numpy.allclose(first, other, rtol=1e-4)
-            tf.debugging.Assert(near, [DIVERGED, first, other])
+            wait_for(tf.debugging.Assert(near, [message, first, other]))
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         internals.set_native_strategy(model, OneReplica())
@@ -236,3 +238,11 @@ class ReplicaExecutor(Executor, StepRunner):
 
 def _build_in_the_step(iterator: Any = None, data_batch: Any = None) -> None:
     """Nothing: steps build the model from shapes, and so draw no batch."""
+
+
+def _message(error: Callable[[], Exception]) -> str:
+    """What to say of values that a graph does not know yet."""
+    try:
+        return str(error())
+    except NotImplementedError:  # it would have printed them
+        return DIVERGED

@@ -160,6 +160,15 @@ class ReplicaState(ABC):
     def _entered(self) -> contextlib.AbstractContextManager[None]:
         """Makes this the thread's current replica."""
 
+    def check(self, writes: Sequence[Writes]) -> None:
+        """Raises if replicas have assigned what can't be joined.
+
+        Called in a meeting, once, before the meeting changes anything.
+
+        Args:
+            writes: For each replica, what it has assigned.
+        """
+
     @abstractmethod
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         """Gives variables the values that the replicas assigned.
@@ -214,8 +223,8 @@ class ReplicaStep(ReplicaState):
             finally:
                 _current.step = None
 
-    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
-        for variable, values, of in _by_variable(writes, shares):
+    def check(self, writes: Sequence[Writes]) -> None:
+        for variable, values, _ in _by_variable(writes, writes):
             if variable.synchronization == "on_read":
                 raise MetricMergeError(
                     f"Metric state '{variable.path}' was changed on several "
@@ -224,6 +233,11 @@ class ReplicaStep(ReplicaState):
                     "attribute of the model or pass it to `compile`."
                 )
             _check_integers(variable, values)
+
+    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+        # All of them first: one that is refused leaves all as they were.
+        self.check(writes)
+        for variable, values, of in _by_variable(writes, shares):
             variable.assign(mean_over_rows(values, of))
 
     @contextlib.contextmanager
@@ -241,8 +255,8 @@ class ReplicaStep(ReplicaState):
 
 
 def _by_variable(
-    writes: Sequence[Writes], shares: Sequence[Share]
-) -> Iterator[tuple[keras.Variable, list[Any], list[Share]]]:
+    writes: Sequence[Writes], shares: Sequence[T]
+) -> Iterator[tuple[keras.Variable, list[Any], list[T]]]:
     """Each variable, the values it was given, and the shares of who gave."""
     written = {key: own[key][0] for own in writes for key in own}
     for key, variable in written.items():

@@ -14,6 +14,7 @@ from keras_dist.training.join import mean_over_rows
 from keras_dist.training.shares import Share
 from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import ReplicaStep
+from keras_dist.training.step import Writes
 
 
 def update(
@@ -35,9 +36,10 @@ def update(
 
     def update_once(everyone: list[Any]) -> None:
         gradients, shares, writes = zip(*everyone, strict=True)
+        step.check(writes)
         # What the forward pass assigned (spectral normalization does) is
         # what the update starts from.
-        step.commit(writes, shares)
+        step.commit([_of_trainable(own) for own in writes], shares)
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
@@ -45,19 +47,22 @@ def update(
         with step.runner.updating(optimizer):
             apply(optimizer, reduced, variables)
 
-    writes = {k: w for k, w in step.writes.items() if w[0].trainable}
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
-        (list(grads), step.share, writes),
+        (list(grads), step.share, step.writes),
     )
-    for key in writes:
+    for key in _of_trainable(step.writes):
         del step.writes[key]
     step.replica.committed()
     step.forget(
         optimizer.trainable_variables if variables is None else variables
     )
     step.forget(optimizer.variables)
+
+
+def _of_trainable(writes: Writes) -> Writes:
+    return {key: pair for key, pair in writes.items() if pair[0].trainable}
 
 
 def finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
