@@ -1,0 +1,178 @@
+"""What several replicas can't compute right is refused, by name."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from keras import ops
+
+import keras_dist
+from parity import models
+from parity.harness import BACKEND
+from parity.harness import JIT
+from parity.harness import PLAIN_ONLY
+from parity.harness import assert_same
+from parity.harness import flat
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+from parity.harness import to_numpy
+
+FIT = {"shuffle": False, "verbose": 0}
+
+# JAX runs one program on the global batch, which sees all the rows.
+SEES_ALL_ROWS = BACKEND == "jax" or PLAIN_ONLY
+
+
+class RowCounter(layers.Layer):
+    """Counts rows in an integer of its own, which replicas see their part of.
+
+    The largest entry is a float: replicas' values have a mean over rows.
+    """
+
+    def build(self, input_shape):
+        options = {"shape": (), "initializer": "zeros", "trainable": False}
+        self.rows = self.add_weight(name="rows", dtype="int32", **options)
+        self.largest = self.add_weight(name="largest", **options)
+
+    def call(self, x):
+        self.largest.assign(ops.max(x))
+        return x
+
+
+class IntegerRowCounter(RowCounter):
+    def call(self, x):
+        self.rows.assign_add(ops.cast(ops.shape(x)[0], "int32"))
+        return super().call(x)
+
+
+def _counting(num_replicas, counter, **options):
+    with scope(num_replicas):
+        model = models.sequence(counter, models.dense())()
+        set_initial_weights(model)
+        model.layers[0].rows.assign(0)
+        model.compile("sgd", "mse", jit_compile=JIT, **options)
+    return model
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_a_float_state_gets_the_mean_over_rows(num_replicas):
+    data = models.table(7)
+    model = _counting(num_replicas, RowCounter)
+    model.fit(**data, batch_size=7, **FIT)
+    parts = [data["x"]]
+    if not SEES_ALL_ROWS:
+        # Replica r has the rows from ceil(7 r / n) on.
+        edges = [-(-7 * r // num_replicas) for r in range(1, num_replicas)]
+        parts = np.split(data["x"], edges)
+    largest = [part.max() for part in parts]
+    expected = np.average(largest, weights=[len(part) for part in parts])
+    np.testing.assert_allclose(
+        to_numpy(model.layers[0].largest), expected, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "eager", [False, True] if BACKEND == "tensorflow" else [False]
+)
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_an_integer_state_that_differs(num_replicas, eager):
+    model = _counting(num_replicas, IntegerRowCounter, run_eagerly=eager)
+    data = models.table(7)
+    if SEES_ALL_ROWS:
+        model.fit(**data, batch_size=7, **FIT)
+        assert to_numpy(model.layers[0].rows) == 7
+        return
+    error = keras_dist.ReplicaDivergenceError
+    if BACKEND == "tensorflow" and not eager:
+        # Values are known when the graph runs, which raises its own.
+        import tensorflow as tf
+
+        error = tf.errors.InvalidArgumentError
+    before = state_of(model)
+    with pytest.raises(error, match="counter.*/rows.*of dtype.*use a float"):
+        model.fit(**data, batch_size=7, **FIT)
+    assert_same(state_of(model), before, rtol=0, atol=0)
+
+
+def test_recurrent_layers_that_keep_a_state_for_each_row():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(12, 4, 3)).astype("float32")
+    y = rng.normal(size=(12, 1)).astype("float32")
+
+    def outcome(count):
+        keras.utils.set_random_seed(5)
+        with scope(count):
+            model = keras.Sequential(
+                [
+                    keras.Input(batch_shape=(6, 4, 3)),
+                    layers.SimpleRNN(2, stateful=True, name="recurrent"),
+                    layers.Dense(1),
+                ]
+            )
+            set_initial_weights(model)
+            model.compile("sgd", "mse", jit_compile=JIT)
+        history = model.fit(x, y, batch_size=6, **FIT).history
+        return flat("history", history) | state_of(model)
+
+    if SEES_ALL_ROWS:
+        assert_same(outcome(3), outcome(None))
+        return
+    with pytest.raises(
+        keras_dist.UnsupportedModelError, match="'recurrent' has stateful=True"
+    ):
+        outcome(3)
+
+
+class OwnFunctions(keras.Sequential):
+    """Has one of those methods that Keras makes its steps with."""
+
+    calls = 0
+
+    def _count(self, original, force):
+        self.calls += 1
+        return original(force)
+
+
+class OwnTrain(OwnFunctions):
+    def make_train_function(self, force=False):
+        return self._count(super().make_train_function, force)
+
+
+class OwnTest(OwnFunctions):
+    def make_test_function(self, force=False):
+        return self._count(super().make_test_function, force)
+
+
+class OwnPredict(OwnFunctions):
+    def make_predict_function(self, force=False):
+        return self._count(super().make_predict_function, force)
+
+
+@pytest.mark.parametrize("cls", [OwnTrain, OwnTest, OwnPredict])
+def test_steps_made_by_the_user(cls):
+    """Called, or on JAX, where a strategy makes them, refused."""
+    data = models.table(14)
+
+    def outcome(count):
+        with scope(count):
+            model = cls([keras.Input((4,)), layers.Dense(1)])
+            set_initial_weights(model).compile("sgd", "mse", jit_compile=JIT)
+        model.fit(**data, batch_size=7, **FIT)
+        logs = model.evaluate(**data, batch_size=7, verbose=0)
+        predictions = model.predict(data["x"], batch_size=7, verbose=0)
+        assert model.calls
+        return (
+            flat("evaluate", logs)
+            | flat("predict", predictions)
+            | state_of(model)
+        )
+
+    if BACKEND == "jax" and not PLAIN_ONLY:
+        with pytest.raises(
+            keras_dist.UnsupportedModelError,
+            match=f"{cls.__name__} has its own",
+        ):
+            outcome(2)
+        return
+    assert_same(outcome(2), outcome(None))

@@ -1,0 +1,95 @@
+"""A model that several threads use keeps its weights and its results."""
+
+import threading
+
+import keras
+import pytest
+from keras import layers
+
+from parity import models
+from parity.harness import BACKEND
+from parity.harness import JIT
+from parity.harness import assert_same
+from parity.harness import flat
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+
+FIT = {"shuffle": False, "verbose": 0}
+
+
+def _trained(num_replicas):
+    keras.utils.set_random_seed(5)
+    with scope(num_replicas):
+        model = models.sequence(
+            models.dense(5, activation="tanh"),
+            layers.BatchNormalization,
+            models.dense(),
+        )()
+        set_initial_weights(model)
+        model.compile("sgd", "mse", jit_compile=JIT)
+    model.fit(**models.table(14), batch_size=7, **FIT)
+    return model
+
+
+def _in_threads(*jobs):
+    """What each job returned; the first exception of any is raised."""
+    results, errors = [None] * len(jobs), []
+
+    def run(index, job):
+        try:
+            results[index] = job()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=pair) for pair in enumerate(jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_another_thread_brings_a_new_shape(num_replicas):
+    """What is compiled there has nothing that the main thread has made."""
+
+    def outcome(count):
+        model = _trained(count)
+
+        def job():
+            history = model.fit(**models.table(9), batch_size=9, **FIT).history
+            rows = models.table(17)["x"]
+            return history, model.predict(rows, batch_size=17, verbose=0)
+
+        return flat("thread", _in_threads(job)) | state_of(model)
+
+    assert_same(outcome(num_replicas), outcome(None))
+
+
+@pytest.mark.skipif(
+    BACKEND == "jax",
+    reason="Keras on JAX keeps the state of a run on the model: on one device "
+    "two runs at once fail too.",
+)
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_threads_predict_at_once(num_replicas):
+    def outcome(count):
+        model = _trained(count)
+        model.predict(models.table(8)["x"], batch_size=4, verbose=0)
+
+        def predict(rows):
+            data = models.table(rows)["x"]
+            return [
+                model.predict(data, batch_size=4, verbose=0) for _ in range(3)
+            ]
+
+        seen = _in_threads(lambda: predict(8), lambda: predict(12))
+        model.fit(**models.table(14), batch_size=7, **FIT)
+        return flat("seen", seen) | state_of(model)
+
+    assert_same(outcome(num_replicas), outcome(None))
