@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.reduction import ReduceOp
+from keras_dist.reduction import is_zero
 
 
 def aggregate(variable: Any, values: Sequence[Any]) -> Any:
@@ -24,7 +25,7 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
     if variable.aggregation == "only_first_replica":
         return values[0]
     if all(value is values[0] for value in values):
-        if variable.aggregation == "sum" and np.any(values[0]):
+        if variable.aggregation == "sum" and not is_zero(values[0]):
             raise ValueError(
                 f"A non-DistributedValues value {values[0]!r} cannot be "
                 "reduced with the given reduce op ReduceOp.SUM: it is one "

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+import numpy as np
 from keras import ops
 
 
@@ -115,6 +117,16 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
     if op is ReduceOp.MEAN:
         result = ops.true_divide(result, len(values))
     return result
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a value that is no tensor is zero, and so its own sum.
+
+    A tensor counts as another value: what it holds may not be known yet.
+    """
+    if isinstance(value, keras.Variable) or ops.is_tensor(value):
+        return False
+    return not np.any(value)
 
 
 def check_shapes(values: Sequence[Any]) -> None:

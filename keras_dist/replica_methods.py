@@ -13,6 +13,7 @@ from keras_dist import context
 from keras_dist.inputs.options import ValueContext
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
+from keras_dist.reduction import is_zero
 from keras_dist.reduction import parse_reduce_op
 from keras_dist.reduction import reduce_axes
 from keras_dist.regroup import map_nest
@@ -161,7 +162,7 @@ class ReplicaMethods(StrategyBase):
             values is None
             and op is not ReduceOp.MEAN
             and self.num_replicas_in_sync > 1
-            and np.any(leaf)
+            and not is_zero(leaf)
         ):
             raise ValueError(
                 f"A non-DistributedValues value {leaf!r} cannot be reduced "
