@@ -28,6 +28,7 @@ from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import combine
 from keras_dist.training.replica import ReplicaRunner
+from keras_dist.values import PerReplica
 
 ENTRY_POINT_GROUP = "keras_dist.backends"
 
@@ -49,6 +50,10 @@ class Executor(ABC):
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         """Entered around `fit` and its relatives on a distributed model."""
         return contextlib.nullcontext()
+
+    def default_device(self) -> Any:
+        """What the framework calls this thread's default device."""
+        return None
 
     @abstractmethod
     def place(self, variable: keras.Variable) -> None:
@@ -75,6 +80,10 @@ class Executor(ABC):
                 share memory with the result.
             device: `Device`.
         """
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        """A `PerReplica` of components, as the framework knows it best."""
+        return PerReplica(values)
 
     def bring(self, value: Any, index: int) -> Any:
         """An argument as replica `index` can use it, moved if need be."""

@@ -18,9 +18,15 @@ Each also derives from the builtin named in brackets, so that code written for
 was received, what was expected and what to do.
 """
 
+from typing import TYPE_CHECKING
+
 
 class KerasDistError(Exception):
     """Base class of every exception that keras_dist raises on purpose."""
+
+    if not TYPE_CHECKING:
+        # AutoGraph keeps the type of errors that are made like this.
+        __init__ = Exception.__init__
 
 
 class BackendNotFoundError(KerasDistError, ImportError):

@@ -100,7 +100,9 @@ class ReplicaContext:
         """
 
         def merge(everyone: list[Any]) -> Any:
-            merged_args, merged_kwargs = regroup(everyone)
+            merged_args, merged_kwargs = regroup(
+                everyone, self._strategy.executor.per_replica
+            )
             return merge_fn(self._strategy, *merged_args, **merged_kwargs)
 
         own = (tuple(args), dict(kwargs or {}))
@@ -166,7 +168,9 @@ class ReplicaContext:
         what = f"all_reduce with {op.name}"
         if not _has_gradients(tensor):
             own = self._strategy.combine
-            return self._replica.meet(what, lambda v: own(op, v), tensor)
+            combined = self._replica.meet(what, lambda v: own(op, v), tensor)
+            # A tensor of each replica's own, as where gradients flow.
+            return ops.copy(combined)
         if op is ReduceOp.SUM:
             return self._replica.all_sum(what, tensor)
         if op is ReduceOp.MEAN:
@@ -244,8 +248,8 @@ def refuse_sparse(value: Any, method: str) -> None:
     ):
         raise NotImplementedError(
             f"{method} does not support {kind}. Received: {value!r}. "
-            "Expected: a dense tensor, as `keras.ops.convert_to_tensor(value, "
-            "sparse=False)` makes it."
+            "Expected: a dense tensor. Make it dense first, in the framework's "
+            "own way."
         )
 
 

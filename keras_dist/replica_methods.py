@@ -92,7 +92,8 @@ class ReplicaMethods(StrategyBase):
             )
             return fn(*positional, **named)
 
-        return regroup(self._run_on_replicas(on_replica))
+        results = self._run_on_replicas(on_replica)
+        return regroup(results, self.executor.per_replica)
 
     def _run_on_replicas(self, on_replica: Callable[[int], Any]) -> list[Any]:
         keras_internals.make_global_seed()
@@ -282,7 +283,7 @@ class ReplicaMethods(StrategyBase):
         values = [
             value_fn(ValueContext(index, count)) for index in range(count)
         ]
-        return regroup(values, always=True)
+        return regroup(values, self.executor.per_replica, always=True)
 
 
 def _is_zero(value: Any) -> bool:

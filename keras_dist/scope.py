@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
+from typing import Any
 
 if TYPE_CHECKING:
     from keras_dist.strategy import Strategy
@@ -14,7 +15,8 @@ _Manager = contextlib.AbstractContextManager["Strategy"]
 
 class _Opened(threading.local):
     def __init__(self) -> None:
-        self.managers: list[_Manager] = []
+        # Each with the device that was the default one inside.
+        self.managers: list[tuple[_Manager, Any]] = []
 
 
 class Scope(contextlib.AbstractContextManager["Strategy"]):
@@ -25,16 +27,21 @@ class Scope(contextlib.AbstractContextManager["Strategy"]):
 
     Args:
         opens: Callable that gives a context manager to be entered once.
+        default_device: Callable that tells what is this thread's default
+            device, in the framework's words.
     """
 
-    def __init__(self, opens: Callable[[], _Manager]) -> None:
+    def __init__(
+        self, opens: Callable[[], _Manager], default_device: Callable[[], Any]
+    ) -> None:
         self._opens = opens
+        self._default_device = default_device
         self._opened = _Opened()
 
     def __enter__(self) -> "Strategy":
         manager = self._opens()
         strategy = manager.__enter__()
-        self._opened.managers.append(manager)
+        self._opened.managers.append((manager, self._default_device()))
         return strategy
 
     def __exit__(
@@ -43,4 +50,14 @@ class Scope(contextlib.AbstractContextManager["Strategy"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        return self._opened.managers.pop().__exit__(kind, error, traceback)
+        manager, device = self._opened.managers[-1]
+        now = self._default_device()
+        if kind is None and now != device:
+            raise RuntimeError(
+                "Device scope nesting error: a device scope that was opened "
+                "inside of `strategy.scope()` is still open. Received: "
+                f"{now!r} is the default device. Expected: {device!r}. Leave "
+                "the inner `with` first."
+            )
+        self._opened.managers.pop()
+        return manager.__exit__(kind, error, traceback)

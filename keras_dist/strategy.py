@@ -82,7 +82,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         ...     model = keras.Sequential([keras.layers.Dense(1)])
         ...     model.compile("sgd", "mse")
         """
-        return Scope(self._entered_scope)
+        return Scope(self._entered_scope, self.executor.default_device)
 
     @contextlib.contextmanager
     def _entered_scope(self) -> Iterator["Strategy"]:

@@ -51,6 +51,9 @@ class JaxExecutor(Executor):
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         return self._layout.scope()
 
+    def default_device(self) -> Any:
+        return jax.config.jax_default_device
+
     def place(self, variable: keras.Variable) -> None:
         place(variable, self._layout)
 

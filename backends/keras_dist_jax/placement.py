@@ -28,7 +28,9 @@ def place(variable: keras.Variable, layout: Layout) -> None:
 
 def shard_on(array: Any, device: Any) -> Any:
     """What an array has on one device; copied there if that is nothing."""
-    if isinstance(array, jax.Array) and array.is_fully_replicated:
+    if isinstance(array, jax.core.Tracer):
+        return array
+    if array.is_fully_replicated:
         for shard in array.addressable_shards:
             if shard.device == device:
                 return shard.data

@@ -19,6 +19,8 @@
 
 | `tensorflow.python.autograph.operators.control_flow` | `for` over a |
 | | distributed dataset in a `tf.function` |
+| `tensorflow.python.distribute.values.PerReplica` | a value that a |
+| | `tf.function` takes and returns |
 
 `tests/backends/tensorflow/test_internals.py` fails readably when one moves.
 """
@@ -28,11 +30,13 @@ import functools
 import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
+from tensorflow.python.distribute.values import PerReplica
 
 
 class _Current(threading.local):
@@ -40,6 +44,11 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+def native_per_replica(values: Sequence[Any]) -> Any:
+    """A native per-replica value; it counts as one of ours."""
+    return PerReplica(tuple(values))
 
 
 @functools.cache

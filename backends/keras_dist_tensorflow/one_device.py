@@ -16,6 +16,7 @@ from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import default_device
 from keras_dist_tensorflow.variables import device_of
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
@@ -48,6 +49,9 @@ class OneDeviceExecutor(Executor):
 
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()
+
+    def default_device(self) -> str:
+        return default_device()
 
     def place(self, variable: keras.Variable) -> None:
         native = internals.native_variable(variable)

@@ -30,6 +30,7 @@ from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
+from keras_dist.values import PerReplica
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
@@ -45,6 +46,7 @@ from keras_dist_tensorflow.variables import VariableComponent
 from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import creates_mirrored
+from keras_dist_tensorflow.variables import default_device
 from keras_dist_tensorflow.variables import device_of
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import install_slots
@@ -88,6 +90,9 @@ class ReplicaExecutor(Executor, StepRunner):
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         return creates_mirrored(self._native, self.plan.primary)
 
+    def default_device(self) -> str:
+        return default_device()
+
     def place(self, variable: keras.Variable) -> None:
         native = internals.native_variable(variable)
         if native is None or self._holds(variable, native):
@@ -120,6 +125,12 @@ class ReplicaExecutor(Executor, StepRunner):
 
     def device_of(self, tensor: Any) -> Device:
         return device_of(tensor) or self.plan.primary
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        # A native one can be an argument and a result of a `tf.function`.
+        if all(tf.is_tensor(value) for value in values):
+            return internals.native_per_replica(values)
+        return PerReplica(values)
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         copies = components(internals.native_variable(variable))

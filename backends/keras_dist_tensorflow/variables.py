@@ -101,6 +101,13 @@ class Moves:
         return True
 
 
+def default_device() -> str:
+    """Where this thread makes tensors."""
+    with tf.init_scope():
+        device: str = tf.constant(0.0).device
+    return device
+
+
 def put(value: Any, device: Device) -> Any:
     """A tensor on a device."""
     with tf.device(native_name(device)):
@@ -221,7 +228,12 @@ def install_slots() -> None:
         self: Any, reference_variable: Any, *args: Any, **kwargs: Any
     ) -> Any:
         reference = internals.native_variable(reference_variable)
-        if not isinstance(reference, tf.distribute.DistributedValues):
+        if (
+            not isinstance(reference, tf.distribute.DistributedValues)
+            # A native program's own replica.
+            or tf.distribute.get_replica_context() is not None
+            and tf.distribute.has_strategy()
+        ):
             return original(self, reference_variable, *args, **kwargs)
         native = reference.distribute_strategy
         internals.set_optimizer_strategy(self, native)

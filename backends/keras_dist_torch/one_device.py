@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import parameter_of
 
 
@@ -37,6 +38,9 @@ class TorchExecutor(Executor):
 
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         return keras_device(self.plan.primary)
+
+    def default_device(self) -> str | None:
+        return device_scope()
 
     def place(self, variable: keras.Variable) -> None:
         parameter = parameter_of(variable)

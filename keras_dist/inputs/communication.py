@@ -76,6 +76,9 @@ class CommunicationOptions(_CommunicationOptions):
             cls, bytes_per_pack, timeout_seconds, implementation
         )
 
+    def __str__(self) -> str:
+        return repr(self).replace(", ", ",", 1)
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(bytes_per_pack={self.bytes_per_pack}, "

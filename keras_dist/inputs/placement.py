@@ -14,7 +14,6 @@ from keras_dist.inputs.options import InputOptions
 from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import regroup
-from keras_dist.values import PerReplica
 
 HOST = Device("cpu", 0)
 
@@ -52,12 +51,12 @@ class Placement:
             self._part(part, device)
             for part, device in zip(parts, self._devices, strict=True)
         ]
-        return regroup(placed, _per_replica, always=True)
+        return regroup(placed, self._per_replica, always=True)
 
     def spec(self, part_spec: Any) -> Any:
         """The spec of what is delivered, of the spec of a replica's part."""
         specs = [map_nest(self._delivered, part_spec)] * len(self._devices)
-        return regroup(specs, _per_replica, always=True)
+        return regroup(specs, self._per_replica, always=True)
 
     def _part(self, part: Any, device: Device) -> Any:
         def put(leaf: Any) -> Any:
@@ -95,8 +94,7 @@ class Placement:
             return name  # such as string, which is no NumPy dtype
         return dtype_name(self._executor.put(sample, HOST).dtype)
 
-
-def _per_replica(parts: Sequence[Any]) -> Any:
-    if all(part is None for part in parts):
-        return None
-    return PerReplica(parts)
+    def _per_replica(self, parts: Sequence[Any]) -> Any:
+        if all(part is None for part in parts):
+            return None
+        return self._executor.per_replica(parts)

@@ -20,6 +20,7 @@ from keras_dist.variables import adopt
 
 if TYPE_CHECKING:
     from keras_dist.strategy import Strategy
+    from keras_dist.strategy_base import StrategyBase
 
 _ENTRY_POINTS = (
     "fit",
@@ -38,18 +39,27 @@ def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
     Raises:
         StrategyMismatchError: If another strategy owns it.
     """
-    owner = variable.__dict__.get("distribute_strategy")
-    if owner is None:
+    check_owner(variable, strategy)
+    if "distribute_strategy" not in vars(variable):
         variable.distribute_strategy = strategy
         if strategy.num_replicas_in_sync > 1:
             adopt(variable)
-    elif owner is not strategy:
+    strategy.executor.place(variable)
+
+
+def check_owner(variable: keras.Variable, strategy: "StrategyBase") -> None:
+    """Refuses a variable of another strategy.
+
+    Raises:
+        StrategyMismatchError: If another strategy owns it.
+    """
+    owner = vars(variable).get("distribute_strategy")
+    if owner is not None and owner is not strategy:
         raise StrategyMismatchError(
             f"Variable '{variable.path}' was made under {owner!r} and is used "
             f"under {strategy!r}. Expected: one strategy. Make the model, its "
             "layers and its optimizer under the same `strategy.scope()`."
         )
-    strategy.executor.place(variable)
 
 
 def binding_of(model: keras.Model) -> "Binding | None":

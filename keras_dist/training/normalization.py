@@ -13,6 +13,9 @@ from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_step
 
+# On layers that Keras itself may not know how to synchronize.
+_MADE_HERE = "_keras_dist_synchronizes"
+
 
 def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `keras.layers.BatchNormalization._moments`."""
@@ -25,7 +28,7 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
             step = call
         if step is not None:
             return _global_moments(step, self, inputs, mask)
-        if not self.synchronized:
+        if not self.synchronized or _MADE_HERE not in vars(self):
             mean, variance = original(self, inputs, mask)
             return mean, variance
         # Here all rows are at hand; Keras knows that on TensorFlow only.
@@ -55,6 +58,7 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
             return
         original(self, *args, **kwargs)
         self.synchronized = synchronized
+        object.__setattr__(self, _MADE_HERE, True)
 
     # Keras reads it to find a layer's configuration.
     __init__.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]

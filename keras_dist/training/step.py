@@ -205,6 +205,9 @@ class ReplicaState(ABC):
         weights = [share.weight for share in shares]
         return self.runner.weighted_sum(gradients, weights)
 
+    def check_owners(self, variables: Sequence[keras.Variable]) -> None:
+        """Refuses to update variables of another strategy, or does nothing."""
+
     def forget(self, variables: Iterable[keras.Variable]) -> None:
         """Reads variables anew, because a meeting has changed them."""
         for variable in variables:

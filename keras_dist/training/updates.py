@@ -40,6 +40,7 @@ def update(
         # What the forward pass assigned (spectral normalization does) is
         # what the update starts from.
         step.commit([_of_trainable(own) for own in writes], shares)
+        step.check_owners([*optimizer.variables, *(variables or [])])
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
