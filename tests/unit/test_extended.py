@@ -52,6 +52,30 @@ def test_copy_and_variable_are_one_thing_in_an_update():
     assert float(v) == 6.0
 
 
+@pytest.mark.parametrize("aggregation", ["none", "sum"])
+def test_copies_that_may_differ(aggregation):
+    strategy = _two()
+    v = _variable(
+        strategy, 0.0, synchronization="on_read", aggregation=aggregation
+    )
+    x = keras_dist.PerReplica([1.0, 3.0])
+    for _ in range(2):
+        strategy.extended.update(v, lambda copy, x: copy.assign_add(x), (x,))
+    assert _values(v) == [2.0, 6.0]
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_copies_that_may_not_differ(trainable):
+    strategy = _two()
+    v = _variable(strategy, trainable=trainable)
+    x = keras_dist.PerReplica([1.0, 3.0])
+    with pytest.raises(
+        keras_dist.ReplicaDivergenceError, match="copies of variable"
+    ):
+        strategy.extended.update(v, lambda copy, x: copy.assign(x), (x,))
+    assert _values(v) == [1.0, 1.0]
+
+
 def test_an_update_is_in_cross_replica_context():
     strategy = _two()
     v = _variable(strategy)
