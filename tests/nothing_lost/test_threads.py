@@ -17,6 +17,12 @@ from parity.harness import state_of
 
 FIT = {"shuffle": False, "verbose": 0}
 
+ONE_RUN_ON_JAX = pytest.mark.skipif(
+    BACKEND == "jax",
+    reason="Keras on JAX keeps the state of a run on the model: on one device "
+    "two runs at once fail too.",
+)
+
 
 def _trained(num_replicas):
     keras.utils.set_random_seed(5)
@@ -71,11 +77,7 @@ def test_another_thread_brings_a_new_shape(num_replicas):
     assert_same(outcome(num_replicas), outcome(None))
 
 
-@pytest.mark.skipif(
-    BACKEND == "jax",
-    reason="Keras on JAX keeps the state of a run on the model: on one device "
-    "two runs at once fail too.",
-)
+@ONE_RUN_ON_JAX
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_threads_predict_at_once(num_replicas):
     def outcome(count):
@@ -90,6 +92,32 @@ def test_threads_predict_at_once(num_replicas):
 
         seen = _in_threads(lambda: predict(8), lambda: predict(12))
         model.fit(**models.table(14), batch_size=7, **FIT)
+        return flat("seen", seen) | state_of(model)
+
+    assert_same(outcome(num_replicas), outcome(None))
+
+
+@ONE_RUN_ON_JAX
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_another_thread_predicts_during_fit(num_replicas):
+    """Its run is not part of the one that is under way."""
+
+    def outcome(count):
+        model = _trained(count)
+        # The thread compiles for another shape, not for the first.
+        model.predict(models.table(8)["x"], batch_size=4, verbose=0)
+        rows = models.table(11)["x"]
+        seen = []
+
+        def look(batch, logs):
+            seen.append(
+                _in_threads(
+                    lambda: model.predict(rows, batch_size=11, verbose=0)
+                )
+            )
+
+        looking = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+        model.fit(**models.table(14), batch_size=7, callbacks=[looking], **FIT)
         return flat("seen", seen) | state_of(model)
 
     assert_same(outcome(num_replicas), outcome(None))
