@@ -66,7 +66,9 @@ def cases(draw, dtypes=DTYPES):
 
 
 def mirrored(num_replicas):
-    return keras_dist.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)])
+    return keras_dist.MirroredStrategy(
+        [f"cpu:{i}" for i in range(num_replicas)]
+    )
 
 
 def distributed(strategy, nest):

@@ -4,6 +4,11 @@ import pathlib
 import re
 import tomllib
 
+import keras
+import numpy as np
+
+import keras_dist
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -26,3 +31,23 @@ def test_the_demo_command_uses_extras_and_a_script_that_exist():
     (extras,) = re.findall(r'"\.\[(.*?)\]"', commands()[0])
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     assert "keras-dist" in project["scripts"]
+
+
+def test_the_replica_function_does_what_it_says(capsys):
+    text = (ROOT / "README.md").read_text()
+    (example,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
+        if "replica_fn" in block
+    )
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    names = {
+        "keras": keras,
+        "keras_dist": keras_dist,
+        "np": np,
+        "strategy": strategy,
+    }
+    exec(example, names)
+    printed = re.findall(r"\d+\.\d*", capsys.readouterr().out)
+    assert [round(float(number), 4) for number in printed[:2]] == [16.0, 0.0]
+    assert float(names["seen"].result()) == np.float32(16 / 22)
