@@ -1,7 +1,6 @@
 """Counts: Python calls a step, traces, operations, copies of variables."""
 
 import collections
-import sys
 
 import keras
 import numpy as np
@@ -34,22 +33,6 @@ def make_model(*layers, **compile_kwargs):
     return model
 
 
-def calls_a_step(model):
-    """Python calls of a step of `fit` in this thread."""
-    model.fit(X, Y, batch_size=4, verbose=0)  # everything is traced
-
-    def count(steps):
-        calls = collections.Counter()
-        sys.setprofile(lambda frame, event, arg: calls.update([event]))
-        try:
-            model.fit(X[: 4 * steps], Y[: 4 * steps], batch_size=4, verbose=0)
-        finally:
-            sys.setprofile(None)
-        return calls["call"]
-
-    return (count(10) - count(5)) / 5
-
-
 def traces(model):
     """How often each compiled step of a model was traced."""
     functions = (model.train_function, model.test_function)
@@ -62,7 +45,7 @@ def traces(model):
 
 
 @pytest.mark.parametrize("one", ["mirrored", "one_device"])
-def test_one_replica_costs_what_plain_keras_does(one):
+def test_one_replica_costs_what_plain_keras_does(calls_a_step, one):
     strategy = (
         strategy_of(1)
         if one == "mirrored"
@@ -70,13 +53,13 @@ def test_one_replica_costs_what_plain_keras_does(one):
     )
     with strategy.scope():
         model = make_model()
-    assert calls_a_step(model) <= 1.05 * calls_a_step(make_model())
+    assert calls_a_step(model, X, Y) <= 1.05 * calls_a_step(make_model(), X, Y)
 
 
-def test_two_replicas_cost_little_more_than_plain_keras():
+def test_two_replicas_cost_little_more_than_plain_keras(calls_a_step):
     with strategy_of(2).scope():
         model = make_model()
-    assert calls_a_step(model) <= 1.15 * calls_a_step(make_model())
+    assert calls_a_step(model, X, Y) <= 1.15 * calls_a_step(make_model(), X, Y)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
