@@ -1,0 +1,59 @@
+"""In the graph of a step, what is assigned waits for what is checked."""
+
+import keras
+import numpy as np
+
+import keras_dist
+
+
+class StepCounter(keras.layers.Layer):
+    """An integer assigned in `call`: replicas have to agree on it."""
+
+    def build(self, input_shape):
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", dtype="int32", trainable=False
+        )
+
+    def call(self, x):
+        self.steps.assign_add(1)
+        return x
+
+
+def _graph_of_a_step(model, data):
+    model.train_on_batch(*data)
+    (step,) = [
+        c.cell_contents.__wrapped__
+        for c in model.train_function.__closure__
+        if "one_step_on_data" in str(c.cell_contents)
+    ]
+    return step.get_concrete_function((*data, None)).graph
+
+
+def _all_before(operation):
+    """Everything that a graph computes before an operation."""
+    before, todo = set(), [operation]
+    while todo:
+        last = todo.pop()
+        inputs = [tensor.op for tensor in last.inputs]
+        new = {*inputs, *last.control_inputs} - before
+        before |= new
+        todo += new
+    return before
+
+
+def test_assignments_wait_for_the_check_of_integers():
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3,)), StepCounter(), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+    data = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    operations = _graph_of_a_step(model, data).get_operations()
+    (check, *_) = [op for op in operations if op.type in ("Assert", "If")]
+    changes = [op for op in operations if op.type.startswith("Assign")]
+    # The kernel, the bias, the iterations and the integer, on each device.
+    assert len(changes) >= 2 * 4
+    late = [op for op in changes if check in _all_before(op)]
+    metrics = len(model.metrics_variables)
+    assert len(late) >= len(changes) - metrics
