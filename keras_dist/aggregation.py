@@ -10,6 +10,7 @@ from keras import ops
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import is_zero
+from keras_dist.training import keras_internals
 
 
 def aggregate(variable: Any, values: Sequence[Any]) -> Any:
@@ -66,6 +67,8 @@ def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
     is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
     if is_float and not variable.trainable:
         return combine_on_primary(variable, ReduceOp.MEAN, values)
+    if keras_internals.is_seed(variable):
+        return values[0]
     executor = variable.distribute_strategy.executor
     executor.check_equal(values, lambda: _divergence(variable, values))
     return values[0]

@@ -6,8 +6,10 @@
 | `keras.src.losses.loss` | reductions over replicas instead of one |
 | `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
 | `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
+| the name `seed_generator_state` | of the states of seed generators |
 | `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
+| `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 
@@ -63,6 +65,7 @@ __all__ = [
     "is_torch_dataloader",
     "is_torch_tensor",
     "inherit_thread_state",
+    "is_seed",
     "losses",
     "make_global_seed",
     "read_with_workers",
@@ -152,6 +155,16 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
     for name, value in state.items():
         own = list(value) if name == _NAMES else value
         global_state.set_global_attribute(name, own)
+
+
+def is_seed(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a `keras.random.SeedGenerator`.
+
+    Replicas' seeds are not compared, which would wait for the device: each
+    draws as often as the others, and what makes their draws differ is not
+    stored.
+    """
+    return bool(variable.name == "seed_generator_state")
 
 
 def value_of(variable: keras.Variable) -> Any:

@@ -272,13 +272,9 @@ def _by_variable(
 
 
 def _check_integers(variable: Any, values: list[Any]) -> None:
-    """Refuses integers that differ between replicas: they have no mean.
-
-    Seeds are left out: each replica draws as often as the others, and what
-    makes the draws differ is not stored.
-    """
+    """Refuses integers that differ between replicas: they have no mean."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
-    if "float" in dtype or variable.name == "seed_generator_state":
+    if "float" in dtype or keras_internals.is_seed(variable):
         return
     variable.distribute_strategy.executor.check_equal(
         values,

@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-import keras_dist
 from conformance.contract import contract
-from conformance.helpers import BACKEND
+from conformance.data import batched
+from conformance.data import count
+from conformance.data import distribute
 from conformance.helpers import compiled
 from conformance.helpers import local
 from conformance.helpers import numbers
@@ -14,36 +15,6 @@ from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 
 CPUS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
-
-
-def batched(columns, size, drop_remainder=False):
-    """The rows of arrays in batches, as data that can be distributed."""
-    columns = keras.tree.map_structure(np.asarray, columns)
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        rows = tf.data.Dataset.from_tensor_slices(columns)
-    else:
-        rows = keras_dist.get_strategy().experimental_make_numpy_dataset(
-            columns
-        )
-    return rows.batch(size, drop_remainder=drop_remainder)
-
-
-def count(stop):
-    return np.arange(stop, dtype="float32")
-
-
-def distribute(strategy, *args, **kwargs):
-    return strategy.experimental_distribute_dataset(batched(*args, **kwargs))
-
-
-def place(value):
-    """The device of a tensor, as ours are spelled."""
-    if BACKEND == "jax":
-        (device,) = value.devices()
-        return f"{device.platform}:{device.id}"
-    return value.device.rsplit("device:", 1)[-1].lower()
 
 
 @contract(161)
@@ -284,103 +255,6 @@ def test_an_odd_number_of_elements(api, two):
     full = [[0.0, 1.0], [2.0, 3.0]]
     assert [numbers(s) for s in steps(False)] == [full, [[4.0, 5.0], []]]
     assert [numbers(s) for s in steps(True)] == [full]
-
-
-def per_replica_options(api, **kwargs):
-    return api.InputOptions(
-        experimental_replication_mode=api.InputReplicationMode.PER_REPLICA,
-        **kwargs,
-    )
-
-
-@contract(178, native=False)
-def test_a_dataset_for_each_replica(api, strategy):
-    ids = []
-
-    def dataset_fn(context):
-        ids.append(context.input_pipeline_id)
-        return batched(count(2) + 10 * context.input_pipeline_id, 1)
-
-    data = strategy.distribute_datasets_from_function(
-        dataset_fn, per_replica_options(api)
-    )
-    replicas = range(strategy.num_replicas_in_sync)
-    assert ids == [*replicas]
-    assert [numbers(step) for step in data] == [
-        [[10.0 * replica + i] for replica in replicas] for i in range(2)
-    ]
-
-
-@contract(179, native=False)
-def test_a_mode_is_of_its_dataset_only(api, two):
-    two.distribute_datasets_from_function(
-        lambda _: batched(count(4), 2), per_replica_options(api)
-    )
-    for _ in range(10):
-        data = distribute(two, count(4), 2)
-        assert [numbers(b) for b in data] == [[[0.0], [1.0]], [[2.0], [3.0]]]
-
-
-@contract(180)
-def test_options_that_contradict_each_other(api, two):
-    def make(options):
-        data = two.distribute_datasets_from_function(
-            lambda _: batched(count(4), 2), options
-        )
-        return iter(data)
-
-    with pytest.raises(ValueError, match="PER_REPLICA"):
-        make(api.InputOptions(experimental_place_dataset_on_device=True))
-    with pytest.raises(ValueError, match="can not be set to True"):
-        make(
-            per_replica_options(
-                api,
-                experimental_fetch_to_device=True,
-                experimental_place_dataset_on_device=True,
-            )
-        )
-
-
-@contract(181)
-@pytest.mark.parametrize("fetch", [None, True, False])
-def test_where_parts_are(api, scoped, fetch, request):
-    options = api.InputOptions(experimental_fetch_to_device=fetch)
-    data = scoped.experimental_distribute_dataset(batched(count(8), 8), options)
-    batch = next(iter(data))
-    assert np.concatenate(local(batch)).tolist() == [*range(8)]
-    if BACKEND == "torch":
-        return  # its virtual devices are one
-    parts = batch.values if scoped.num_replicas_in_sync > 1 else (batch,)
-    name = request.node.callspec.params["scoped"]
-    devices = ["cpu:1"] if name == "one_device" else CPUS[: len(parts)]
-    expected = ["cpu:0"] * len(parts) if fetch is False else devices
-    assert [place(part) for part in parts] == expected
-
-
-@contract(182)
-@pytest.mark.parametrize("size", [0, 1, 2])
-def test_buffers_change_no_element(api, two, size):
-    options = api.InputOptions(experimental_per_replica_buffer_size=size)
-    data = two.experimental_distribute_dataset(batched(count(7), 4), options)
-    expected = [[[0.0, 1.0], [2.0, 3.0]], [[4.0, 5.0], [6.0]]]
-    assert [numbers(batch) for batch in data] == expected
-
-
-@contract(184)
-def test_the_default_strategy_leaves_data_alone(api):
-    strategy = api.get_strategy()
-    dataset = batched(count(4), 2)
-    assert strategy.experimental_distribute_dataset(dataset) is dataset
-    contexts = []
-
-    def dataset_fn(context):
-        contexts.append(context)
-        return dataset
-
-    assert strategy.distribute_datasets_from_function(dataset_fn) is dataset
-    (context,) = contexts
-    assert context.num_input_pipelines == 1
-    assert context.num_replicas_in_sync == 1
 
 
 @contract(192)

@@ -29,6 +29,12 @@ from keras_dist.training import keras_internals
         (keras.layers.BatchNormalization, "_moments", ["inputs", "mask"]),
         (keras.random.SeedGenerator, "next", ["ordered"]),
         (keras.Layer, "_clear_losses", []),
+        (keras.Layer, "_maybe_build", ["call_spec"]),
+        (
+            keras.Metric,
+            "add_variable",
+            ["shape", "initializer", "dtype", "aggregation", "name"],
+        ),
         (keras.Model, "_symbolic_build", ["iterator", "data_batch"]),
         (
             keras.optimizers.Optimizer,
@@ -83,3 +89,18 @@ def test_layers_know_their_losses_by_id():
 def test_metric_state_is_marked_on_read():
     metric = keras.metrics.Mean()
     assert {v.synchronization for v in metric.variables} == {"on_read"}
+
+
+def test_states_of_seeds_are_known_by_name():
+    generator = keras.random.SeedGenerator(1)
+    assert keras_internals.is_seed(generator.state)
+    assert not keras_internals.is_seed(keras.Variable(0.0))
+
+
+def test_the_value_is_read_past_scopes():
+    variable = keras.Variable(1.0)
+    assert keras_internals.has_value(variable)
+    with keras.StatelessScope():
+        variable.assign(2.0)
+        value = keras_internals.value_of(variable)
+    assert float(keras.ops.convert_to_numpy(value)) == 1.0
