@@ -98,9 +98,10 @@ class DistributedVariable(keras.Variable):
 
     def write_plainly(self, value: Any) -> Any:
         """Assigns as Keras does, to wherever the plan wants the value."""
-        result = super().assign(value)
+        # Its result is not kept: whoever else holds an array makes it copied.
+        super().assign(value)
         self.distribute_strategy.executor.place(self)
-        return result
+        return self.value
 
     def __float__(self) -> float:
         return float(self.numpy())
