@@ -243,7 +243,10 @@ class SyncOnReadVariable(DistributedVariable):
 
     def _share(self, index: int) -> Any:
         value = keras_internals.value_of(self)
-        if self.aggregation == "sum":
+        if self.aggregation == "sum" and self.is_total:
+            # Not in equal parts, whose sum might be off by a rounding error.
+            value = value if index == 0 else ops.zeros_like(value)
+        elif self.aggregation == "sum":
             count = self.distribute_strategy.plan.num_replicas
             if keras.backend.is_int_dtype(self._dtype):
                 rest = ops.mod(value, count) if index == 0 else 0

@@ -15,6 +15,8 @@
 | `keras.Model._distribute_strategy` | the trainer asks it for one replica |
 | `keras.Model._symbolic_build` | builds metrics and losses from shapes |
 | `._compile_metrics`, `._compile_loss` | whether that is needed |
+| `CompileMetrics._user_metrics`, | metrics that the model does not know of |
+| `._user_weighted_metrics` | yet start anew |
 | `keras.Layer._flatten_layers` | whether the model is built |
 
 | `tensorflow.python.autograph.operators.control_flow` | `for` over a |
@@ -194,6 +196,19 @@ def compiled_parts_are_built(model: keras.Model) -> bool:
         getattr(model, "_compile_loss", None),
     )
     return all(part is None or part.built for part in parts)
+
+
+def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics given to `compile`, while the model does not know them."""
+    compiled = getattr(model, "_compile_metrics", None)
+    if compiled is None or compiled.built:
+        return []
+    given = (compiled._user_metrics, compiled._user_weighted_metrics)
+    return [
+        metric
+        for metric in keras.tree.flatten(given)
+        if isinstance(metric, keras.metrics.Metric)
+    ]
 
 
 def build_compiled_parts(model: keras.Model, batch: Any) -> None:

@@ -163,7 +163,7 @@ class ReplicaExecutor(Executor, StepRunner):
             name: built_first(model, name, step)
             for name, step in step_overrides(model, self).items()
         }
-        return {**steps, "_maybe_symbolic_build": _build_in_the_step}
+        return {**steps, "_maybe_symbolic_build": _building_in_the_step(model)}
 
     def prepare(self, model: keras.Model) -> None:
         check_layers(model)
@@ -247,8 +247,19 @@ class ReplicaExecutor(Executor, StepRunner):
             yield
 
 
-def _build_in_the_step(iterator: Any = None, data_batch: Any = None) -> None:
-    """Nothing: steps build the model from shapes, and so draw no batch."""
+def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
+    """Builds nothing: steps build the model from shapes, and draw no batch.
+
+    Metrics that Keras would have built by now start anew, as it lets them.
+    """
+
+    def _maybe_symbolic_build(
+        iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        for metric in internals.metrics_to_build(model):
+            metric.reset_state()
+
+    return _maybe_symbolic_build
 
 
 def _message(error: Callable[[], Exception]) -> str:

@@ -71,6 +71,25 @@ def test_a_metric_goes_on_from_what_fit_made_of_it(mirrored):
     assert add(2.0) == 2 * count
 
 
+@contract(212, native=False)
+def test_replicas_add_to_what_fit_has_counted(mirrored):
+    with mirrored.scope():
+        metric = keras.metrics.MeanAbsoluteError()
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=[metric])
+
+    def add():
+        mirrored.run(lambda: metric.update_state([[0.0]], [[1.0]]))
+        return float(keras.ops.convert_to_numpy(metric.count))
+
+    count = mirrored.num_replicas_in_sync
+    x = np.ones((5, 2), "float32")
+    assert add() == count
+    for _ in range(2):
+        model.fit(x, x[:, :1], verbose=0)
+        assert add() == 5 + count
+
+
 @contract(130, native=False)
 def test_what_is_assigned_outside_replaces_what_replicas_had(mirrored):
     count = mirrored.num_replicas_in_sync

@@ -39,6 +39,10 @@ def make_model():
             ],
         ),
         (
+            lambda model: model._compile_metrics,
+            ["_user_metrics", "_user_weighted_metrics", "built"],
+        ),
+        (
             lambda model: model.optimizer,
             [
                 "_distribution_strategy",
@@ -61,7 +65,7 @@ def make_model():
             ["_use_merge_call"],
         ),
     ],
-    ids=["model", "optimizer", "loss_scale", "variable", "native", "strategy"],
+    ids=["model", "metrics", "optimizer", "loss_scale", "variable", "native", "strategy"],
 )
 def test_private_names(owner, names):
     owner = owner(make_model())
