@@ -85,6 +85,13 @@ class Executor(ABC):
         """A `PerReplica` of components, as the framework knows it best."""
         return PerReplica(values)
 
+    def check_arguments(self, nest: Any) -> None:
+        """Refuses arguments that no replica function can be called with.
+
+        Raises:
+            UnsupportedModelError: If there is one.
+        """
+
     def bring(self, value: Any, index: int) -> Any:
         """An argument as replica `index` can use it, moved if need be."""
         return value

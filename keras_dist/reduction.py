@@ -109,6 +109,10 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
         ValueError: If their shapes differ.
     """
     check_shapes(values)
+    if op in (ReduceOp.MIN, ReduceOp.MAX) and len(values) > 1:
+        # Not two by two: Keras on torch would cut `int64` down to `int32`,
+        # and on TensorFlow a tie's gradient would go to the first of them.
+        return _ALONG_AXES[op](ops.stack(values), axis=0)
     result = values[0]
     # Nothing to add. Keras on TensorFlow would take (0, n) for a bias.
     others = () if 0 in tuple(result.shape) else values[1:]
@@ -235,8 +239,6 @@ def _size(value: Any, axes: tuple[int, ...]) -> Any:
 _PAIRWISE = {
     ReduceOp.SUM: ops.add,
     ReduceOp.MEAN: ops.add,
-    ReduceOp.MIN: ops.minimum,
-    ReduceOp.MAX: ops.maximum,
     ReduceOp.PROD: ops.multiply,
 }
 _ALONG_AXES = {

@@ -41,6 +41,25 @@ def select(index: int, nest: Any) -> Any:
     return map_nest(own, nest)
 
 
+def check_counts(nest: Any, num_replicas: int) -> None:
+    """Refuses per-replica values of another number of replicas.
+
+    Raises:
+        ValueError: If there is one.
+    """
+
+    def check(leaf: Any) -> None:
+        is_value = isinstance(leaf, (PerReplica, Mirrored))
+        if is_value and len(leaf.values) != num_replicas:
+            raise ValueError(
+                "A per-replica value must have a component for each replica. "
+                f"Received: {len(leaf.values)} components in {leaf!r}. "
+                f"Expected: {num_replicas}. It may come from another strategy."
+            )
+
+    map_nest(check, nest)
+
+
 def regroup(
     nests: Sequence[Any],
     wrap: Callable[[Sequence[Any]], Any] = PerReplica,

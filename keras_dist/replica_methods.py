@@ -16,6 +16,7 @@ from keras_dist.reduction import check_gather
 from keras_dist.reduction import is_zero
 from keras_dist.reduction import parse_reduce_op
 from keras_dist.reduction import reduce_axes
+from keras_dist.regroup import check_counts
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import regroup
 from keras_dist.regroup import select
@@ -81,6 +82,8 @@ class ReplicaMethods(StrategyBase):
                 "`args=(value,)` for one argument."
             )
         keywords = dict(kwargs or {})
+        check_counts((tuple(args), keywords), self.num_replicas_in_sync)
+        self.executor.check_arguments((tuple(args), keywords))
 
         def here(leaf: Any, index: int) -> Any:
             return self.executor.bring(leaf, index)
@@ -218,6 +221,7 @@ class ReplicaMethods(StrategyBase):
             return tuple(component.value for component in leaf.values)
         if isinstance(leaf, (keras.Variable, Mirrored)):
             return None
+        check_counts(leaf, self.num_replicas_in_sync)
         return leaf.values if isinstance(leaf, DistributedValues) else None
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:

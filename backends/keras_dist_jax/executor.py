@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.plan import Plan
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist_jax import keras_internals as internals
@@ -85,6 +86,17 @@ class JaxExecutor(Executor):
         if isinstance(tensor, jax.core.Tracer):
             return tensor
         return jax.device_put(tensor, target)
+
+    def check_arguments(self, nest: Any) -> None:
+        for leaf in jax.tree.leaves(nest):
+            if isinstance(leaf, jax.core.Tracer):
+                raise UnsupportedModelError(
+                    "`strategy.run` can't be traced by `jax.jit`, `jax.grad` "
+                    "or their relatives: it calls a function once a replica, "
+                    f"each on its own device. Received: {leaf!r} as an "
+                    "argument. Expected: arrays. Use the transformation "
+                    "inside of the replica function."
+                )
 
     def bring(self, value: Any, index: int) -> Any:
         # What is not committed to a device goes wherever it is needed.

@@ -106,7 +106,8 @@ class TensorFlowReplica(Replica):
         def tied(own: Any, total: Any) -> Any:
             def backward(gradient: Any) -> tuple[Any, None]:
                 weighted = scaled(self.share.keep(gradient), self.share.weight)
-                summed = self.meet(f"the gradient of {what}", _add, weighted)
+                # It may be differentiated again.
+                summed = self.all_sum(f"the gradient of {what}", weighted)
                 return scaled(summed, self.share.inverse), None
 
             return tf.identity(total), backward
@@ -124,7 +125,20 @@ class TensorFlowReplica(Replica):
             )
         return native
 
+    def check_write(self, variable: keras.Variable) -> None:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise UnsupportedModelError(
+                f"Variable '{variable.path}' was assigned inside of `cond`, "
+                "`while_loop`, `scan`, `map` or a `tf.function` of its own, "
+                "which TensorFlow traces apart: the replica can't hold the "
+                "value. Expected: assignments, random layers, metrics and "
+                "batch normalization in the replica function itself. Wrap "
+                "the whole of `strategy.run` in a `tf.function` instead."
+            )
+
     def hold(self, variable: keras.Variable, value: Any) -> Any:
+        if self.share is WHOLE or not variable.trainable:
+            self.check_write(variable)
         if not variable.trainable:
             return value
         # In place, because a tape watches the variable itself.

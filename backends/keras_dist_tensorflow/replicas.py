@@ -128,6 +128,8 @@ class ReplicaExecutor(Executor, StepRunner):
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         # A native one can be an argument and a result of a `tf.function`.
+        if not tf.executing_eagerly() and all(_is_number(v) for v in values):
+            values = [tf.convert_to_tensor(value) for value in values]
         if all(tf.is_tensor(value) for value in values):
             return internals.native_per_replica(values)
         return PerReplica(values)
@@ -260,6 +262,10 @@ def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
             metric.reset_state()
 
     return _maybe_symbolic_build
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
 
 
 def _message(error: Callable[[], Exception]) -> str:

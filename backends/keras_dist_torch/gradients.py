@@ -35,7 +35,9 @@ class AllSum(torch.autograd.Function):
     ) -> tuple[Any, None, None, None]:
         share = ctx.replica.share
         weighted = gradient * share.weight
-        total = _sum(ctx.replica, f"the gradient of {ctx.what}", weighted)
+        what = f"the gradient of {ctx.what}"
+        # Not `_sum`: this pass may be differentiated again.
+        total = AllSum.apply(weighted, ctx.replica, what, None)
         return total * share.inverse, None, None, None
 
 

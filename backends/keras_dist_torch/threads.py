@@ -12,9 +12,23 @@ def capture_thread() -> Callable[[], None]:
     """Reads this thread's state; the result gives it to another thread."""
     state = thread_state()
     gradients = torch.is_grad_enabled()
+    types = {"cpu"}
+    if torch.accelerator.is_available():
+        types.add(torch.accelerator.current_accelerator().type)
+    autocast = [
+        (
+            each,
+            torch.is_autocast_enabled(each),
+            torch.get_autocast_dtype(each),
+        )
+        for each in sorted(types)
+    ]
 
     def inherit() -> None:
         inherit_thread_state(state)
         torch.set_grad_enabled(gradients)
+        for each, enabled, dtype in autocast:
+            torch.set_autocast_enabled(each, enabled)
+            torch.set_autocast_dtype(each, dtype)
 
     return inherit

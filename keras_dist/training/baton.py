@@ -20,6 +20,28 @@ class _Aborted(BaseException):
     """Unwinds a replica because another one failed."""
 
 
+class _Gate:
+    """What one thread waits at until another opens it, time and again.
+
+    An interrupt may come when a wait is over and not yet known to be. So
+    turns are counted: waiting for one that has come already is over at once.
+    """
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self._opened = 0
+        self._wake = queue.SimpleQueue[None]()
+
+    def open(self) -> None:
+        self._opened += 1
+        self._wake.put(None)
+
+    def wait_for(self, turn: int) -> None:
+        while self._opened < turn:
+            self._wake.get()
+        self.turn = turn
+
+
 class Round:
     """One run of some replicas, from start to end.
 
@@ -28,10 +50,8 @@ class Round:
     """
 
     def __init__(self, num_replicas: int) -> None:
-        self._gates = [threading.Lock() for _ in range(num_replicas)]
-        self._over = threading.Lock()
-        for lock in (*self._gates, self._over):
-            lock.acquire()
+        self._gates = [_Gate() for _ in range(num_replicas)]
+        self._over = _Gate()
         self._active = set(range(num_replicas))
         self._waiting: dict[int, tuple[str, Any]] = {}
         self._hold: Callable[[list[Any]], Any] = list
@@ -90,10 +110,12 @@ class Round:
             raise _Aborted
         return self._result
 
-    def _wait(self, lock: threading.Lock) -> None:
+    def _wait(self, gate: _Gate) -> None:
+        turn = 0
         while True:
             try:
-                lock.acquire()
+                turn = turn or gate.turn + 1
+                gate.wait_for(turn)
                 return
             except BaseException as error:  # Ctrl-C, in the caller's thread
                 # Another replica is running: let all of them unwind first.
@@ -108,7 +130,7 @@ class Round:
             except BaseException as error:
                 self.error = error
         following = min(later or self._active, default=None)
-        (self._over if following is None else self._gates[following]).release()
+        (self._over if following is None else self._gates[following]).open()
 
     def _hold_meeting(self) -> None:
         arrived = self._waiting

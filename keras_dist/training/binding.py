@@ -16,6 +16,7 @@ import keras
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.inputs.dataset import DistributedDataset
 from keras_dist.training import keras_internals
+from keras_dist.training.step import current_call
 from keras_dist.variables import adopt
 
 if TYPE_CHECKING:
@@ -164,6 +165,13 @@ class Binding:
 
         def entry_point(*args: Any, **kwargs: Any) -> Any:
             model = self.model
+            if current_call() is not None:
+                raise RuntimeError(
+                    f"`{name}` of model '{model.name}' was called in a "
+                    "function that `strategy.run` calls on each replica. It "
+                    "divides its batches over the replicas itself. Call it "
+                    "outside of `run`, or the model in it."
+                )
             if not each_batch:
                 args = tuple(map(_global_data, args))
                 kwargs = {k: _global_data(v) for k, v in kwargs.items()}

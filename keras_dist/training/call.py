@@ -59,6 +59,7 @@ class ReplicaCall(ReplicaState):
                 set_current_call(before)
 
     def read(self, variable: keras.Variable) -> Any:
+        check_owner(variable, self.strategy)
         if isinstance(variable, SyncOnReadVariable):
             return variable.component_value(self.replica.index)
         if isinstance(variable, MirroredVariable):
@@ -66,10 +67,12 @@ class ReplicaCall(ReplicaState):
         return None
 
     def write(self, variable: keras.Variable, value: Any) -> None:
+        check_owner(variable, self.strategy)
         if not isinstance(variable, (MirroredVariable, SyncOnReadVariable)):
             with self.suspended():
                 variable.assign(value)
         elif isinstance(variable, SyncOnReadVariable):
+            self.replica.check_write(variable)
             self.scope.state_mapping[id(variable)] = value
             self.writes[id(variable)] = (variable, value)
         else:
@@ -100,6 +103,7 @@ class ReplicaCall(ReplicaState):
         Returns:
             The variable's new value, on this replica.
         """
+        check_owner(variable, self.strategy)
         if isinstance(value, PerReplica):
             value = value.values[self.replica.index]
 
@@ -173,9 +177,9 @@ def run_on_replicas(
 
             def end(everyone: list[Writes]) -> None:
                 call.commit(everyone, [])
+                replica.committed()
 
             replica.meet("the end of the replica function", end, call.writes)
-            replica.committed()
             return result
 
     return runner.call(on_replica)

@@ -112,6 +112,13 @@ class Replica(ABC):
         there is nothing left to hold.
         """
 
+    def check_write(self, variable: keras.Variable) -> None:
+        """Refuses an assignment where its value could not be held.
+
+        Raises:
+            UnsupportedModelError: In a part that the framework traces apart.
+        """
+
     def committed(self) -> None:
         """Called once what it wrote in place has become every replica's."""
 

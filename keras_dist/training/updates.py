@@ -47,6 +47,9 @@ def update(
         reduced = step.sum_gradients(gradients, shares)
         with step.runner.updating(optimizer):
             apply(optimizer, reduced, variables)
+        # Here, and not as each replica goes on: those before it may have
+        # written again by then.
+        step.replica.committed()
 
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
@@ -55,7 +58,6 @@ def update(
     )
     for key in _of_trainable(step.writes):
         del step.writes[key]
-    step.replica.committed()
     step.forget(
         optimizer.trainable_variables if variables is None else variables
     )

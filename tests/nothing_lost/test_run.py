@@ -1,7 +1,9 @@
 """After a replica function failed, nothing of it is left."""
 
 import gc
+import signal
 import threading
+import time
 
 import keras
 import numpy as np
@@ -91,6 +93,73 @@ def test_replicas_that_part_get_an_error_and_the_next_call_works():
         lambda: keras_dist.get_replica_context().all_reduce("SUM", 1.0)
     )
     assert [float(to_numpy(part)) for part in total.values] == [3.0] * 3
+
+
+def test_a_failure_after_an_update_takes_back_what_came_after_it():
+    strategy = mirrored(3)
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+        optimizer = keras.optimizers.SGD(1.0)
+
+    def replica_fn():
+        optimizer.apply([keras.ops.convert_to_tensor(1.0)], [variable])
+        variable.assign(float(replica_id()))
+
+    with pytest.raises(keras_dist.ReplicaDivergenceError):
+        strategy.run(replica_fn)
+    assert [float(copy) for copy in variable.values] == [-2.0] * 3
+    strategy.run(lambda: variable.assign_add(1.0))
+    assert [float(copy) for copy in variable.values] == [-1.0] * 3
+
+
+def test_a_signal_in_a_replica_thread():
+    """It reaches the caller while that waits, or just after."""
+    strategy = mirrored(2)
+
+    def replica_fn():
+        if replica_id() == 1:
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.2)
+        return replica_id()
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            strategy.run(replica_fn)
+            time.sleep(1)
+        assert strategy.run(replica_id).values == (0, 1)
+
+
+def test_fit_in_a_replica_is_refused():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((4, 2), "float32")
+    with pytest.raises(RuntimeError, match="outside of `run`"):
+        strategy.run(lambda: model.fit(x, x[:, :1], verbose=0))
+    model.fit(x, x[:, :1], verbose=0)
+
+
+def test_variables_of_another_strategy_are_refused():
+    first, second = mirrored(2), mirrored(3)
+    with first.scope():
+        variable = keras.Variable(1.0, name="theirs")
+    for fn in (lambda: variable + 1.0, lambda: variable.assign(2.0)):
+        with pytest.raises(keras_dist.StrategyMismatchError, match="theirs"):
+            second.run(fn)
+    assert float(variable) == 1.0
+
+
+def test_values_of_another_number_of_replicas_are_refused():
+    value = mirrored(2).run(lambda: replica_id() + 0.5)
+    other = mirrored(3)
+    for call in (
+        lambda: other.run(lambda x: x, args=(value,)),
+        lambda: other.reduce("SUM", value, axis=None),
+        lambda: other.gather(value, axis=0),
+    ):
+        with pytest.raises(ValueError, match="2 components(.|\n)*Expected: 3"):
+            call()
 
 
 def _live():

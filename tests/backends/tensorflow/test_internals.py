@@ -65,7 +65,15 @@ def make_model():
             ["_use_merge_call"],
         ),
     ],
-    ids=["model", "metrics", "optimizer", "loss_scale", "variable", "native", "strategy"],
+    ids=[
+        "model",
+        "metrics",
+        "optimizer",
+        "loss_scale",
+        "variable",
+        "native",
+        "strategy",
+    ],
 )
 def test_private_names(owner, names):
     owner = owner(make_model())

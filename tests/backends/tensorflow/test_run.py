@@ -1,0 +1,64 @@
+"""Replica functions and `tf.function`, each around the other."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_dist
+from parity.harness import strategy as mirrored
+
+
+def context():
+    return keras_dist.get_replica_context()
+
+
+def test_numbers_of_python_leave_a_traced_run():
+    strategy = mirrored(2)
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: context().replica_id_in_sync_group)
+
+    assert isinstance(step(), keras_dist.PerReplica)
+    assert [int(x) for x in step().values] == [0, 1]
+
+
+def test_collectives_and_variables_in_a_traced_run():
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = keras.metrics.Sum()
+        mean = keras.Variable(0.0, aggregation="mean")
+
+    @tf.function
+    def step(x):
+        def replica_fn(x):
+            metric.update_state(x)
+            mean.assign_add(x)
+            return context().all_reduce("SUM", x)
+
+        return strategy.run(replica_fn, args=(x,))
+
+    x = strategy.experimental_distribute_values_from_function(
+        lambda c: tf.constant(1.0 + 2 * c.replica_id_in_sync_group)
+    )
+    for calls in (1, 2, 3):
+        assert [float(total) for total in step(x).values] == [4.0, 4.0]
+        assert float(metric.result()) == 4.0 * calls
+        assert float(mean) == 2.0 * calls
+    assert step.experimental_get_tracing_count() == 1
+
+
+def test_assignments_in_a_function_of_its_own_are_refused_by_name():
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = keras.metrics.Sum(name="seen")
+
+    @tf.function
+    def part(x):
+        metric.update_state(x)
+        return x
+
+    with pytest.raises(keras_dist.UnsupportedModelError, match="seen/total"):
+        strategy.run(part, args=(tf.constant(1.0),))
+    strategy.run(lambda: metric.update_state(1.0))
+    assert float(metric.result()) == 2.0
