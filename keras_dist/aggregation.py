@@ -24,7 +24,7 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
         ValueError: If a plain number, the same on each replica, is summed.
     """
     if variable.aggregation == "only_first_replica":
-        return values[0]
+        return _mirrored(variable, values[0])
     if all(value is values[0] for value in values):
         if variable.aggregation == "sum" and not is_zero(values[0]):
             raise ValueError(
@@ -34,12 +34,19 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
                 f"variable '{variable.path}' with aggregation 'sum'. Assign "
                 "it in cross-replica context, or give each replica's own part."
             )
-        return values[0]
+        return _mirrored(variable, values[0])
     return combine_on_primary(
         variable,
         ReduceOp.from_variable_aggregation(variable.aggregation),
         values,
     )
+
+
+def _mirrored(variable: Any, value: Any) -> Any:
+    """A tensor as variables take it; a number as it is."""
+    if not hasattr(value, "shape"):
+        return value
+    return variable.distribute_strategy.executor.mirror(value)
 
 
 def combine_on_primary(
@@ -67,11 +74,11 @@ def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
     is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
     if is_float and not variable.trainable:
         return combine_on_primary(variable, ReduceOp.MEAN, values)
-    if keras_internals.is_seed(variable):
-        return values[0]
     executor = variable.distribute_strategy.executor
+    if keras_internals.is_seed(variable):
+        return executor.mirror(values[0])
     executor.check_equal(values, lambda: _divergence(variable, values))
-    return values[0]
+    return executor.mirror(values[0])
 
 
 def _divergence(variable: Any, values: Sequence[Any]) -> Exception:

@@ -97,7 +97,10 @@ class Executor(ABC):
         return value
 
     def mirror(self, value: Any) -> Any:
-        """A tensor where variables are, so that the two can be combined."""
+        """A tensor where variables are, so that the two can be combined.
+
+        Variables may keep it: it shares no memory with `value`.
+        """
         return self.put(value, self.plan.primary)
 
     def device_of(self, tensor: Any) -> Device:

@@ -92,7 +92,9 @@ class DistributedVariable(keras.Variable):
         raise NotImplementedError
 
     def _write_in_cross_replica(self, method: str, value: Any) -> Any:
-        if hasattr(value, "shape") and not isinstance(value, keras.Variable):
+        is_tensor = hasattr(value, "shape")
+        is_added = is_tensor and not isinstance(value, keras.Variable)
+        if method != "assign" and is_added:
             value = self.distribute_strategy.executor.mirror(value)
         return self.write_plainly(written(self, method, value))
 
@@ -255,14 +257,13 @@ class SyncOnReadVariable(DistributedVariable):
                 value = value / count
         executor = self.distribute_strategy.executor
         device = self.distribute_strategy.plan.devices[index]
-        return executor.put(ops.cast(value, self._dtype), device)
+        return executor.put(ops.copy(ops.cast(value, self._dtype)), device)
 
     def _combined(self, values: Sequence[Any]) -> Any:
         if self.aggregation in ("sum", "mean"):
             op = ReduceOp.from_variable_aggregation(self.aggregation)
             return combine_on_primary(self, op, values)
-        strategy = self.distribute_strategy
-        return strategy.executor.put(values[0], strategy.plan.primary)
+        return self.distribute_strategy.executor.mirror(values[0])
 
     def _write_in_replica(self, call: Any, method: str, value: Any) -> Any:
         return keras.Variable.assign(self, written(self, method, value))

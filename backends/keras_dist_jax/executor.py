@@ -16,10 +16,12 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.plan import Plan
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.arrays import copy_of
 from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
+from keras_dist_jax.placement import lend
 from keras_dist_jax.placement import place
 from keras_dist_jax.placement import shard_on
 from keras_dist_jax.replicas import JaxReplicas
@@ -113,11 +115,12 @@ class JaxExecutor(Executor):
         return next(d for d, known in self._devices.items() if known in holders)
 
     def mirror(self, value: Any) -> Any:
-        return self._layout.place(self.put(value, self.plan.primary))
+        # The first device would go on to use the buffer that it has.
+        own = copy_of(self.put(value, self.plan.primary))
+        return self._layout.place(own)
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        array = internals.array_of(variable)
-        return shard_on(array, self._layout.devices[index])
+        return lend(variable, self._layout.devices[index])
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         running = Running(model, self._layout, self._gate)

@@ -9,6 +9,9 @@ from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
 
+# Set on variables whose memory a replica function may still hold.
+_LENT = "_keras_dist_lent"
+
 
 def place(variable: keras.Variable, layout: Layout) -> None:
     """Moves a variable's value to a layout, unless it lies there already.
@@ -35,3 +38,21 @@ def shard_on(array: Any, device: Any) -> Any:
             if shard.device == device:
                 return shard.data
     return jax.device_put(array, device)
+
+
+def lend(variable: keras.Variable, device: Any) -> Any:
+    """A variable's value on one device, for whoever wants to keep it.
+
+    It may share the variable's memory; `take` knows.
+    """
+    vars(variable)[_LENT] = True
+    return shard_on(internals.array_of(variable), device)
+
+
+def take(variable: keras.Variable, layout: Layout) -> Any:
+    """A variable's array in its place, in memory that was not lent."""
+    place(variable, layout)
+    if vars(variable).pop(_LENT, False):
+        array = arrays.copy_of(internals.array_of(variable))
+        internals.set_array(variable, array)
+    return variable.value

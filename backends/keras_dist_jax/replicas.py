@@ -23,6 +23,7 @@ from keras_dist.training.step import outside_replicas
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
+from keras_dist_jax.placement import lend
 from keras_dist_jax.placement import shard_on
 
 T = TypeVar("T")
@@ -145,8 +146,9 @@ class JaxReplica(Replica):
         return summed(value)
 
     def read(self, variable: keras.Variable) -> Any:
-        array = internals.array_of(variable)
-        return None if array is None else shard_on(array, self._device)
+        if internals.array_of(variable) is None:
+            return None
+        return lend(variable, self._device)
 
     def hold(self, variable: keras.Variable, value: Any) -> Any:
         return value

@@ -31,6 +31,7 @@ from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import place
+from keras_dist_jax.placement import take
 
 Values = list[list[Any]]
 
@@ -175,8 +176,7 @@ class Running:
         self._epoch_start = self._spoiled = None
 
     def _take(self, variable: keras.Variable) -> Any:
-        place(variable, self.layout)
-        return variable.value
+        return take(variable, self.layout)
 
     def _way_back(self, values: Values, donate: bool) -> Values:
         if not donate:

@@ -74,7 +74,8 @@ class CopyCall(ReplicaCall):
                 agreed.append((variable.set_components, values))
             else:
                 self._check_equal(variable, values)
-                agreed.append((variable.assign, values[0]))
+                value = self.strategy.executor.mirror(values[0])
+                agreed.append((variable.assign, value))
         # Only now: one variable that is refused leaves all as they were.
         for assign, value in agreed:
             assign(value)
