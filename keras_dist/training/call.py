@@ -132,7 +132,7 @@ class ReplicaCall(ReplicaState):
             if isinstance(variable, SyncOnReadVariable):
                 agreed.append((variable.set_components, values))
             else:
-                agreed.append((variable.assign, agreed_value(variable, values)))
+                agreed.append((variable.assign, self._agreed(variable, values)))
         # Only now: one variable that is refused leaves all as they were.
         for assign, value in agreed:
             assign(value)
@@ -150,6 +150,10 @@ class ReplicaCall(ReplicaState):
             self.strategy.combine_all(ReduceOp.SUM, [c for c in columns if c])
         )
         return [next(sums) if column else None for column in columns]
+
+    def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
+        """What a mirrored variable becomes of what the replicas left it."""
+        return agreed_value(variable, values)
 
     def _unwritten(self, variable: Any, index: int) -> Any:
         return variable.component_value(index)

@@ -17,12 +17,10 @@ from keras_dist.training import seams
 from keras_dist.training.call import ReplicaCall
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
-from keras_dist.training.shares import Share
 from keras_dist.training.step import Writes
 from keras_dist.training.step import current_call
 from keras_dist.training.step import set_current_call
 from keras_dist.variables import DistributedVariable
-from keras_dist.variables import SyncOnReadVariable
 from keras_dist.variables import written
 
 if TYPE_CHECKING:
@@ -62,25 +60,7 @@ class CopyCall(ReplicaCall):
     def assign(self, variable: Any, method: str, value: Any) -> Any:
         return keras.Variable.assign(variable, written(variable, method, value))
 
-    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
-        variables = {key: own[key][0] for own in writes for key in own}
-        agreed: list[tuple[Callable[[Any], Any], Any]] = []
-        for key, variable in variables.items():
-            values = [
-                own[key][1] if key in own else self._unwritten(variable, index)
-                for index, own in enumerate(writes)
-            ]
-            if isinstance(variable, SyncOnReadVariable):
-                agreed.append((variable.set_components, values))
-            else:
-                self._check_equal(variable, values)
-                value = self.strategy.executor.mirror(values[0])
-                agreed.append((variable.assign, value))
-        # Only now: one variable that is refused leaves all as they were.
-        for assign, value in agreed:
-            assign(value)
-
-    def _check_equal(self, variable: Any, values: Sequence[Any]) -> None:
+    def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
         def error() -> Exception:
             each = [
                 np.array2string(keras.ops.convert_to_numpy(v), threshold=6)
@@ -94,7 +74,9 @@ class CopyCall(ReplicaCall):
                 "`synchronization='on_read'`."
             )
 
-        self.strategy.executor.check_equal(values, error)
+        executor = self.strategy.executor
+        executor.check_equal(values, error)
+        return executor.mirror(values[0])
 
 
 class CopyVariable(VariableComponent):
