@@ -20,6 +20,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_dist.compilation import Compiler
 from keras_dist.components import Component
 from keras_dist.components import HeldComponent
 from keras_dist.device import Device
@@ -39,6 +40,9 @@ class Executor(ABC):
     Args:
         plan: The `Plan` it is bound to.
     """
+
+    # What compiles functions for the plan, where the framework can.
+    compiler: Compiler | None = None
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -203,6 +207,10 @@ class Backend(ABC):
     @abstractmethod
     def executor(self, plan: Plan) -> Executor:
         """An executor bound to the plan."""
+
+    def compiler(self) -> Compiler | None:
+        """What compiles functions in no strategy, where the framework can."""
+        return None
 
     def plan_of_native(self, strategy: Any) -> Plan:
         """The plan of a strategy of the framework's own.

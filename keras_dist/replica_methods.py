@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from keras_dist import context
+from keras_dist.function import Function
 from keras_dist.inputs.options import ValueContext
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
@@ -74,6 +75,20 @@ class ReplicaMethods(StrategyBase):
           1: 12
         }
         """
+        compiler = self._executor.compiler
+        if compiler is not None and (
+            isinstance(fn, Function) or compiler.is_tracing
+        ):
+            return compiler.run(self, fn, args, kwargs)
+        return self.run_uncompiled(fn, args, kwargs)
+
+    def run_uncompiled(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """`run` as it is where nothing compiles the whole of it."""
         context.check_cross_replica(self, "run")
         if not isinstance(args, (list, tuple)):
             raise ValueError(
@@ -289,9 +304,3 @@ class ReplicaMethods(StrategyBase):
         ]
         return regroup(values, self.executor.per_replica, always=True)
 
-
-def _is_zero(value: Any) -> bool:
-    """Whether a value is a zero on the host, whose sum is no question."""
-    return isinstance(value, (int, float, np.ndarray, np.generic)) and not (
-        np.any(value)
-    )

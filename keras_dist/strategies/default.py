@@ -13,6 +13,8 @@ from keras import ops
 
 from keras_dist import context
 from keras_dist.backend import Executor
+from keras_dist.backend import get_backend
+from keras_dist.compilation import Compiler
 from keras_dist.device import Device
 from keras_dist.extended import DefaultExtended
 from keras_dist.inputs.options import InputContext
@@ -24,6 +26,10 @@ from keras_dist.strategy_base import StrategyBase
 
 class DefaultExecutor(Executor):
     """Leaves everything where Keras puts it."""
+
+    @functools.cached_property
+    def compiler(self) -> Compiler | None:  # type: ignore[override]
+        return get_backend().compiler()
 
     def place(self, variable: keras.Variable) -> None:
         pass

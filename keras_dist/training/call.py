@@ -1,6 +1,7 @@
 """ReplicaCall: one replica of a function under `strategy.run`."""
 
 import contextlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -116,6 +117,29 @@ class ReplicaCall(ReplicaState):
         )
         self.forget([variable])
         return variable.value
+
+    def together(
+        self, what: str, fn: Callable[[list[Any]], Any], value: Any
+    ) -> Any:
+        """Meets the others where `fn` may read and write any variable.
+
+        Args:
+            what: String that names the meeting in errors.
+            fn: Callable, given the replicas' values and called once, in
+                cross-replica context, with all that they wrote in place.
+            value: What this replica gives.
+        """
+
+        def commit_first(everyone: list[Any]) -> Any:
+            values, writes = zip(*everyone, strict=True)
+            self.commit(writes, [])
+            self.replica.committed()
+            return fn(list(values))
+
+        result = self.replica.meet(what, commit_first, (value, self.writes))
+        self.writes.clear()
+        self.scope.state_mapping.clear()
+        return result
 
     def check_owners(self, variables: Sequence[keras.Variable]) -> None:
         for variable in variables:
