@@ -3,6 +3,8 @@
 from keras_dist import compat
 from keras_dist import experimental
 from keras_dist import testing
+from keras_dist.average_loss import compute_average_loss
+from keras_dist.average_loss import scale_regularization_loss
 from keras_dist.context import experimental_set_strategy
 from keras_dist.context import has_strategy
 from keras_dist.context import in_cross_replica_context
@@ -21,6 +23,8 @@ from keras_dist.errors import UnsupportedKerasError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.extended import StrategyExtended
+from keras_dist.gradients import gradient
+from keras_dist.gradients import value_and_grad
 from keras_dist.inputs.dataset import DistributedDataset
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.options import InputContext
@@ -74,15 +78,19 @@ __all__ = [
     "UnsupportedModelError",
     "VirtualDevicesError",
     "compat",
+    "compute_average_loss",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
+    "gradient",
     "has_strategy",
     "in_cross_replica_context",
     "list_devices",
+    "scale_regularization_loss",
     "set_virtual_devices",
     "testing",
+    "value_and_grad",
 ]
 
 _apply_environment()

@@ -10,7 +10,6 @@ from typing import overload
 from keras_dist.compilation import inlines
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.regroup import regroup
-from keras_dist.regroup import select
 from keras_dist.training.call import ReplicaCall
 from keras_dist.training.step import current_replica
 
@@ -98,7 +97,7 @@ def _on_all_replicas(
     result = call.together(
         f"the compiled function '{function.name}'", run_together, (args, kwargs)
     )
-    return select(call.replica.index, result)
+    return call.replica.own(result)
 
 
 def _compiler_here(function: Function) -> Any:

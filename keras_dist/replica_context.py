@@ -17,7 +17,6 @@ from keras_dist.reduction import parse_reduce_op
 from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import regroup
-from keras_dist.regroup import select
 from keras_dist.training.replica import OnlyReplica
 from keras_dist.training.replica import Replica
 from keras_dist.training.step import current_step
@@ -107,7 +106,7 @@ class ReplicaContext:
 
         own = (tuple(args), dict(kwargs or {}))
         result = self._replica.meet("merge_call", merge, own)
-        return select(self._id, result)
+        return self._replica.own(result)
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: Any = None
@@ -213,27 +212,17 @@ class ReplicaContext:
         tensor = ops.convert_to_tensor(leaf)
         executor = self._strategy.executor
 
-        def sizes_of(tensors: list[Any]) -> tuple[int, list[Any]]:
-            positive = check_gather(tensors, axis)
-            return positive, [ops.shape(t)[positive] for t in tensors]
-
         if self.num_replicas_in_sync == 1:
             check_gather([tensor], axis)
             return tensor
         if not _has_gradients(tensor):
 
             def joined(tensors: list[Any]) -> Any:
-                return executor.concatenate(tensors, sizes_of(tensors)[0])
+                along = check_gather(tensors, axis)
+                return executor.concatenate(tensors, along)
 
             return self._replica.meet(what, joined, tensor)
-        detached = ops.stop_gradient(tensor)
-        along, sizes = self._replica.meet(what, sizes_of, detached)
-        before = sum(sizes[: self._id])
-        after = sum(sizes[self._id + 1 :])
-        padding = [(0, 0)] * len(tensor.shape)
-        padding[along] = (before, after)
-        # A sum of what each has in its place, for the sake of its gradient.
-        return self._replica.all_sum(what, ops.pad(tensor, padding))
+        return self._replica.all_gather(what, tensor, axis)
 
 
 def refuse_sparse(value: Any, method: str) -> None:

@@ -44,15 +44,15 @@ class _Components(DistributedValues):
         return self._values
 
     def __repr__(self) -> str:
-        return framed(type(self).__name__, [repr(v) for v in self._values])
+        return framed(type(self).__name__, [repr(v) for v in self.values])
 
     def __str__(self) -> str:
-        return framed(type(self).__name__, [str(v) for v in self._values])
+        return framed(type(self).__name__, [str(v) for v in self.values])
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         replica = context.current_replica_context()
         if replica is not None:
-            own = self._values[replica.replica_id_in_sync_group]
+            own = self.values[replica.replica_id_in_sync_group]
             return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
         name = type(self).__name__
         raise ValueError(

@@ -21,6 +21,10 @@ from keras_dist.components import Component
 from keras_dist.components import VariableComponent
 from keras_dist.reduction import ReduceOp
 from keras_dist.training import keras_internals
+from keras_dist.training.overlay import Overlay
+from keras_dist.training.overlay import base_scope
+from keras_dist.training.overlay import forget_above
+from keras_dist.training.overlay import opened
 from keras_dist.training.step import current_call
 from keras_dist.values import DistributedValues
 from keras_dist.values import PerReplica
@@ -45,6 +49,7 @@ class DistributedVariable(keras.Variable):
             call is None
             or scope is None
             or scope is call.scope
+            or isinstance(scope, Overlay)
             or scope.get_current_value(self) is not None
         ):
             return super().value
@@ -74,10 +79,11 @@ class DistributedVariable(keras.Variable):
 
     def _write(self, method: str, value: Any) -> Any:
         call = current_call()
-        scope = keras_internals.stateless_scope()
-        if call is not None and scope is call.scope:
+        if call is not None and base_scope() is call.scope:
             return self._write_in_replica(call, method, value)
-        if scope is not None:  # a step of `fit`, or the user's own
+        if (
+            keras_internals.stateless_scope() is not None
+        ):  # a step of `fit`, or the user's own
             return super().assign(written(self, method, value))
         if isinstance(value, PerReplica):
             raise ValueError(
@@ -144,6 +150,12 @@ def written(variable: Any, method: str, value: Any) -> Any:
     return current + value if method == "assign_add" else current - value
 
 
+def _detached(value: Any) -> Any:
+    if isinstance(value, keras.Variable):
+        value = value.value
+    return ops.stop_gradient(value) if hasattr(value, "dtype") else value
+
+
 class MirroredVariable(DistributedVariable):
     """A variable with equal copies, one on each replica.
 
@@ -176,7 +188,12 @@ class MirroredVariable(DistributedVariable):
     def _write_in_replica(self, call: Any, method: str, value: Any) -> Any:
         if self.aggregation == "none":
             return keras.Variable.assign(self, written(self, method, value))
-        return call.assign(self, method, value)
+        if keras_internals.stateless_scope() is not call.scope:
+            value = _detached(value)
+        # Replicas meet below overlays: what is read next is what all gave.
+        forget_above(call.scope, self)
+        with opened(call.scope):
+            return call.assign(self, method, value)
 
 
 class SyncOnReadVariable(DistributedVariable):

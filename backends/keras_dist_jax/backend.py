@@ -1,8 +1,11 @@
 """Devices of JAX, and executors on them."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import keras
 
 from keras_dist.backend import Backend
 from keras_dist.backend import Executor
@@ -10,7 +13,10 @@ from keras_dist.device import Device
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
+from keras_dist.training.differentiation import Differentiated
+from keras_dist.training.differentiation import Differentiates
 from keras_dist_jax.devices import jax_devices
+from keras_dist_jax.differentiation import differentiate
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
@@ -20,7 +26,7 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 
 
-class JaxBackend(Backend):
+class JaxBackend(Backend, Differentiates):
     """JAX: the devices of its default platform, and the CPU's."""
 
     def __init__(self) -> None:
@@ -48,6 +54,14 @@ class JaxBackend(Backend):
         layout = layout_of(plan)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
         return JaxExecutor(plan, layout, gate)
+
+    def differentiate(
+        self,
+        fn: Callable[..., tuple[Any, Any]],
+        variables: Sequence[keras.Variable],
+        tensors: Sequence[Any],
+    ) -> Differentiated:
+        return differentiate(fn, variables, tensors)
 
 
 def layout_of(plan: Plan) -> Layout:

@@ -1,8 +1,10 @@
 """Devices and executors on TensorFlow."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_dist.backend import Backend
@@ -11,6 +13,9 @@ from keras_dist.device import Device
 from keras_dist.device import parse_device
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
+from keras_dist.training.differentiation import Differentiated
+from keras_dist.training.differentiation import Differentiates
+from keras_dist_tensorflow.differentiation import differentiate
 from keras_dist_tensorflow.one_device import OneDeviceExecutor
 from keras_dist_tensorflow.replicas import ReplicaExecutor
 
@@ -22,7 +27,7 @@ _TAKEN_OVER = (
 )
 
 
-class TensorFlowBackend(Backend):
+class TensorFlowBackend(Backend, Differentiates):
     """TensorFlow's logical devices."""
 
     def list_devices(self) -> Sequence[Device]:
@@ -75,3 +80,11 @@ class TensorFlowBackend(Backend):
                 map(parse_device, extended.parameter_devices)
             ),
         )
+
+    def differentiate(
+        self,
+        fn: Callable[..., tuple[Any, Any]],
+        variables: Sequence[keras.Variable],
+        tensors: Sequence[Any],
+    ) -> Differentiated:
+        return differentiate(fn, variables, tensors)

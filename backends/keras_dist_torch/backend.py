@@ -1,7 +1,10 @@
 """Devices and executors on PyTorch."""
 
+from collections.abc import Callable
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import torch
 
 from keras_dist.backend import Backend
@@ -9,11 +12,14 @@ from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
+from keras_dist.training.differentiation import Differentiated
+from keras_dist.training.differentiation import Differentiates
+from keras_dist_torch.differentiation import differentiate
 from keras_dist_torch.one_device import OneDeviceExecutor
 from keras_dist_torch.replicas import ReplicaExecutor
 
 
-class TorchBackend(Backend):
+class TorchBackend(Backend, Differentiates):
     """PyTorch: its accelerators, and a CPU with any number of names.
 
     PyTorch has one CPU device. Virtual ones share its memory and its threads;
@@ -47,3 +53,11 @@ class TorchBackend(Backend):
         if plan.num_replicas == 1:
             return OneDeviceExecutor(plan)
         return ReplicaExecutor(plan)
+
+    def differentiate(
+        self,
+        fn: Callable[..., tuple[Any, Any]],
+        variables: Sequence[keras.Variable],
+        tensors: Sequence[Any],
+    ) -> Differentiated:
+        return differentiate(fn, variables, tensors)

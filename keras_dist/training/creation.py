@@ -19,6 +19,8 @@ from keras_dist.training import keras_internals
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.normalization import hook_constructor
+from keras_dist.training.overlay import base_scope
+from keras_dist.training.overlay import suspended
 from keras_dist.training.seams import install_normalization
 from keras_dist.training.step import current_call
 from keras_dist.variables import SyncOnReadVariable
@@ -77,18 +79,19 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if "distribute_strategy" in vars(self):  # `_share_new_variables`
             return
-        strategy = context.current_strategy()
-        if strategy is None or not context.in_cross_replica_context():
+        with suspended():
+            strategy = context.current_strategy()
+            if strategy is None or not context.in_cross_replica_context():
+                original(self, *args, **kwargs)
+                return
+            context.check_creation()
+            if kwargs.get("synchronization") == "on_read":
+                kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)
-            return
-        context.check_creation()
-        if kwargs.get("synchronization") == "on_read":
-            kwargs.setdefault("trainable", False)
-        original(self, *args, **kwargs)
-        check_declaration(self)
-        claim_variable(self, strategy)
-        if isinstance(self, SyncOnReadVariable):
-            self.begin(is_total=_current.makes_metric_state)
+            check_declaration(self)
+            claim_variable(self, strategy)
+            if isinstance(self, SyncOnReadVariable):
+                self.begin(is_total=_current.makes_metric_state)
 
     return __init__
 
@@ -117,7 +120,7 @@ def _share_new_variables() -> None:
         if (
             call is None
             or cls is not keras.Variable
-            or keras_internals.stateless_scope() is not call.scope
+            or base_scope() is not call.scope
         ):
             return object.__new__(cls)
         is_metric_state = _current.makes_metric_state

@@ -10,12 +10,17 @@ from typing import Any
 from typing import TypeVar
 
 import keras
+from keras import ops
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.reduction import check_gather
+from keras_dist.regroup import select
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 
 T = TypeVar("T")
+# Odd, large: seeds of different replicas do not meet while counters grow.
+SEED_STRIDE = 0x2545F491
 
 
 def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
@@ -121,6 +126,36 @@ class Replica(ABC):
 
     def committed(self) -> None:
         """Called once what it wrote in place has become every replica's."""
+
+    @property
+    def seed_offset(self) -> Any:
+        """What it adds to seeds that it draws, below 2**31; 0 on the first."""
+        return (self.index * SEED_STRIDE) % 2**31
+
+    def own(self, nest: Any) -> Any:
+        """This replica's view of a nest: its component of each value."""
+        return select(self.index, nest)
+
+    def all_gather(self, what: str, value: Any, axis: int) -> Any:
+        """Every replica's float tensor, joined, with gradients.
+
+        Args:
+            what: String that names the meeting in errors.
+            value: Float tensor with at least one axis.
+            axis: Integer, along which sizes may differ between replicas.
+        """
+
+        def sizes_of(tensors: list[Any]) -> tuple[int, list[Any]]:
+            positive = check_gather(tensors, axis)
+            return positive, [ops.shape(t)[positive] for t in tensors]
+
+        along, sizes = self.meet(what, sizes_of, ops.stop_gradient(value))
+        before = sum(sizes[: self.index])
+        after = sum(sizes[self.index + 1 :])
+        padding = [(0, 0)] * len(value.shape)
+        padding[along] = (before, after)
+        # A sum of what each has in its place, for the sake of its gradient.
+        return self.all_sum(what, ops.pad(value, padding))
 
 
 class ReplicaRunner(ABC):

@@ -15,12 +15,11 @@ from keras import ops
 from keras_dist.training import keras_internals
 from keras_dist.training import losses
 from keras_dist.training.normalization import hook_moments
+from keras_dist.training.overlay import Overlay
+from keras_dist.training.overlay import suspended
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_replica
 from keras_dist.training.updates import update
-
-# Odd, large: seeds of different replicas do not meet while counters grow.
-_SEED_STRIDE = 0x2545F491
 
 
 @functools.cache
@@ -33,7 +32,7 @@ def install() -> None:
     _wrap(module, "unscale_loss_for_distribution", losses.hook_unscaling)
     install_normalization()
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
-    _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
+    install_losses_of_layers()
     for optimizer in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
@@ -48,8 +47,14 @@ def install_normalization() -> None:
 
 
 @functools.cache
+def install_losses_of_layers() -> None:
+    """Installs the seam where layers forget the losses of their last call."""
+    _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
+
+
+@functools.cache
 def install_building() -> None:
-    """Installs the seam where layers build that replicas call first."""
+    """Installs the seam where layers build that are first called in a scope."""
     _wrap(keras.Layer, "_maybe_build", _hook_build)
 
 
@@ -76,11 +81,11 @@ def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:
     def next(self: Any, ordered: bool = True) -> Any:
         seed = original(self, ordered)
         step = current_replica()
-        if step is None or step.replica.index == 0:
+        offset = 0 if step is None else step.replica.seed_offset
+        if isinstance(offset, int) and not offset:
             return seed
         # Where it is drawn, not where it is stored: the stored state stays
         # the same on each replica, and is that of one device.
-        offset = (step.replica.index * _SEED_STRIDE) % (2**31)
         return seed + ops.convert_to_tensor([offset, 0], dtype=seed.dtype)
 
     return next
@@ -89,7 +94,10 @@ def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:
 def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _clear_losses(self: Any) -> None:
-        step = current_replica()
+        step, scope = current_replica(), keras_internals.stateless_scope()
+        if isinstance(scope, Overlay):
+            scope.clear_losses(self)
+            return
         if step is None:
             original(self)
             return
@@ -108,8 +116,12 @@ def _hook_build(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _maybe_build(self: Any, call_spec: Any) -> None:
         call = current_call()
-        if self.built or call is None:
+        if self.built:
             original(self, call_spec)
+            return
+        if call is None:
+            with suspended():
+                original(self, call_spec)
             return
 
         def build_once(specs: list[Any]) -> None:

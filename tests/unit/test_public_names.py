@@ -36,15 +36,19 @@ NAMES = [
     "UnsupportedModelError",
     "VirtualDevicesError",
     "compat",
+    "compute_average_loss",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
+    "gradient",
     "has_strategy",
     "in_cross_replica_context",
     "list_devices",
+    "scale_regularization_loss",
     "set_virtual_devices",
     "testing",
+    "value_and_grad",
 ]
 
 
