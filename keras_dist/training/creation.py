@@ -15,7 +15,6 @@ from typing import Any
 import keras
 
 from keras_dist import context
-from keras_dist.training import keras_internals
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.normalization import hook_constructor

@@ -1,0 +1,71 @@
+"""Gradients: functions of variables, as functions of their values."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from keras_dist.training import seams
+from keras_dist.training.creation import creation_hooks
+from keras_dist.training.differentiation import Differentiated
+from keras_dist.training.keras_internals import stateless_scope
+from keras_dist.training.overlay import Recording
+from keras_dist.training.overlay import replay
+from keras_dist.training.overlay import value_in
+
+
+def differentiate(
+    fn: Callable[..., tuple[Any, Any]],
+    variables: Sequence[keras.Variable],
+    tensors: Sequence[Any],
+) -> Differentiated:
+    """See `Differentiates.differentiate`.
+
+    JAX differentiates functions of arrays. So variables are read from an
+    overlay, and what `fn` assigns leaves it as a result, to be assigned once
+    JAX is done.
+    """
+    seams.install_losses_of_layers()
+    seams.install_building()
+    kept: list[Any] = []
+
+    def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
+        mapping = zip(variables, values, strict=True)
+        overlay = Recording(mapping, jax.ensure_compile_time_eval)
+        try:
+            with overlay:
+                value, aux = fn(*tensors)
+            written = overlay.written
+            kept[:] = overlay.was_read, [variable for variable, _ in written]
+        finally:
+            overlay.release()
+        return jnp.asarray(value), (aux, [new for _, new in written])
+
+    below = stateless_scope()
+    values = [_value(below, variable) for variable in variables]
+    with creation_hooks():
+        (value, (aux, written)), (by_variable, by_tensor) = jax.value_and_grad(
+            of_values, argnums=(0, 1), has_aux=True
+        )(values, list(tensors))
+    was_read, assigned = kept
+    replay(zip(assigned, written, strict=True))
+    gradients = [
+        gradient if id(variable) in was_read else None
+        for variable, gradient in zip(variables, by_variable, strict=True)
+    ]
+    return value, aux, gradients + by_tensor
+
+
+def _value(below: Any, variable: keras.Variable) -> Any:
+    value = value_in(below, variable)
+    if value is None:
+        raise ValueError(
+            f"Variable '{variable.path}' has no value yet. Received: a "
+            "variable that was made in a `keras.StatelessScope`, or while a "
+            "step of `fit` was traced that does not get it as part of its "
+            "state. Expected: variables that exist. Build the model before."
+        )
+    return value

@@ -1,0 +1,102 @@
+"""Gradients: leaves that a function reads, and graphs kept where nested."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from keras_dist.training import seams
+from keras_dist.training.creation import creation_hooks
+from keras_dist.training.differentiation import Differentiated
+from keras_dist.training.overlay import Overlay
+
+
+class _Current(threading.local):
+    depth = 0
+
+
+_current = _Current()
+
+
+def differentiate(
+    fn: Callable[..., tuple[Any, Any]],
+    variables: Sequence[keras.Variable],
+    tensors: Sequence[Any],
+) -> Differentiated:
+    """See `Differentiates.differentiate`."""
+    is_nested = _current.depth > 0
+    with torch.enable_grad(), _deeper():
+        # Made anew: what `fn` reaches in another way is not differentiated.
+        own = [_argument(tensor) for tensor in tensors]
+        leaves, overlay = _leaves(variables)
+        with overlay:
+            value, aux = fn(*own)
+        gradients = _gradients(value, [*leaves, *own], is_nested)
+    if not is_nested:
+        # Nobody will ask for more, so free what was kept for it.
+        value, aux = keras.tree.map_structure(_detached, (value, aux))
+    return value, aux, gradients
+
+
+@contextlib.contextmanager
+def _deeper() -> Iterator[None]:
+    _current.depth += 1
+    try:
+        yield
+    finally:
+        _current.depth -= 1
+
+
+def _argument(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_()
+
+
+def _leaves(
+    variables: Sequence[keras.Variable],
+) -> tuple[list[torch.Tensor], contextlib.AbstractContextManager[Any]]:
+    """What the variables read as, and a scope in which they do."""
+    leaves = [variable.value for variable in variables]
+    overlaid = []
+    for index, variable in enumerate(variables):
+        if not leaves[index].requires_grad:
+            # Memory of its own: `fn` may assign the variable.
+            leaves[index] = leaves[index].detach().clone().requires_grad_()
+            overlaid.append((variable, leaves[index]))
+    if not overlaid:
+        return leaves, contextlib.nullcontext()
+    return leaves, _overlay(overlaid)
+
+
+@contextlib.contextmanager
+def _overlay(overlaid: list[Any]) -> Iterator[None]:
+    seams.install_losses_of_layers()
+    seams.install_building()
+    overlay = Overlay(overlaid)
+    try:
+        with creation_hooks(), overlay:
+            yield
+    finally:
+        overlay.release()
+
+
+def _gradients(
+    value: torch.Tensor, sources: list[torch.Tensor], is_nested: bool
+) -> list[Any]:
+    if not value.requires_grad:
+        return [None] * len(sources)
+    return list(
+        torch.autograd.grad(
+            value, sources, allow_unused=True, create_graph=is_nested
+        )
+    )
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
