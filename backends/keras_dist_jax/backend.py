@@ -15,6 +15,7 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
+from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.differentiation import differentiate
 from keras_dist_jax.executor import JaxExecutor
@@ -31,6 +32,7 @@ class JaxBackend(Backend, Differentiates):
 
     def __init__(self) -> None:
         self._cpu_gate = OneAtATime()
+        internals.install_loss_scaling()
 
     def list_devices(self) -> Sequence[Device]:
         return list(jax_devices())

@@ -10,8 +10,11 @@
 | `Model._jax_state_synced` | tells `fit` to take the values anew |
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
 | `Model._losses_override` | keeps tracers of a trace that failed |
+| `LossScaleOptimizer._common_apply` | replaced: its branches assign |
+| `Optimizer._trainable_variables` | those that it was built for |
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +56,31 @@ def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
     if group == "optimizer_variables":
         return list(model.optimizer.variables)
     return list(getattr(model, group))
+
+
+@functools.cache
+def install_loss_scaling() -> None:
+    """Lets an optimizer that scales losses be applied to variables.
+
+    Keras' own assigns them in both branches of a condition, which JAX traces
+    apart; its function of values returns what they become.
+    """
+
+    def _common_apply(
+        self: Any, grads: Any, trainable_variables: Any = None
+    ) -> None:
+        trained = trainable_variables or self._trainable_variables
+        state = self.variables
+        results = self.stateless_apply(
+            [variable.value for variable in state],
+            list(grads),
+            [variable.value for variable in trained],
+        )
+        for variables, values in zip((trained, state), results, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    keras.optimizers.LossScaleOptimizer._common_apply = _common_apply
 
 
 def mark_synced(model: keras.Model) -> None:

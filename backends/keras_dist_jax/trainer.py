@@ -10,6 +10,7 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.running import Running
+from keras_dist_jax.stateful import stateless
 from keras_dist_jax.steps import Step
 from keras_dist_jax.steps import all_values
 from keras_dist_jax.steps import changed_values
@@ -63,28 +64,24 @@ class Trainer:
         """Keras' `make_train_function`."""
         model = self._running.model
         if model.train_function is None or force:
-            step = self._step(model.train_step, trains=True)
+            step = self._step(stateless(model, "train_step"), trains=True)
             model.train_function = internals.loop_of(model, step)
 
     def make_test_function(self, force: bool = False) -> None:
         """Keras' `make_test_function`."""
         model = self._running.model
         if model.test_function is None or force:
-            step = self._step(model.test_step)
+            step = self._step(stateless(model, "test_step"))
             model.test_function = internals.loop_of(model, step)
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Keras' `make_predict_function`."""
         model = self._running.model
-
-        def predict_step(state: Any, data: Any) -> tuple[Any, Any]:
-            outputs, non_trainable = model.predict_step(state, data)
-            return outputs, (state[0], non_trainable)
-
         if model.predict_function is None or force:
             # Keras joins the outputs of several steps, on the devices.
             step = self._step(
-                predict_step, gather=model.steps_per_execution > 1
+                stateless(model, "predict_step"),
+                gather=model.steps_per_execution > 1,
             )
             model.predict_function = internals.loop_of(
                 model, step, concatenate=True

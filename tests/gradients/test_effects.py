@@ -1,0 +1,244 @@
+"""What a function does beside its value is done, once."""
+
+import keras
+import numpy as np
+import pytest
+from gradients.helpers import BACKEND
+from gradients.helpers import array
+from keras import ops
+
+import keras_dist
+
+X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]], "float32")
+
+
+def test_assignments_count_once_and_are_seen_at_once():
+    v = keras.Variable(2.0)
+    count = keras.Variable(1.0, trainable=False)
+    seen = []
+
+    def fn():
+        count.assign_add(1.0)
+        count.assign_add(v)
+        seen.append(count + 0.0)
+        return v * 3.0
+
+    (value, aux), _ = keras_dist.value_and_grad(
+        lambda: (fn(), seen.pop()), [v], has_aux=True
+    )
+    assert float(value) == 6.0 and float(aux) == 4.0
+    assert float(array(count)) == 4.0
+
+
+def test_assignments_of_nested_functions_count_once():
+    v, count = keras.Variable(2.0), keras.Variable(0.0, trainable=False)
+
+    def slope():
+        return keras_dist.gradient(lambda: (count.assign_add(v), v**3)[1], v)
+
+    assert float(keras_dist.gradient(slope, v)) == 12.0
+    assert float(array(count)) == 2.0
+
+
+def test_a_metric_is_updated_once():
+    v, metric = keras.Variable(2.0), keras.metrics.Mean()
+    for _ in range(2):
+        keras_dist.gradient(
+            lambda: (metric.update_state(v * 2.0), v * v)[1], [v]
+        )
+    assert float(metric.result()) == 4.0
+    assert float(array(metric.count)) == 2.0
+
+
+def test_a_metric_that_makes_its_state_late():
+    model = keras.layers.Dense(3)
+    model.build((None, 2))
+    metric = keras.metrics.F1Score(average="micro")
+    y = np.eye(3, dtype="float32")
+
+    def fn():
+        metric.update_state(y, ops.softmax(model(X)))
+        return ops.sum(model(X))
+
+    keras_dist.gradient(fn, model.trainable_variables)
+    once = [array(v) for v in metric.variables]
+    expected = keras.metrics.F1Score(average="micro")
+    expected.update_state(y, ops.softmax(model(X)))
+    assert len(once) == len(expected.variables) > 0
+    for ours, theirs in zip(once, expected.variables, strict=True):
+        np.testing.assert_allclose(ours, array(theirs), rtol=1e-6)
+
+
+def test_a_layer_that_is_built_late():
+    first, late = keras.Variable(2.0), keras.layers.Dense(1)
+    grads = keras_dist.gradient(lambda: ops.sum(late(X)) * first, [first])
+    kernel = array(late.kernel)
+    np.testing.assert_allclose(
+        float(grads[0]), float(np.sum(X @ kernel)), rtol=1e-5
+    )
+    grads = keras_dist.gradient(
+        lambda: ops.sum(late(X)), late.trainable_variables
+    )
+    np.testing.assert_allclose(array(grads[0])[:, 0], X.sum(axis=0))
+
+
+def test_moving_statistics():
+    layer = keras.layers.BatchNormalization(momentum=0.5)
+    layer.build((None, 2))
+    keras_dist.gradient(
+        lambda: ops.sum(ops.square(layer(X, training=True))),
+        layer.trainable_variables,
+    )
+    mean = array(layer.moving_mean)
+    np.testing.assert_allclose(mean, X.mean(axis=0) / 2, rtol=1e-5)
+
+
+def test_seeds_move_on():
+    layer = keras.layers.Dropout(0.5, seed=1)
+    v = keras.Variable(np.ones((8, 8), "float32"))
+
+    def fn():
+        dropped = layer(v, training=True)
+        return ops.sum(dropped), dropped
+
+    (_, first), _ = keras_dist.value_and_grad(fn, [v], has_aux=True)
+    (_, second), _ = keras_dist.value_and_grad(fn, [v], has_aux=True)
+    assert not np.array_equal(array(first), array(second))
+    again = keras.layers.Dropout(0.5, seed=1)
+    np.testing.assert_allclose(array(first), array(again(v, training=True)))
+
+
+def test_the_global_seed_moves_on():
+    v = keras.Variable(1.0)
+
+    def draw():
+        noise = keras.random.normal((4,))
+        return ops.sum(v * noise), noise
+
+    _, first = keras_dist.gradient(draw, [v], has_aux=True)
+    _, second = keras_dist.gradient(draw, [v], has_aux=True)
+    assert not np.array_equal(array(first), array(second))
+
+
+def test_spectral_normalization():
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(3))
+    layer.build((None, 2))
+    before = [array(v) for v in layer.variables]
+    keras_dist.gradient(
+        lambda: ops.sum(layer(X, training=True)), layer.trainable_variables
+    )
+    after = [array(v) for v in layer.variables]
+    for variable, value in zip(layer.variables, before, strict=True):
+        variable.assign(value)
+    layer(X, training=True)
+    for ours, theirs in zip(after, layer.variables, strict=True):
+        np.testing.assert_allclose(ours, array(theirs), rtol=1e-5, atol=1e-6)
+
+
+def _regularized():
+    class Penalized(keras.layers.Layer):
+        def call(self, x):
+            self.add_loss(ops.mean(x) * 0.1)
+            return x
+
+    inputs = keras.Input((2,))
+    x = keras.layers.Dense(2, kernel_regularizer="l2")(inputs)
+    return keras.Model(inputs, Penalized()(x))
+
+
+def test_losses_of_layers_are_there_and_leave_nothing_behind():
+    model = _regularized()
+    kernel = array(model.layers[1].kernel)
+    expected = 0.1 * np.mean(X @ kernel) + 0.01 * np.sum(kernel**2)
+    for _ in range(2):
+        value = keras_dist.value_and_grad(
+            lambda: (model(X), sum(model.losses))[1],
+            model.trainable_variables,
+        )[0]
+        np.testing.assert_allclose(float(value), expected, rtol=1e-5)
+    for loss in model.losses:
+        array(loss)
+
+
+def test_a_second_call_forgets_the_losses_of_the_first():
+    model = _regularized()
+
+    def fn():
+        model(X)
+        model(X)
+        assert len(model.losses) == 2
+        return sum(model.losses)
+
+    keras_dist.gradient(fn, model.trainable_variables)
+
+
+@pytest.mark.parametrize("scale", [2.0**4, 2.0**100])
+def test_loss_scaling(scale):
+    v = keras.Variable(np.array([1.0, 2.0], "float32"))
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=scale
+    )
+    for _ in range(2):
+        grads = keras_dist.gradient(
+            lambda: optimizer.scale_loss(
+                ops.sum(v * v) * (1.0 if scale < 100 else 2.0**40)
+            ),
+            [v],
+        )
+        optimizer.apply(grads, [v])
+    if scale < 100:
+        np.testing.assert_allclose(array(v), [0.0, 0.0], atol=1e-6)
+        assert int(array(optimizer.step_counter)) == 2
+    else:
+        np.testing.assert_allclose(array(v), [1.0, 2.0])
+        assert float(array(optimizer.dynamic_scale)) == scale / 4
+
+
+@pytest.mark.skipif(
+    BACKEND != "jax", reason="Only JAX has functions of arrays alone."
+)
+def test_inside_of_a_traced_function_and_a_users_scope():
+    import jax
+
+    v = keras.Variable(3.0)
+    count = keras.Variable(0.0, trainable=False)
+
+    @jax.jit
+    def step(value, counted):
+        scope = keras.StatelessScope([(v, value), (count, counted)])
+        with scope:
+            _, grad = keras_dist.value_and_grad(
+                lambda: (count.assign_add(1.0), v * v)[1], v
+            )
+            v.assign_sub(grad)
+        return [scope.get_current_value(each) for each in (v, count)]
+
+    value, counted = step(3.0, 0.0)
+    assert (float(value), float(counted)) == (-3.0, 1.0)
+    assert (float(array(v)), float(array(count))) == (3.0, 0.0)
+
+
+@pytest.mark.skipif(
+    BACKEND != "tensorflow", reason="Only TensorFlow has `tf.function`."
+)
+def test_inside_of_a_tf_function():
+    import tensorflow as tf
+
+    v, metric = keras.Variable(3.0), keras.metrics.Mean()
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build([v])
+
+    @tf.function
+    def step(x):
+        def fn():
+            metric.update_state(v)
+            if x > 1.0:
+                return v * v
+            return v * 0.0
+
+        value, grads = keras_dist.value_and_grad(fn, [v])
+        optimizer.apply(grads, [v])
+        return value
+
+    assert [float(step(tf.constant(x))) for x in (2.0, 2.0, 0.0)] == [9, 0, 0]
+    assert float(metric.result()) == 1.0
