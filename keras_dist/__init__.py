@@ -23,6 +23,7 @@ from keras_dist.errors import UnsupportedKerasError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.extended import StrategyExtended
+from keras_dist.function import function
 from keras_dist.gradients import gradient
 from keras_dist.gradients import value_and_grad
 from keras_dist.inputs.dataset import DistributedDataset
@@ -31,9 +32,11 @@ from keras_dist.inputs.options import InputContext
 from keras_dist.inputs.options import InputOptions
 from keras_dist.inputs.options import InputReplicationMode
 from keras_dist.inputs.options import RunOptions
+from keras_dist.printing import print
 from keras_dist.reduction import ReduceOp
 from keras_dist.replica_context import ReplicaContext
 from keras_dist.replica_context import get_replica_context
+from keras_dist.scan import scan_steps
 from keras_dist.strategies.default import get_strategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.one_device import OneDeviceStrategy
@@ -81,13 +84,16 @@ __all__ = [
     "compute_average_loss",
     "experimental",
     "experimental_set_strategy",
+    "function",
     "get_replica_context",
     "get_strategy",
     "gradient",
     "has_strategy",
     "in_cross_replica_context",
     "list_devices",
+    "print",
     "scale_regularization_loss",
+    "scan_steps",
     "set_virtual_devices",
     "testing",
     "value_and_grad",

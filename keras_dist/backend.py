@@ -212,6 +212,27 @@ class Backend(ABC):
         """What compiles functions in no strategy, where the framework can."""
         return None
 
+    def print(
+        self,
+        values: Sequence[Any],
+        sep: str,
+        end: str,
+        replica: Any,
+    ) -> None:
+        """Prints values; where a function is traced, each time it runs.
+
+        Args:
+            values: Sequence of tensors, of anything else, or of nests.
+            sep: String between them.
+            end: String after the last one.
+            replica: The replica's index, an integer or tensor, for `replica
+                0: ` and so on in front; `None` if there is only one.
+        """
+        prefix = "" if replica is None else f"replica {int(replica)}: "
+        # In one piece, because threads may print at the same time.
+        text = sep.join(map(str, values))
+        print(f"{prefix}{text}", end=end)
+
     def plan_of_native(self, strategy: Any) -> Plan:
         """The plan of a strategy of the framework's own.
 

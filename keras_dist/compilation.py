@@ -11,9 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
 
+from keras_dist.errors import TraceError
+from keras_dist.regroup import regroup
+from keras_dist.steps_in_one import stack_steps
+
 if TYPE_CHECKING:
     from keras_dist.function import Function
-    from keras_dist.strategy_base import StrategyBase
+    from keras_dist.replica_methods import ReplicaMethods
+    from keras_dist.training.call import ReplicaCall
 
 
 class Compiler(ABC):
@@ -21,7 +26,10 @@ class Compiler(ABC):
 
     @abstractmethod
     def call(
-        self, function: "Function", args: Sequence[Any], kwargs: Mapping
+        self,
+        function: "Function",
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         """Calls a function, compiled, in the context that the caller is in.
 
@@ -35,7 +43,7 @@ class Compiler(ABC):
     @abstractmethod
     def run(
         self,
-        strategy: "StrategyBase",
+        strategy: "ReplicaMethods",
         fn: "Function | Callable[..., Any]",
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
@@ -49,6 +57,54 @@ class Compiler(ABC):
             kwargs: Keyword arguments, likewise.
         """
 
+    def call_in_replica(
+        self,
+        function: "Function",
+        call: "ReplicaCall",
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function in a replica function that is not compiled.
+
+        By default replicas meet, and it runs once compiled, for all of them.
+
+        Args:
+            function: The `Function`.
+            call: The `ReplicaCall` of this thread.
+            args: This replica's positional arguments.
+            kwargs: This replica's keyword arguments.
+        """
+        strategy: Any = call.strategy
+
+        def run_together(everyone: list[Any]) -> Any:
+            args, kwargs = regroup(everyone, strategy.executor.per_replica)
+            return self.run(strategy, function, args, kwargs)
+
+        what = f"the compiled function '{function.name}'"
+        result = call.together(what, run_together, (args, kwargs))
+        return call.replica.own(result)
+
+    def scan(
+        self,
+        strategy: "ReplicaMethods",
+        function: "Function",
+        batches: Sequence[tuple[Any, ...]],
+    ) -> Any:
+        """Runs a function for one batch after another.
+
+        Args:
+            strategy: The `Strategy`.
+            function: The `Function`.
+            batches: Sequence of the arguments of each step: per-replica
+                values, with one replica tensors, of equal shapes.
+
+        Returns:
+            The nest that it returned, each leaf (of each replica) with the
+            steps stacked along a new first axis.
+        """
+        results = [self.run(strategy, function, each, None) for each in batches]
+        return stack_steps(strategy, results)
+
     @property
     def is_tracing(self) -> bool:
         """Whether `run` in this thread is part of a function it traces."""
@@ -57,6 +113,8 @@ class Compiler(ABC):
 
 class _Current(threading.local):
     inlines = False
+    # The compiled function that is not to make variables any more.
+    has_made_all: str | None = None
 
 
 _current = _Current()
@@ -75,3 +133,45 @@ def inlining() -> Iterator[None]:
 def inlines() -> bool:
     """Whether this thread traces a compiled function."""
     return _current.inlines
+
+
+@contextlib.contextmanager
+def refusing_variables(name: str) -> Iterator[None]:
+    """While a function runs or is traced again: it made all in its first call.
+
+    Args:
+        name: String, the function's name, for the error.
+    """
+    before, _current.has_made_all = _current.has_made_all, name
+    try:
+        yield
+    finally:
+        _current.has_made_all = before
+
+
+def check_creation() -> None:
+    """Refuses a variable that a compiled function makes too late.
+
+    Raises:
+        TraceError: Under `refusing_variables`.
+    """
+    if _current.has_made_all is not None:
+        raise TraceError(
+            f"The compiled function '{_current.has_made_all}' made a "
+            "`keras.Variable` in a later call than its first. Received: a "
+            "variable that is new each time the function is traced. Expected: "
+            "variables, layers, metrics and optimizers made outside, once, or "
+            "kept from the first call on. Build what is built lazily before "
+            "it is needed: `model.build(shape)`, "
+            "`optimizer.build(model.trainable_variables)`."
+        )
+
+
+def thread_state() -> tuple[bool, str | None]:
+    """What a thread that works for this one has to `inherit`."""
+    return _current.inlines, _current.has_made_all
+
+
+def inherit(state: tuple[bool, str | None]) -> None:
+    """Gives this thread the `thread_state` of the one it works for."""
+    _current.inlines, _current.has_made_all = state

@@ -1,6 +1,7 @@
 """function: compiles a function of variables, for one replica or all."""
 
 import functools
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,6 @@ from typing import overload
 
 from keras_dist.compilation import inlines
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.regroup import regroup
 from keras_dist.training.call import ReplicaCall
 from keras_dist.training.step import current_replica
 
@@ -50,10 +50,25 @@ class Function:
             return self.python_function(*args, **kwargs)
         replica = current_replica()
         if isinstance(replica, ReplicaCall):
-            return _on_all_replicas(self, replica, args, kwargs)
+            compiler = replica.strategy.executor.compiler
+            assert compiler is not None
+            return compiler.call_in_replica(self, replica, args, kwargs)
         if replica is not None:  # a step of `fit`, which is compiled itself
             return self.python_function(*args, **kwargs)
         return _compiler_here(self).call(self, args, kwargs)
+
+    def held_weakly(self) -> Callable[..., Any]:
+        """What compilers keep: of a method, not the object it is of."""
+        if not isinstance(self.python_function, types.MethodType):
+            return self.python_function
+        method = weakref.WeakMethod(self.python_function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            alive = method()
+            assert alive is not None  # whoever calls it holds it
+            return alive(*args, **kwargs)
+
+        return call
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Function":
         if instance is None:
@@ -77,27 +92,6 @@ class Function:
 
 class _Key:
     """Stands for a method of one object in caches."""
-
-
-def _on_all_replicas(
-    function: Function,
-    call: ReplicaCall,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """A function called in `run`: once compiled, for all replicas."""
-    strategy = call.strategy
-
-    def run_together(everyone: list[Any]) -> Any:
-        args, kwargs = regroup(everyone, strategy.executor.per_replica)
-        return strategy.executor.compiler.run(  # type: ignore[union-attr]
-            strategy, function, args, kwargs
-        )
-
-    result = call.together(
-        f"the compiled function '{function.name}'", run_together, (args, kwargs)
-    )
-    return call.replica.own(result)
 
 
 def _compiler_here(function: Function) -> Any:
@@ -168,4 +162,3 @@ def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
             f"{fn!r} of type {type(fn).__name__}. Expected: a callable."
         )
     return Function(fn, jit_compile)
-

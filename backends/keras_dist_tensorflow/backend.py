@@ -1,5 +1,6 @@
 """Devices and executors on TensorFlow."""
 
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
+from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.differentiation import differentiate
 from keras_dist_tensorflow.one_device import OneDeviceExecutor
 from keras_dist_tensorflow.replicas import ReplicaExecutor
@@ -29,6 +31,9 @@ _TAKEN_OVER = (
 
 class TensorFlowBackend(Backend, Differentiates):
     """TensorFlow's logical devices."""
+
+    def __init__(self) -> None:
+        self._compiler = TensorFlowCompiler(1)
 
     def list_devices(self) -> Sequence[Device]:
         return [
@@ -62,6 +67,27 @@ class TensorFlowBackend(Backend, Differentiates):
         if plan.num_replicas == 1:
             return OneDeviceExecutor(plan)
         return ReplicaExecutor(plan)
+
+    def compiler(self) -> TensorFlowCompiler:
+        return self._compiler
+
+    def print(
+        self, values: Sequence[Any], sep: str, end: str, replica: Any
+    ) -> None:
+        if tf.executing_eagerly():
+            super().print(values, sep, end, replica)
+            return
+        prefix = "" if replica is None else f"replica {int(replica)}: "
+        pieces = [prefix]
+        for value in values:
+            pieces += [value, sep]
+        # In one piece, because replicas print at the same time.
+        tf.print(
+            *(pieces[:-1] if values else pieces),
+            sep="",
+            end=end,
+            output_stream=sys.stdout,
+        )
 
     def plan_of_native(self, strategy: Any) -> Plan:
         if not isinstance(strategy, _TAKEN_OVER):

@@ -67,6 +67,8 @@ def _is_list_of_rows(gradient: Any) -> bool:
 
 
 def _weighted(gradient: Any, weight: Any) -> Any:
+    if isinstance(weight, float) and weight == 1.0:
+        return gradient
     if isinstance(weight, float) and weight:
         return gradient * tf.cast(weight, gradient.dtype)
     weight = tf.cast(weight, gradient.dtype)

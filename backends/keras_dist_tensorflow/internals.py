@@ -23,6 +23,7 @@
 | | distributed dataset in a `tf.function` |
 | `tensorflow.python.distribute.values.PerReplica` | a value that a |
 | | `tf.function` takes and returns |
+| `tensorflow.python.framework.composite_tensor` | whether it is one |
 
 `tests/backends/tensorflow/test_internals.py` fails readably when one moves.
 """
@@ -39,6 +40,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.distribute.values import PerReplica
+from tensorflow.python.framework.composite_tensor import CompositeTensor
 
 
 class _Current(threading.local):
@@ -51,6 +53,11 @@ _current = _Current()
 def native_per_replica(values: Sequence[Any]) -> Any:
     """A native per-replica value; it counts as one of ours."""
     return PerReplica(tuple(values))
+
+
+def is_composite(value: Any) -> bool:
+    """Whether a `tf.function` can return it: sparse, ragged, per replica."""
+    return isinstance(value, CompositeTensor)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from keras_dist.device import Device
 from keras_dist.plan import Plan
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
+from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import default_device
@@ -32,6 +33,7 @@ class OneDeviceExecutor(Executor):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
+        self.compiler = TensorFlowCompiler(plan.num_replicas)
         install_barrier()
         has_gpu = bool(tf.config.list_logical_devices("GPU"))
         self._is_default = plan.primary == Device(

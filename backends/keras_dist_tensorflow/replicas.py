@@ -35,6 +35,7 @@ from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
+from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.meetings import Round
 from keras_dist_tensorflow.meetings import TensorFlowReplica
@@ -70,6 +71,7 @@ class ReplicaExecutor(Executor, StepRunner):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
+        self.compiler = TensorFlowCompiler(plan.num_replicas)
         # On CPU devices, collectives of a second model can mix with the
         # first one's; sums on one device can't.
         self._native = tf.distribute.MirroredStrategy(

@@ -61,6 +61,14 @@ def copied(
     )
 
 
+_moves_so_far = 0
+
+
+def moves_so_far() -> int:
+    """How many variables got another `tf.Variable`, of any strategy."""
+    return _moves_so_far
+
+
 class Moves:
     """Which variables were replaced, and who has not been told yet."""
 
@@ -73,6 +81,8 @@ class Moves:
 
     def move(self, variable: keras.Variable, to: Any) -> None:
         """Puts another `tf.Variable` behind a variable."""
+        global _moves_so_far
+        _moves_so_far += 1
         old = internals.native_variable(variable)
         self._renamed[internals.native_key(old)] = internals.native_key(to)
         internals.replace_native_variable(variable, to)

@@ -42,6 +42,7 @@ class DistributedDataset:
         feed: The `Feed` of each replica's part.
         placement: The `Placement` of the parts.
         options: The `InputOptions`.
+        strategy: The `Strategy` whose replicas the parts are for.
 
     Example:
 
@@ -56,8 +57,13 @@ class DistributedDataset:
     """
 
     def __init__(
-        self, feed: Feed, placement: Placement, options: InputOptions
+        self,
+        feed: Feed,
+        placement: Placement,
+        options: InputOptions,
+        strategy: "StrategyBase | None" = None,
     ) -> None:
+        self._strategy = strategy
         self._feed = feed
         self._placement = placement
         self._ahead = options.experimental_per_replica_buffer_size
@@ -85,7 +91,11 @@ class DistributedDataset:
                 )
             return self._only_iterator
         iterator = DistributedIterator(
-            self._feed.steps(), self._placement, self._ahead, self._spec
+            self._feed.steps(),
+            self._placement,
+            self._ahead,
+            self._spec,
+            self._strategy,
         )
         if not self._feed.restarts:
             self._only_iterator = iterator
@@ -193,7 +203,7 @@ def distribute_dataset(
     source = source_of(dataset, "experimental_distribute_dataset")
     feed = GlobalFeed(source, strategy.num_replicas_in_sync)
     return DistributedDataset(
-        feed, Placement(strategy.executor, checked), checked
+        feed, Placement(strategy.executor, checked), checked, strategy
     )
 
 
@@ -240,7 +250,7 @@ def distribute_from_function(
     else:
         feed = TurnsFeed(source(1, 0), num_replicas)
     return DistributedDataset(
-        feed, Placement(strategy.executor, checked), checked
+        feed, Placement(strategy.executor, checked), checked, strategy
     )
 
 

@@ -3,12 +3,16 @@
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import final
 
 from keras_dist import context
 from keras_dist.errors import OutOfRangeError
 from keras_dist.training import keras_internals
+
+if TYPE_CHECKING:
+    from keras_dist.strategy_base import StrategyBase
 
 
 class OptionalElement:
@@ -61,6 +65,7 @@ class DistributedIterator:
         place: Callable that puts such a list on the devices.
         ahead: Integer, steps that are read ahead.
         spec: Callable that returns the elements' spec.
+        strategy: The `Strategy` whose replicas the elements are for.
 
     Example:
 
@@ -83,7 +88,9 @@ class DistributedIterator:
         place: Callable[[list[Any]], Any],
         ahead: int,
         spec: Callable[[], Any],
+        strategy: "StrategyBase | None" = None,
     ) -> None:
+        self.strategy = strategy
         self._steps = steps
         self._place = place
         self._ahead = ahead

@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from keras_dist import compilation
 from keras_dist import context
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
@@ -78,6 +79,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if "distribute_strategy" in vars(self):  # `_share_new_variables`
             return
+        compilation.check_creation()
         with suspended():
             strategy = context.current_strategy()
             if strategy is None or not context.in_cross_replica_context():

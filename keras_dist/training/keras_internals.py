@@ -32,6 +32,7 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.utils.backend_utils import in_tf_graph
 
+from keras_dist import compilation
 from keras_dist import context
 from keras_dist.errors import UnsupportedKerasError
 
@@ -52,6 +53,7 @@ _NOT_INHERITED = {
 }
 _NAMES = "name_scope_stack"
 _GLOBAL_SEED = "global_seed_generator"
+_COMPILATION = "keras_dist_compilation"
 
 __all__ = [
     "GeneratorDataAdapter",
@@ -147,12 +149,16 @@ def thread_state() -> dict[str, Any]:
     }
     # A list of its own for each thread, with the same names to begin with.
     state[_NAMES] = tuple(global_state.get_global_attribute(_NAMES) or ())
+    state[_COMPILATION] = compilation.thread_state()
     return state
 
 
 def inherit_thread_state(state: dict[str, Any]) -> None:
     """Gives this thread the state of another, from `thread_state`."""
     for name, value in state.items():
+        if name == _COMPILATION:
+            compilation.inherit(value)
+            continue
         own = list(value) if name == _NAMES else value
         global_state.set_global_attribute(name, own)
 

@@ -1,0 +1,118 @@
+"""Functions that are compiled: a `tf.function` around the whole of them."""
+
+import functools
+import warnings
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_dist.compilation import Compiler
+from keras_dist.context import check_cross_replica
+from keras_dist.context import in_replica_function
+from keras_dist.function import Function
+from keras_dist.replica_methods import ReplicaMethods
+from keras_dist.static_arguments import check_arguments
+from keras_dist_tensorflow.loops import loop_of
+from keras_dist_tensorflow.loops import stacked
+from keras_dist_tensorflow.traced import Traced
+
+_Named = Mapping[str, Any] | None
+
+
+class TensorFlowCompiler(Compiler):
+    """Keeps a `tf.function` of each function, as long as that lives.
+
+    Args:
+        num_replicas: Integer, of the plan that it compiles for.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        self._num_replicas = num_replicas
+        self._kept: weakref.WeakKeyDictionary[object, dict[Any, Traced]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def call(
+        self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if not tf.executing_eagerly():  # a part of what is being traced
+            return function.python_function(*args, **kwargs)
+
+        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda args, kwargs: python_function(*args, **kwargs)
+
+        # It may ask which context it is in, so it is traced in each.
+        kind = ("call", in_replica_function())
+        return self._traced(function, kind, make)(args, kwargs)
+
+    def run(
+        self,
+        strategy: ReplicaMethods,
+        fn: "Function | Callable[..., Any]",
+        args: Sequence[Any],
+        kwargs: _Named,
+    ) -> Any:
+        if not isinstance(fn, Function):
+            return strategy.run_uncompiled(fn, args, kwargs)
+        check_cross_replica(strategy, "run")
+        if not tf.executing_eagerly():
+            return strategy.run_uncompiled(fn.python_function, args, kwargs)
+
+        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+            return functools.partial(strategy.run_uncompiled, python_function)
+
+        return self._traced(fn, ("run",), make)(args, kwargs or {})
+
+    def scan(
+        self,
+        strategy: ReplicaMethods,
+        function: Function,
+        batches: Sequence[tuple[Any, ...]],
+    ) -> Any:
+        check_cross_replica(strategy, "run")
+        args = stacked(batches) if tf.executing_eagerly() else None
+        if args is None:
+            return super().scan(strategy, function, batches)
+
+        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+            return loop_of(strategy, python_function, len(batches))
+
+        return self._traced(function, ("scan", len(batches)), make)(args, {})
+
+    def _traced(
+        self,
+        function: Function,
+        kind: Any,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> Callable[[Any, Any], Any]:
+        kept = self._kept.setdefault(function.key, {})
+        traced = kept.get(kind)
+        if traced is None or traced.is_outdated:
+            traced = Traced(
+                function.name,
+                make(function.held_weakly()),
+                self._jit_compile(function),
+            )
+            kept[kind] = traced
+
+        def call(args: Any, kwargs: Any) -> Any:
+            check_arguments(function, args, kwargs)
+            return traced(args, kwargs)
+
+        return call
+
+    def _jit_compile(self, function: Function) -> bool | None:
+        if not function.jit_compile or self._num_replicas == 1:
+            return function.jit_compile
+        warnings.warn(
+            "XLA compilation is off: TensorFlow can't compile a function for "
+            f"several devices. Received: jit_compile=True for {function!r} on "
+            f"{self._num_replicas} replicas. Leave `jit_compile` out to "
+            "silence this.",
+            stacklevel=5,
+        )
+        return None

@@ -1,0 +1,173 @@
+"""One `tf.function`, and what passes into it and out of it."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_dist.compilation import inlining
+from keras_dist.compilation import refusing_variables
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.regroup import map_nest
+from keras_dist.training.creation import creation_hooks
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.variables import moves_so_far
+
+DIVERGED = "Replicas left different values"
+
+
+class Traced:
+    """A function of `args` and `kwargs`, traced as often as it has to be.
+
+    Args:
+        name: String, what it is called in messages and profiles.
+        fn: Callable.
+        jit_compile: Boolean or `None`, as for `tf.function`.
+    """
+
+    def __init__(
+        self, name: str, fn: Callable[..., Any], jit_compile: bool | None
+    ) -> None:
+        self._name = name
+        self._fn = fn
+        self._jit_compile = jit_compile
+        self._moves = moves_so_far()
+        # Whether it was traced once without an error.
+        self._has_run = False
+        self._function = self._new_function()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether variables it may have captured were replaced since."""
+        return self._moves != moves_so_far()
+
+    @property
+    def tracing_count(self) -> int:
+        """How often it was traced."""
+        count: int = self._function.experimental_get_tracing_count()
+        return count
+
+    def concrete(self, args: Any, kwargs: Any) -> Any:
+        """The concrete function for such arguments."""
+        inputs = map_nest(_closed, (args, kwargs))
+        return self._function.get_concrete_function(*inputs)
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        inputs = map_nest(_closed, (args, kwargs))
+        try:
+            outputs = self._function(*inputs)
+        except tf.errors.InvalidArgumentError as error:
+            if DIVERGED in error.message:
+                raise ReplicaDivergenceError(error.message) from error
+            raise
+        except Exception:
+            # TensorFlow would take variables for made by a trace that failed.
+            if not self._has_run:
+                self._function = self._new_function()
+            raise
+        self._has_run = True
+        return map_nest(_opened, outputs)
+
+    def _new_function(self) -> Any:
+        def trace(args: Any, kwargs: Any) -> Any:
+            with inlining(), creation_hooks(), self._variables():
+                args, kwargs = map_nest(_opened, (args, kwargs))
+                return map_nest(_closed_result, self._fn(args, kwargs))
+
+        trace.__name__ = self._name
+        return tf.function(
+            trace, autograph=False, jit_compile=self._jit_compile
+        )
+
+    def _variables(self) -> contextlib.AbstractContextManager[None]:
+        if self._has_run:
+            return refusing_variables(self._name)
+        return contextlib.nullcontext()
+
+
+class _Static:
+    """What passes a `tf.function` as it is, in either direction.
+
+    To TensorFlow it is a nest without tensors, of a structure of its own.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __tf_flatten__(self) -> tuple[tuple[Any], tuple[()]]:
+        return (self.value,), ()
+
+    @classmethod
+    def __tf_unflatten__(cls, metadata: tuple[Any], _: Any) -> "_Static":
+        return cls(*metadata)
+
+
+class _Same:
+    """A variable as an argument: it is itself, whatever its value."""
+
+    def __init__(self, variable: keras.Variable) -> None:
+        self._id = id(variable)
+        self.variable = weakref.ref(variable)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Same)
+            and self.variable() is not None
+            and self.variable() is other.variable()
+        )
+
+    def __hash__(self) -> int:
+        return self._id
+
+
+def _closed(leaf: Any) -> Any:
+    """An argument as a `tf.function` is given it."""
+    if isinstance(leaf, keras.Variable):
+        return _Static(_Same(leaf))
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return tf.convert_to_tensor(leaf)
+    if type(leaf) in (PerReplica, Mirrored) and all(
+        _is_number(value) for value in leaf.values
+    ):
+        return internals.native_per_replica(
+            [tf.convert_to_tensor(value) for value in leaf.values]
+        )
+    return leaf
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, keras.Variable):
+        return False
+    return tf.is_tensor(value) or isinstance(
+        value, (bool, int, float, complex, np.ndarray, np.generic)
+    )
+
+
+def _closed_result(leaf: Any) -> Any:
+    """A result as a `tf.function` can return it."""
+    if isinstance(leaf, (keras.Variable, np.ndarray, np.generic)):
+        return tf.convert_to_tensor(leaf)
+    if type(leaf) in (PerReplica, Mirrored):
+        return _mapped(_closed_result, leaf)
+    if leaf is None or tf.is_tensor(leaf) or internals.is_composite(leaf):
+        return leaf
+    return _Static(leaf)
+
+
+def _opened(leaf: Any) -> Any:
+    if isinstance(leaf, _Static):
+        value = leaf.value
+        return value.variable() if isinstance(value, _Same) else value
+    if type(leaf) in (PerReplica, Mirrored):
+        return _mapped(_opened, leaf)
+    return leaf
+
+
+def _mapped(fn: Callable[[Any], Any], leaf: Any) -> Any:
+    return type(leaf)([map_nest(fn, value) for value in leaf.values])
