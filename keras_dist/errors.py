@@ -10,6 +10,7 @@ KerasDistError
 ├── UnsupportedModelError    (ValueError)    a model that can't be distributed
 ├── MetricMergeError         (ValueError)    metric state with no exact merge
 ├── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
+├── TraceError               (TypeError)     code that can't be compiled
 └── OutOfRangeError          (StopIteration) no data is left
 ```
 
@@ -87,6 +88,15 @@ class ReplicaDivergenceError(KerasDistError, RuntimeError):
 
     Cause: a branch on per-replica values around a loss, metric, update or
     batch statistic. Fix: take the same path on every replica.
+    """
+
+
+class TraceError(KerasDistError, TypeError):
+    """A compiled function does what can't be part of a compiled program.
+
+    Cause: Python that depends on the values of tensors, a variable that is
+    made in each call, or a tensor that outlived the trace it belongs to. Fix:
+    as the message says, or run it without `keras_dist.function`.
     """
 
 

@@ -36,6 +36,8 @@ class _Components(DistributedValues):
         values: Sequence with a component for each local replica.
     """
 
+    _name: str
+
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = tuple(values)
 
@@ -44,17 +46,17 @@ class _Components(DistributedValues):
         return self._values
 
     def __repr__(self) -> str:
-        return framed(type(self).__name__, [repr(v) for v in self.values])
+        return framed(self._name, [repr(v) for v in self.values])
 
     def __str__(self) -> str:
-        return framed(type(self).__name__, [str(v) for v in self.values])
+        return framed(self._name, [str(v) for v in self.values])
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         replica = context.current_replica_context()
         if replica is not None:
             own = self.values[replica.replica_id_in_sync_group]
             return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
-        name = type(self).__name__
+        name = self._name
         raise ValueError(
             f"It looks like you are using a {name} object while not inside a "
             f"replica context. Received: {self!r}. Pass it to `strategy.run`, "
@@ -79,6 +81,8 @@ class PerReplica(_Components):
     }
     """
 
+    _name = "PerReplica"
+
 
 class Mirrored(_Components):
     """Components that are equal, such as the result of `reduce_to`.
@@ -91,6 +95,8 @@ class Mirrored(_Components):
     >>> keras_dist.Mirrored([1.5, 1.5]).values
     (1.5, 1.5)
     """
+
+    _name = "Mirrored"
 
 
 def framed(name: str, components: Sequence[str]) -> str:

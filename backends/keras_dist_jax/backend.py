@@ -9,6 +9,7 @@ import keras
 
 from keras_dist.backend import Backend
 from keras_dist.backend import Executor
+from keras_dist.compilation import Compiler
 from keras_dist.device import Device
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
@@ -16,6 +17,7 @@ from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.differentiation import differentiate
 from keras_dist_jax.executor import JaxExecutor
@@ -32,6 +34,7 @@ class JaxBackend(Backend, Differentiates):
 
     def __init__(self) -> None:
         self._cpu_gate = OneAtATime()
+        self._plain_compiler = JaxCompiler(None, OpenGate())
         internals.install_loss_scaling()
 
     def list_devices(self) -> Sequence[Device]:
@@ -56,6 +59,9 @@ class JaxBackend(Backend, Differentiates):
         layout = layout_of(plan)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
         return JaxExecutor(plan, layout, gate)
+
+    def compiler(self) -> Compiler:
+        return self._plain_compiler
 
     def differentiate(
         self,

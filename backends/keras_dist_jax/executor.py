@@ -4,6 +4,7 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,10 +16,14 @@ from keras_dist.device import Device
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plan import Plan
 from keras_dist.training.replica import ReplicaRunner
+from keras_dist.values import PerReplica
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.arrays import copy_of
+from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.gate import Gate
+from keras_dist_jax.gate import OpenGate
+from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
@@ -26,6 +31,7 @@ from keras_dist_jax.placement import place
 from keras_dist_jax.placement import shard_on
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
+from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.trainer import Trainer
 
 
@@ -44,6 +50,9 @@ class JaxExecutor(Executor):
         self._gate = gate
         self._devices = jax_devices()
         self._replicas = JaxReplicas(layout) if plan.num_replicas > 1 else None
+        self.compiler = JaxCompiler(
+            layout, gate if plan.num_replicas > 1 else OpenGate()
+        )
         self._running: weakref.WeakKeyDictionary[keras.Model, Running] = (
             weakref.WeakKeyDictionary()
         )
@@ -89,7 +98,17 @@ class JaxExecutor(Executor):
             return tensor
         return jax.device_put(tensor, target)
 
+    def per_replica(self, values: Sequence[Any]) -> PerReplica:
+        trace = current_trace()
+        if trace is not None and trace.region is not None:
+            return trace.region.per_replica(values)
+        if all(isinstance(value, jax.Array) for value in values):
+            return JoinedPerReplica(None, False, self._layout, values)
+        return PerReplica(values)
+
     def check_arguments(self, nest: Any) -> None:
+        if self.compiler.is_tracing:
+            return
         for leaf in jax.tree.leaves(nest):
             if isinstance(leaf, jax.core.Tracer):
                 raise UnsupportedModelError(
@@ -102,6 +121,8 @@ class JaxExecutor(Executor):
 
     def bring(self, value: Any, index: int) -> Any:
         # What is not committed to a device goes wherever it is needed.
+        if isinstance(value, jax.core.Tracer):
+            return value
         if isinstance(value, jax.Array) and value.committed:
             return shard_on(value, self._layout.devices[index])
         return value
@@ -116,7 +137,10 @@ class JaxExecutor(Executor):
 
     def mirror(self, value: Any) -> Any:
         # The first device would go on to use the buffer that it has.
-        own = copy_of(self.put(value, self.plan.primary))
+        own = self.put(value, self.plan.primary)
+        if isinstance(own, jax.core.Tracer):
+            return own
+        own = copy_of(own)
         return self._layout.place(own)
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:

@@ -14,9 +14,11 @@ class Gate(ABC):
 
     Attributes:
         lock: Held from before a step is dispatched until it is under way.
+        waits: Whether it has to know when steps are over.
     """
 
     lock: contextlib.AbstractContextManager[Any]
+    waits = False
 
     @abstractmethod
     def settle(self, owner: object) -> None:
@@ -61,6 +63,8 @@ class OneAtATime(Gate):
     runtime aborts the process. One gate serves all strategies of a process,
     and all its threads.
     """
+
+    waits = True
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -10,7 +10,7 @@ from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
 
 # Set on variables whose memory a replica function may still hold.
-_LENT = "_keras_dist_lent"
+LENT = "_keras_dist_lent"
 
 
 def place(variable: keras.Variable, layout: Layout) -> None:
@@ -45,14 +45,14 @@ def lend(variable: keras.Variable, device: Any) -> Any:
 
     It may share the variable's memory; `take` knows.
     """
-    vars(variable)[_LENT] = True
+    vars(variable)[LENT] = True
     return shard_on(internals.array_of(variable), device)
 
 
 def take(variable: keras.Variable, layout: Layout) -> Any:
     """A variable's array in its place, in memory that was not lent."""
     place(variable, layout)
-    if vars(variable).pop(_LENT, False):
+    if vars(variable).pop(LENT, False):
         array = arrays.copy_of(internals.array_of(variable))
         internals.set_array(variable, array)
     return variable.value

@@ -205,6 +205,10 @@ class ReplicaState(ABC):
         weights = [share.weight for share in shares]
         return self.runner.weighted_sum(gradients, weights)
 
+    def of_its_own(self, values: list[Any]) -> list[Any]:
+        """A list of tensors, as it is passed to a meeting that sums them."""
+        return values
+
     def check_owners(self, variables: Sequence[keras.Variable]) -> None:
         """Refuses to update variables of another strategy, or does nothing."""
 

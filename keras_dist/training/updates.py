@@ -54,7 +54,7 @@ def update(
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
-        (list(grads), step.share, step.writes),
+        (step.of_its_own(list(grads)), step.share, step.writes),
     )
     for key in _of_trainable(step.writes):
         del step.writes[key]

@@ -1,0 +1,131 @@
+"""Which results of a replica function may differ between replicas.
+
+Followed through the program, from what each replica has of its own to what it
+returns. Collectives make values equal again.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+AXIS = "replica"
+_MAKE_EQUAL = {"psum", "pmax", "pmin", "all_gather", "psum_invariant"}
+# What has one program inside of it, called with its own arguments.
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def differing(jaxpr: Any, arguments: Sequence[bool]) -> list[bool]:
+    """Which outputs of a program may differ between replicas.
+
+    Args:
+        jaxpr: The `Jaxpr`.
+        arguments: For each argument, whether it may differ.
+
+    Returns:
+        List with a boolean for each output.
+    """
+    differs: set[Any] = set()
+    for var, own in zip(jaxpr.invars, arguments, strict=True):
+        if own:
+            differs.add(var)
+
+    def may_differ(atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in differs
+
+    for equation in jaxpr.eqns:
+        inputs = [may_differ(atom) for atom in equation.invars]
+        outputs = _of_equation(equation, inputs)
+        differs.update(
+            var
+            for var, own in zip(equation.outvars, outputs, strict=True)
+            if own
+        )
+    return [may_differ(atom) for atom in jaxpr.outvars]
+
+
+def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
+    name, params = equation.primitive.name, equation.params
+    outputs = len(equation.outvars)
+    if name == "axis_index":
+        return [True]
+    if name in _MAKE_EQUAL and AXIS in _axes(params):
+        return [False] * outputs
+    if name == "cond":
+        branches = [_inside(b, inputs[1:]) for b in params["branches"]]
+        either = [any(each) for each in zip(*branches, strict=True)]
+        return [inputs[0] or own for own in either]
+    if name == "scan":
+        return _of_scan(params, inputs)
+    if name == "while":
+        return _of_while(params, inputs)
+    for key in _CALLS:
+        inner = params.get(key)
+        if inner is not None and len(_open(inner).invars) == len(inputs):
+            return _inside(inner, inputs)
+    own = any(inputs) or any(map(_asks_who, _programs(params)))
+    return [own] * outputs
+
+
+def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
+    consts, carries = params["num_consts"], params["num_carry"]
+    fixed, carry = inputs[:consts], inputs[consts : consts + carries]
+    rows = inputs[consts + carries :]
+    while True:
+        outputs = _inside(params["jaxpr"], [*fixed, *carry, *rows])
+        after = [a or b for a, b in zip(carry, outputs, strict=False)]
+        if after == carry:
+            return outputs
+        carry = after
+
+
+def _of_while(params: Any, inputs: list[bool]) -> list[bool]:
+    of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_fixed = inputs[:of_cond]
+    fixed = inputs[of_cond : of_cond + of_body]
+    carry = inputs[of_cond + of_body :]
+    while True:
+        outputs = _inside(params["body_jaxpr"], [*fixed, *carry])
+        stops = _inside(params["cond_jaxpr"], [*cond_fixed, *carry])[0]
+        after = [
+            a or b or stops for a, b in zip(carry, outputs, strict=True)
+        ]
+        if after == carry:
+            return after
+        carry = after
+
+
+def _inside(program: Any, inputs: list[bool]) -> list[bool]:
+    return differing(_open(program), inputs)
+
+
+def _open(program: Any) -> Any:
+    """The `Jaxpr` of one that may have its constants with it."""
+    return getattr(program, "jaxpr", program)
+
+
+def _axes(params: Any) -> Sequence[Any]:
+    axes = params.get("axes", params.get("axis_name", ()))
+    return axes if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def _programs(params: Any) -> list[Any]:
+    return [_open(p) for p in jax.extend.core.jaxprs_in_params(params)]
+
+
+def _asks_who(jaxpr: Any) -> bool:
+    return any(
+        equation.primitive.name == "axis_index"
+        or any(map(_asks_who, _programs(equation.params)))
+        for equation in jaxpr.eqns
+    )
+
+
+def has_callbacks(jaxpr: Any) -> bool:
+    """Whether a program calls back to Python, which may raise."""
+    return any(
+        "callback" in equation.primitive.name
+        or any(map(has_callbacks, _programs(equation.params)))
+        for equation in jaxpr.eqns
+    )

@@ -1,0 +1,232 @@
+"""Variables as a compiled program takes them, and gives them back."""
+
+import weakref
+from abc import ABC
+from abc import abstractmethod
+from typing import Any
+
+import jax
+import keras
+from jax import lax
+
+from keras_dist_jax import arrays
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.joined import parts_of
+from keras_dist_jax.joined import stacked_of
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.placement import LENT
+from keras_dist_jax.placement import take
+from keras_dist_jax.tracing import is_split
+
+_STACKED = "_keras_dist_stacked"
+_COMBINED_CLASS = "_keras_dist_class"
+
+
+class Slot(ABC):
+    """Where programs find the array of one variable.
+
+    As long as `attributes.get(key) is seen`, and the array was not lent,
+    `array` is what a program is to be given. Looking that up costs no call.
+
+    Args:
+        variable: A `keras.Variable`.
+        key: String, the attribute that is replaced when it is assigned.
+
+    Attributes:
+        donates: Whether programs that write it may delete its array.
+    """
+
+    donates = True
+
+    def __init__(self, variable: keras.Variable, key: str) -> None:
+        self.attributes = vars(variable)
+        self.key = key
+        self.seen: Any = None
+        self.array: Any = None
+        self.id = id(variable)
+        self._variable = weakref.ref(variable)
+
+    @property
+    def variable(self) -> keras.Variable:
+        """The variable; who calls this holds it."""
+        variable = self._variable()
+        assert variable is not None
+        return variable
+
+    @abstractmethod
+    def refresh(self) -> Any:
+        """Looks the variable up again.
+
+        Returns:
+            The array, or `None` for a variable that has no value yet.
+        """
+
+    def keep(self, array: Any) -> None:
+        """Takes a new array, which a program gave."""
+        self.attributes[self.key] = self.seen = self.array = array
+
+    def protect(self) -> Any:
+        """Puts a copy in place of an array that somebody else may hold."""
+        self.keep(arrays.copy_of(self.array))
+        return self.array
+
+
+class WholeSlot(Slot):
+    """A variable of which each device has a copy, or the only one.
+
+    Args:
+        variable: A `keras.Variable`.
+        layout: Where it has to be, or `None` to leave it where it is.
+    """
+
+    def __init__(
+        self, variable: keras.Variable, layout: Layout | None
+    ) -> None:
+        super().__init__(variable, "_value")
+        self._layout = layout
+
+    def refresh(self) -> Any:
+        variable = self.variable
+        if internals.array_of(variable) is None:
+            return None
+        if self._layout is not None:
+            take(variable, self._layout)
+        elif self.attributes.pop(LENT, False):
+            array = arrays.copy_of(internals.array_of(variable))
+            internals.set_array(variable, array)
+        array = internals.array_of(variable)
+        if array.weak_type:  # a program gives another type back
+            array = lax.convert_element_type(array, array.dtype)
+            internals.set_array(variable, array)
+        self.seen = self.array = array
+        return array
+
+
+class ForeignSlot(Slot):
+    """A variable of no strategy, in a program that several devices run.
+
+    It stays on one device: programs get a copy, and give back one.
+    """
+
+    donates = False
+
+    def __init__(self, variable: keras.Variable, layout: Layout) -> None:
+        super().__init__(variable, "_value")
+        self._layout = layout
+
+    def refresh(self) -> Any:
+        array = internals.array_of(self.variable)
+        if array is None:
+            return None
+        self.seen = array
+        self.array = self._layout.place(array)
+        return self.array
+
+    def keep(self, array: Any) -> None:
+        self.attributes["_value"] = self.seen = array.addressable_shards[0].data
+        self.array = array
+
+
+class SplitSlot(Slot):
+    """A variable that replicas have values of their own of.
+
+    After a program has written it, what they are combined to is not computed
+    before somebody asks for it.
+    """
+
+    def __init__(self, variable: keras.Variable, layout: Layout) -> None:
+        super().__init__(variable, _STACKED)
+        self._layout = layout
+
+    def refresh(self) -> Any:
+        variable: Any = self.variable
+        if internals.array_of(variable) is None:
+            return None
+        values = [component.value for component in variable.values]
+        self.seen = self.array = stacked_of(values, self._layout)
+        return self.array
+
+    def keep(self, array: Any) -> None:
+        super().keep(array)
+        variable: Any = self.variable
+        kind = type(variable)
+        if not issubclass(kind, Uncombined):
+            self.attributes[_COMBINED_CLASS] = kind, self._layout
+            variable.__class__ = _uncombined(kind)
+
+
+class Uncombined:
+    """A variable whose value is the stacked array that a program gave.
+
+    Asking it for anything else makes it what it was before.
+    """
+
+    @property
+    def _value(self) -> Any:
+        return combine(self)._value
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        combine(self)._value = value
+
+    @property
+    def _components(self) -> Any:
+        return combine(self)._components
+
+    @_components.setter
+    def _components(self, value: Any) -> None:
+        combine(self)._components = value
+
+
+_classes: dict[type, type] = {}
+
+
+def _uncombined(kind: type) -> type:
+    if kind not in _classes:
+        _classes[kind] = type(kind.__name__, (Uncombined, kind), {})
+    return _classes[kind]
+
+
+def combine(variable: Any) -> Any:
+    """Gives replicas their values, and the variable what they make."""
+    attributes = vars(variable)
+    stacked = attributes.pop(_STACKED)
+    variable.__class__, layout = attributes.pop(_COMBINED_CLASS)
+    variable.set_components(parts_of(stacked, True, layout))
+    return variable
+
+
+class Slots:
+    """The slots of one compiler, as long as their variables live.
+
+    Args:
+        layout: The compiler's `Layout`, or `None`.
+    """
+
+    def __init__(self, layout: Layout | None) -> None:
+        self._layout = layout
+        self._several = layout is not None and len(layout.devices) > 1
+        self._slots: dict[int, Slot] = {}
+
+    def of(self, variable: keras.Variable) -> Slot:
+        """The variable's slot."""
+        key = id(variable)
+        slot = self._slots.get(key)
+        if slot is None or slot.attributes is not vars(variable):
+            slot = self._slots[key] = self._make(variable)
+            weakref.finalize(variable, self._slots.pop, key, None)
+        return slot
+
+    def _make(self, variable: keras.Variable) -> Slot:
+        layout = self._layout
+        is_owned = "distribute_strategy" in vars(variable)
+        if not self._several:
+            return WholeSlot(variable, layout if is_owned else None)
+        assert layout is not None
+        if is_split(variable):
+            return SplitSlot(variable, layout)
+        if is_owned:
+            return WholeSlot(variable, layout)
+        return ForeignSlot(variable, layout)
+
+

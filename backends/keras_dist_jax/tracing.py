@@ -1,0 +1,178 @@
+"""What is read and written while a compiled function is traced.
+
+At the outside a program has one value of each variable: an array of which
+each device has a copy, or, of variables that replicas have values of their
+own of, one with an axis for the replicas.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+from jax import numpy as jnp
+
+from keras_dist.compilation import inlining
+from keras_dist.errors import TraceError
+from keras_dist.training.overlay import Overlay
+from keras_dist.training.overlay import opened
+from keras_dist.variables import SyncOnReadVariable
+
+
+def is_split(variable: keras.Variable) -> bool:
+    """Whether replicas have values of their own of a variable."""
+    return isinstance(variable, SyncOnReadVariable)
+
+
+class Trace:
+    """One trace of a compiled function.
+
+    Args:
+        values: Mapping from variables' ids to what they are in the program.
+        find: Callable that gives the array of a variable it is not given.
+        is_first: Boolean, whether the function has not been traced before.
+        variables: Mapping from ids to the variables that it is given.
+
+    Attributes:
+        values: Dict with the newest values, by the variables' ids.
+        variables: Dict of the variables that it has met, by id.
+        written: Ids of those that were assigned.
+        unknown: Whether there were some that it was not given.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[int, Any],
+        find: Any,
+        is_first: bool,
+        variables: Mapping[int, keras.Variable] | None = None,
+    ) -> None:
+        self.values = dict(values)
+        self.variables = dict(variables or {})
+        self.written: dict[int, keras.Variable] = {}
+        self.unknown = False
+        self.is_first = is_first
+        self._find = find
+        self.scope = TraceScope(self)
+        # The `Region` that is being traced, if it is one.
+        self.region: Any = None
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Traces what is called in it."""
+        before, _current.trace = _current.trace, self
+        try:
+            with inlining(), opened(self.scope):
+                yield
+        finally:
+            _current.trace = before
+            self.scope.release()
+
+    def read(self, variable: keras.Variable) -> Any:
+        """What a variable is in the program, or `None` before it has a value.
+
+        With an axis for replicas where they have values of their own.
+        """
+        key = id(variable)
+        self.variables[key] = variable
+        if key not in self.values:
+            found = self._find(variable)
+            if found is None:
+                return None
+            self.unknown = True
+            self.values[key] = found
+        return self.values[key]
+
+    def check_creation(self) -> None:
+        """Refuses a variable that is made again in each trace.
+
+        Raises:
+            TraceError: Unless this is the first trace.
+        """
+        if not self.is_first:
+            raise TraceError(
+                "A compiled function made a `keras.Variable` that is not the "
+                "first time it was traced. What is traced again would make "
+                "another one. Expected: variables made once. Make it outside "
+                "of the function, or keep it: `if self.v is None: self.v = "
+                "keras.Variable(...)`."
+            )
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        """Replaces what it is, in the same form."""
+        self.variables[id(variable)] = self.written[id(variable)] = variable
+        self.values[id(variable)] = value
+
+
+class TraceScope(Overlay):
+    """Cross-replica context, or no strategy, while a function is traced."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__(eagerly=eagerly)
+        self.below = None
+        self._trace = trace
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        self.was_read.add(id(variable))
+        value = self._trace.read(variable)
+        if value is None or not is_split(variable):
+            return value
+        return combined(variable, list(value))
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        if is_split(variable):
+            count = variable.distribute_strategy.plan.num_replicas
+            value = jnp.stack(
+                [share_of(variable, value, i, count) for i in range(count)]
+            )
+        self._trace.write(variable, value)
+
+    def forget(self, variable: keras.Variable) -> None:
+        """Nothing is kept here."""
+
+
+def combined(variable: Any, values: Iterable[Any]) -> Any:
+    """What replicas' values of a variable make in cross-replica context."""
+    values = list(values)
+    if variable.aggregation not in ("sum", "mean"):
+        return values[0]
+    total = sum(values[1:], values[0])
+    if variable.aggregation == "mean":
+        total = total / len(values)
+    return total.astype(variable.dtype)
+
+
+def share_of(variable: Any, value: Any, index: int, count: int) -> Any:
+    """What replica `index` has of a value assigned in cross-replica context."""
+    if variable.aggregation != "sum":
+        return value
+    if variable.is_total:
+        return value if index == 0 else jnp.zeros_like(value)
+    if keras.backend.is_int_dtype(variable.dtype):
+        rest = jnp.mod(value, count) if index == 0 else 0
+        return jnp.floor_divide(value, count) + rest
+    return value / count
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Computes at once, although a function is being traced."""
+    with jax.ensure_compile_time_eval():
+        yield
+
+
+class _Current(threading.local):
+    trace: Trace | None = None
+
+
+_current = _Current()
+
+
+def current_trace() -> Trace | None:
+    """What this thread traces, or `None`."""
+    return _current.trace
