@@ -15,6 +15,7 @@ from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plan import Plan
+from keras_dist.reduction import ReduceOp
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.values import PerReplica
 from keras_dist_jax import keras_internals as internals
@@ -24,6 +25,7 @@ from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.joined import Parts
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
@@ -143,6 +145,24 @@ class JaxExecutor(Executor):
         own = copy_of(own)
         return self._layout.place(own)
 
+    def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
+        trace = current_trace()
+        if trace is not None and trace.region is not None:
+            combined = trace.region.combine(op, values)
+            if combined is not None:
+                return combined
+        is_stacked = isinstance(values, Parts) and values.stacked is not None
+        if not is_stacked or op not in (ReduceOp.SUM, ReduceOp.MEAN):
+            return super().combine(op, values)
+        total = _sum if op is ReduceOp.SUM else _mean
+        if trace is not None:
+            return total(values.stacked)
+        with self._gate.lock:
+            self._gate.settle(self)
+            result = total(values.stacked)
+            self._gate.enter(self, result)
+        return self._layout.place(result)
+
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         return lend(variable, self._layout.devices[index])
 
@@ -157,3 +177,13 @@ class JaxExecutor(Executor):
 
     def release(self, model: keras.Model) -> None:
         self._running[model].release()
+
+
+@jax.jit
+def _sum(stacked: Any) -> Any:
+    return jax.numpy.sum(stacked, axis=0, dtype=stacked.dtype)
+
+
+@jax.jit
+def _mean(stacked: Any) -> Any:
+    return ops.mean(stacked, axis=0)

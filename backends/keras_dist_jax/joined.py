@@ -14,7 +14,7 @@ from keras_dist_jax.layout import Layout
 class Parts(tuple[Any, ...]):
     """Components that are the parts of one array with an axis for them."""
 
-    stacked: Any
+    stacked: Any = None
 
 
 class JoinedPerReplica(PerReplica):

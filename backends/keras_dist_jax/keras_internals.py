@@ -10,6 +10,7 @@
 | `Model._jax_state_synced` | tells `fit` to take the values anew |
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
 | `Model._losses_override` | keeps tracers of a trace that failed |
+| `keras.src.backend.jax.core.cond` | branches that assign variables |
 | `LossScaleOptimizer._common_apply` | replaced: its branches assign |
 | `Optimizer._trainable_variables` | those that it was built for |
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src.backend.jax import core
 
 # The order in which `fit` passes the groups of the state to a step.
 STATE_GROUPS = (
@@ -116,3 +118,8 @@ def original(model: keras.Model, name: str) -> Callable[..., Any]:
     """A method of the model's class, bound to it."""
     method: Callable[..., Any] = getattr(type(model), name).__get__(model)
     return method
+
+
+def hook_cond(hook: Callable[[Any], Any]) -> None:
+    """Wraps what `keras.ops.cond` calls."""
+    core.cond = hook(core.cond)

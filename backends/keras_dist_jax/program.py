@@ -1,5 +1,6 @@
 """One compiled program: a function, for one structure of arguments."""
 
+import contextlib
 import logging
 import sys
 from collections.abc import Callable
@@ -12,13 +13,16 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from keras_dist.compilation import refusing_variables
 from keras_dist.errors import TraceError
 from keras_dist.regroup import map_nest
+from keras_dist.training import seams
 from keras_dist.training.creation import creation_hooks
 from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.training.overlay import opened
 from keras_dist.values import PerReplica
 from keras_dist_jax import arrays
+from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.divergence import has_callbacks
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
@@ -138,14 +142,22 @@ class Program:
     def _survey(self, leaves: list[Any]) -> None:
         """Traces once, only to find the variables."""
         make_global_seed()
-        trace = Trace({}, self._find, self._is_first)
+        seams.install_building()
+        seams.install_losses_of_layers()
+        install_cond()
+        trace = Trace({}, self._find)
 
         def body(leaves: list[Any]) -> Any:
             with trace.entered():
                 return _packed(trace, self._call(leaves))
 
+        refusing = (
+            contextlib.nullcontext()
+            if self._is_first
+            else refusing_variables(self._name)
+        )
         try:
-            with creation_hooks():
+            with creation_hooks(), refusing:
                 program = jax.make_jaxpr(body)(leaves)
         except Exception as error:
             raise _explained(error, self._name) from error
@@ -203,10 +215,9 @@ class Program:
         trace = Trace(
             {s.id: value for s, value in zip(slots, values, strict=True)},
             self._find,
-            is_first=False,
             variables=self._variables,
         )
-        with creation_hooks(), trace.entered():
+        with creation_hooks(), refusing_variables(self._name), trace.entered():
             result = _packed(trace, self._call(leaves))
         changing = [*self._donated, *self._given]
         if trace.unknown or set(trace.written) - {s.id for s in changing}:

@@ -15,10 +15,12 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
+from keras import ops
 
 from keras_dist import context
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
 from keras_dist.regroup import map_nest
 from keras_dist.training.binding import check_owner
@@ -138,6 +140,18 @@ class Region:
             return Local(local, values)
         return PerReplica(values)
 
+    def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
+        """Components combined by a collective, or `None` if they are not
+        what was gathered."""
+        known = self.per_replica(values)
+        collective = _COLLECTIVES.get(op)
+        if not isinstance(known, Local) or collective is None:
+            return None
+        local = known.local
+        if op is ReduceOp.MEAN:
+            local = ops.true_divide(local, 1)  # a mean of integers is a float
+        return collective(local, AXIS)
+
     def own(self, nest: Any) -> Any:
         """This replica's component of each per-replica value of a nest."""
 
@@ -182,6 +196,14 @@ class RegionScope(Overlay):
 
     def forget(self, variable: keras.Variable) -> None:
         """Nothing is kept here."""
+
+
+_COLLECTIVES = {
+    ReduceOp.SUM: lax.psum,
+    ReduceOp.MEAN: lax.pmean,
+    ReduceOp.MIN: lax.pmin,
+    ReduceOp.MAX: lax.pmax,
+}
 
 
 class _OwnList(list[Any]):
@@ -261,12 +283,6 @@ class TracedRunner(ReplicaRunner):
     def building(self) -> Iterator[None]:
         device = default_device(self._region.layout.devices[0])
         with opened(None), eagerly(), device:
-            yield
-
-    @contextlib.contextmanager
-    def creating(self) -> Iterator[None]:
-        self._region.trace.check_creation()
-        with self.building():
             yield
 
 

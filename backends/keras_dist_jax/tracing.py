@@ -17,7 +17,6 @@ import keras
 from jax import numpy as jnp
 
 from keras_dist.compilation import inlining
-from keras_dist.errors import TraceError
 from keras_dist.training.overlay import Overlay
 from keras_dist.training.overlay import opened
 from keras_dist.variables import SyncOnReadVariable
@@ -34,7 +33,6 @@ class Trace:
     Args:
         values: Mapping from variables' ids to what they are in the program.
         find: Callable that gives the array of a variable it is not given.
-        is_first: Boolean, whether the function has not been traced before.
         variables: Mapping from ids to the variables that it is given.
 
     Attributes:
@@ -48,14 +46,12 @@ class Trace:
         self,
         values: Mapping[int, Any],
         find: Any,
-        is_first: bool,
         variables: Mapping[int, keras.Variable] | None = None,
     ) -> None:
         self.values = dict(values)
         self.variables = dict(variables or {})
         self.written: dict[int, keras.Variable] = {}
         self.unknown = False
-        self.is_first = is_first
         self._find = find
         self.scope = TraceScope(self)
         # The `Region` that is being traced, if it is one.
@@ -86,21 +82,6 @@ class Trace:
             self.unknown = True
             self.values[key] = found
         return self.values[key]
-
-    def check_creation(self) -> None:
-        """Refuses a variable that is made again in each trace.
-
-        Raises:
-            TraceError: Unless this is the first trace.
-        """
-        if not self.is_first:
-            raise TraceError(
-                "A compiled function made a `keras.Variable` that is not the "
-                "first time it was traced. What is traced again would make "
-                "another one. Expected: variables made once. Make it outside "
-                "of the function, or keep it: `if self.v is None: self.v = "
-                "keras.Variable(...)`."
-            )
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Replaces what it is, in the same form."""

@@ -204,10 +204,6 @@ class ReplicaRunner(ABC):
         return contextlib.nullcontext()
 
 
-    def creating(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered while a replica function makes a variable of its own."""
-        return self.building()
-
 
 class StepRunner(ReplicaRunner):
     """Runs the steps of `fit` on replicas."""
