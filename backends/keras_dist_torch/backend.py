@@ -14,6 +14,7 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
+from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.differentiation import differentiate
 from keras_dist_torch.one_device import OneDeviceExecutor
 from keras_dist_torch.replicas import ReplicaExecutor
@@ -29,6 +30,7 @@ class TorchBackend(Backend, Differentiates):
     def __init__(self) -> None:
         self._num_cpus = 1
         self._listed = False
+        self._compiler = TorchCompiler()
 
     def list_devices(self) -> Sequence[Device]:
         self._listed = True
@@ -53,6 +55,9 @@ class TorchBackend(Backend, Differentiates):
         if plan.num_replicas == 1:
             return OneDeviceExecutor(plan)
         return ReplicaExecutor(plan)
+
+    def compiler(self) -> TorchCompiler:
+        return self._compiler
 
     def differentiate(
         self,

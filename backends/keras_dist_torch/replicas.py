@@ -39,6 +39,8 @@ from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.threads import capture_thread
 
 T = TypeVar("T")
+# Compiled regions end where replicas meet.
+_meet: Callable[..., Any] = torch._dynamo.disable(Round.meet)
 
 
 class ReplicaExecutor(TorchExecutor, StepRunner):
@@ -175,7 +177,7 @@ class TorchReplica(Replica):
             ):
                 return fn(values)
 
-        result: T = self._round.meet(self._position, what, hold, value)
+        result: T = _meet(self._round, self._position, what, hold, value)
         if self._one_device:
             return result
         return move(result, self._device)

@@ -1,0 +1,78 @@
+"""Functions that are compiled: PyTorch's own way, where that is asked for."""
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from keras_dist.compilation import Compiler
+from keras_dist.compilation import inlining
+from keras_dist.compilation import refusing_variables
+from keras_dist.context import check_cross_replica
+from keras_dist.function import Function
+from keras_dist.replica_methods import ReplicaMethods
+from keras_dist.static_arguments import check_arguments
+from keras_dist.training.call import ReplicaCall
+from keras_dist.training.creation import creation_hooks
+
+
+class TorchCompiler(Compiler):
+    """Calls functions as they are; with `jit_compile`, by `torch.compile`."""
+
+    def __init__(self) -> None:
+        self._have_run: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._compiled: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def call(
+        self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        check_arguments(function, args, kwargs)
+        with self._running(function):
+            return self._callable(function)(*args, **kwargs)
+
+    def call_in_replica(
+        self,
+        function: Function,
+        call: ReplicaCall,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        # It is a part of the replica function, and gradients flow through it.
+        return self.call(function, args, kwargs)
+
+    def run(
+        self,
+        strategy: ReplicaMethods,
+        fn: "Function | Callable[..., Any]",
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+    ) -> Any:
+        if not isinstance(fn, Function):
+            return strategy.run_uncompiled(fn, args, kwargs)
+        check_cross_replica(strategy, "run")
+        check_arguments(fn, args, kwargs or {})
+        with self._running(fn):
+            return strategy.run_uncompiled(self._callable(fn), args, kwargs)
+
+    def _callable(self, function: Function) -> Callable[..., Any]:
+        if not function.jit_compile:
+            return function.python_function
+        if function.key not in self._compiled:
+            self._compiled[function.key] = torch.compile(function.held_weakly())
+        return self._compiled[function.key]
+
+    @contextlib.contextmanager
+    def _running(self, function: Function) -> Any:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(inlining())
+            stack.enter_context(creation_hooks())
+            if function.key in self._have_run:
+                stack.enter_context(refusing_variables(function.name))
+            yield
+        self._have_run.add(function.key)
