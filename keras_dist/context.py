@@ -173,6 +173,12 @@ def check_cross_replica(strategy: "StrategyBase", what: str) -> None:
         RuntimeError: In replica context.
         StrategyMismatchError: If another strategy is current.
     """
+    # In one call where all is well: it is asked at every step.
+    current = _stack
+    if not current.in_replica and current.replica is None:
+        scopes = current.scopes
+        if not scopes or scopes[-1] is strategy:
+            return
     if in_replica_function():
         hint = {"gather": " To gather there, use its `all_gather()`."}
         raise RuntimeError(

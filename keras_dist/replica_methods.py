@@ -90,12 +90,7 @@ class ReplicaMethods(StrategyBase):
     ) -> Any:
         """`run` as it is where nothing compiles the whole of it."""
         context.check_cross_replica(self, "run")
-        if not isinstance(args, (list, tuple)):
-            raise ValueError(
-                "positional args must be a list or tuple. Received: "
-                f"args={args!r} of type {type(args).__name__}. Pass "
-                "`args=(value,)` for one argument."
-            )
+        check_args(args)
         keywords = dict(kwargs or {})
         check_counts((tuple(args), keywords), self.num_replicas_in_sync)
         self.executor.check_arguments((tuple(args), keywords))
@@ -304,3 +299,16 @@ class ReplicaMethods(StrategyBase):
         ]
         return regroup(values, self.executor.per_replica, always=True)
 
+
+def check_args(args: Any) -> None:
+    """Refuses what are no positional arguments.
+
+    Raises:
+        ValueError: Unless it is a list or a tuple.
+    """
+    if not isinstance(args, (list, tuple)):
+        raise ValueError(
+            "positional args must be a list or tuple. Received: "
+            f"args={args!r} of type {type(args).__name__}. Pass "
+            "`args=(value,)` for one argument."
+        )

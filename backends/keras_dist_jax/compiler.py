@@ -14,6 +14,7 @@ from keras_dist import context
 from keras_dist.compilation import Compiler
 from keras_dist.function import Function
 from keras_dist.regroup import check_counts
+from keras_dist.replica_methods import check_args
 from keras_dist.values import PerReplica
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
@@ -21,12 +22,13 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.program import Program
 from keras_dist_jax.regions import run_region
 from keras_dist_jax.slots import Slots
+from keras_dist_jax.structure import IsTracedError
 from keras_dist_jax.structure import flatten
 from keras_dist_jax.structure import unflatten
-from keras_dist_jax.tracing import current_trace
+from keras_dist_jax.tracing import current
 
 if TYPE_CHECKING:
-    from keras_dist.strategy_base import StrategyBase
+    from keras_dist.replica_methods import ReplicaMethods
 
 
 class JaxCompiler(Compiler):
@@ -46,10 +48,12 @@ class JaxCompiler(Compiler):
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
         ] = weakref.WeakKeyDictionary()
+        # Of the function that was called last.
+        self._last: tuple[Any, dict[Any, Program]] = (lambda: None), {}
 
     @property
     def is_tracing(self) -> bool:
-        return current_trace() is not None
+        return current.trace is not None
 
     def call(
         self,
@@ -60,36 +64,43 @@ class JaxCompiler(Compiler):
         if function.jit_compile is False:
             return function.python_function(*args, **kwargs)
         mode = context.in_replica_function()
-        return self._run(function, mode, None, args, kwargs)
+        try:
+            return self._run(function, mode, None, args, kwargs)
+        except IsTracedError:  # a transformation of the user's own
+            return function.python_function(*args, **kwargs)
 
     def run(
         self,
-        strategy: "StrategyBase",
+        strategy: "ReplicaMethods",
         fn: Function | Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
+        trace = current.trace
+        if trace is None and isinstance(fn, Function):
+            if fn.jit_compile is not False:
+                context.check_cross_replica(strategy, "run")
+                if type(args) is not tuple and type(args) is not list:
+                    check_args(args)
+                try:
+                    return self._run(fn, "run", strategy, args, kwargs)
+                except IsTracedError:
+                    pass  # in a transformation of the user's own
         python = fn.python_function if isinstance(fn, Function) else fn
-        trace = current_trace()
-        if trace is not None and self._several:
-            assert self._layout is not None
-            return run_region(
-                strategy, self._layout, trace, python, args, kwargs or {}
-            )
-        if trace is not None or (
-            isinstance(fn, Function) and fn.jit_compile is False
-        ):
+        if trace is None or not self._several:
             return strategy.run_uncompiled(python, args, kwargs)
-        context.check_cross_replica(strategy, "run")
-        return self._run(fn, "run", strategy, args, kwargs or {})
+        assert self._layout is not None
+        return run_region(
+            strategy, self._layout, trace, python, args, kwargs or {}
+        )
 
     def _run(
         self,
         function: Function,
         mode: Any,
-        strategy: "StrategyBase | None",
+        strategy: "ReplicaMethods | None",
         args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, Any] | None,
     ) -> Any:
         leaves: list[Any] = []
         key = (
@@ -97,19 +108,28 @@ class JaxCompiler(Compiler):
             flatten(args, leaves, self._join, "args"),
             flatten(kwargs, leaves, self._join, "kwargs") if kwargs else None,
         )
-        programs = self._programs.get(function.key)
-        program = None if programs is None else programs.get(key)
+        last, programs = self._last
+        if last() is not function.key:
+            programs = self._programs.setdefault(function.key, {})
+            self._last = weakref.ref(function.key), programs
+        program = programs.get(key)
         if program is None:
-            program = self._add(function, strategy, key)
-        if self._several or self._layout is None:
+            program = programs[key] = self._made(
+                function, strategy, key, not programs
+            )
+        if program.is_placed:
             return program.run(leaves)
+        assert self._layout is not None
         with self._layout.scope():
             return program.run(leaves)
 
-    def _add(
-        self, function: Function, strategy: "StrategyBase | None", key: Any
+    def _made(
+        self,
+        function: Function,
+        strategy: "ReplicaMethods | None",
+        key: Any,
+        is_first: bool,
     ) -> Program:
-        programs = self._programs.setdefault(function.key, {})
         python = _weakly(function.python_function)
         _, args_structure, kwargs_structure = key
 
@@ -125,10 +145,14 @@ class JaxCompiler(Compiler):
                 return python()(*args, **kwargs)
             return self.run(strategy, python(), args, kwargs)
 
-        program = programs[key] = Program(
-            function.name, call, self._slots, self._gate, not programs
+        return Program(
+            function.name,
+            call,
+            self._slots,
+            self._gate,
+            self._layout,
+            is_first,
         )
-        return program
 
     def _per_replica(self, joined: Any, stacked: bool) -> JoinedPerReplica:
         assert self._layout is not None

@@ -6,8 +6,6 @@ from abc import ABC
 from abc import abstractmethod
 from typing import Any
 
-import jax
-
 
 class Gate(ABC):
     """Decides when the next step may be dispatched.
@@ -30,8 +28,14 @@ class Gate(ABC):
         """
 
     @abstractmethod
-    def enter(self, owner: object, results: Any) -> None:
-        """Notes the results of a step that was just dispatched."""
+    def enter(self, owner: object, result: Any) -> None:
+        """Notes a step that was just dispatched.
+
+        Args:
+            owner: Whoever dispatched it.
+            result: A `jax.Array` that it gives, or `None` without one. One is
+                enough: those of a program are ready together.
+        """
 
     @abstractmethod
     def leave(self, owner: object) -> None:
@@ -47,7 +51,7 @@ class OpenGate(Gate):
     def settle(self, owner: object) -> None:
         pass
 
-    def enter(self, owner: object, results: Any) -> None:
+    def enter(self, owner: object, result: Any) -> None:
         pass
 
     def leave(self, owner: object) -> None:
@@ -82,11 +86,9 @@ class OneAtATime(Gate):
             if by is owner:
                 raise
 
-    def enter(self, owner: object, results: Any) -> None:
-        # One output is enough: those of a program are ready together.
-        leaves = jax.tree.leaves(results)
+    def enter(self, owner: object, result: Any) -> None:
         self._owner = owner
-        self._pending = leaves[0] if leaves else None
+        self._pending = result
 
     def leave(self, owner: object) -> None:
         with self.lock:

@@ -16,6 +16,7 @@
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -54,10 +55,32 @@ def give_back(variable: keras.Variable, array: Any) -> None:
 
 
 def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
-    """One group of a model's state, in the order of its trainer."""
-    if group == "optimizer_variables":
-        return list(model.optimizer.variables)
-    return list(getattr(model, group))
+    """One group of a model's state, in the order of its trainer.
+
+    A step that is written with variables does not see the order: optimizers
+    that are attributes of its model are part of the state too.
+    """
+    if group != "optimizer_variables":
+        return list(getattr(model, group))
+    optimizers = {id(model.optimizer): model.optimizer}
+    if takes_data_only(model.train_step):
+        for value in vars(model).values():
+            if isinstance(value, keras.optimizers.Optimizer):
+                optimizers[id(value)] = value
+    return [v for each in optimizers.values() for v in each.variables]
+
+
+def takes_data_only(step: Callable[..., Any]) -> bool:
+    """Whether a step is written with variables: it has no `state`."""
+    parameters = inspect.signature(step).parameters.values()
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(required) == 1
 
 
 @functools.cache

@@ -9,26 +9,27 @@ from typing import Any
 
 import jax
 import keras
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
 from keras_dist.compilation import refusing_variables
-from keras_dist.errors import TraceError
-from keras_dist.regroup import map_nest
 from keras_dist.training import seams
 from keras_dist.training.creation import creation_hooks
 from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.training.overlay import opened
-from keras_dist.values import PerReplica
 from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.divergence import has_callbacks
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
+from keras_dist_jax.results import Packed
+from keras_dist_jax.results import packed
+from keras_dist_jax.results import unpacked
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
+from keras_dist_jax.trace_errors import explained
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
 
@@ -47,7 +48,11 @@ class Program:
         call: Callable that calls the function, given the traced arguments.
         slots: The compiler's `Slots`.
         gate: Bounds the programs under way.
+        layout: The `Layout`, or `None` in no strategy.
         is_first: Boolean, whether the function was never traced before.
+
+    Attributes:
+        is_placed: Whether its arguments decide which device it runs on.
     """
 
     def __init__(
@@ -56,24 +61,30 @@ class Program:
         call: Callable[[Sequence[Any]], Any],
         slots: Slots,
         gate: Gate,
+        layout: Layout | None,
         is_first: bool,
     ) -> None:
         self._name = name
         self._call = call
         self._slots = slots
         self._gate = gate
+        self._layout = layout
         self._is_first = is_first
+        self.is_placed = layout is None or len(layout.devices) > 1
         # Variables that are written: their arrays may be deleted, or not.
         self._donated: list[Slot] = []
         self._given: list[Slot] = []
-        self._read: list[Slot] = []
+        self._taken: list[Slot] = []
+        self._cut = 0
         self._variables: dict[int, keras.Variable] = {}
         self._compiled: Any = None
         # Whether Python is called back, which may raise.
         self._waits = False
         self._held: list[Any] = []
         self._witness: Any = None
+        self._is_plain = True
         self.num_traces = 0
+        self.num_calls = 0
 
     def run(self, leaves: list[Any]) -> Any:
         """Calls the function.
@@ -87,49 +98,53 @@ class Program:
         Raises:
             TraceError: If it can't be compiled.
         """
-        protect = self._compiled is None
-        if protect:
+        if self._compiled is None:
             self._survey(leaves)
-        gate, held = self._gate, self._held
-        with gate.lock:
-            while True:
-                donated = _arrays_of(self._donated, donates=True)
-                if protect or max(map(_COUNT, donated), default=0) > _ALONE:
-                    donated = _unshared(donated, protect)
-                read = _arrays_of(self._read)
-                given = _arrays_of(self._given) if self._given else []
-                gate.settle(self)
-                try:
-                    # In C, so that no interrupt comes between a program that
-                    # has deleted its inputs and keeping what it gave.
-                    held.extend(
-                        map(
-                            self._compiled,
-                            (donated,),
-                            (given,),
-                            (read,),
-                            (leaves,),
-                        )
+        elif not self._gate.waits:
+            return self._dispatched(leaves)
+        with self._gate.lock:
+            self._gate.settle(self)
+            result = self._dispatched(leaves)
+            self._gate.enter(self, self._witness)
+        return result
+
+    def _dispatched(self, leaves: list[Any]) -> Any:
+        held = self._held
+        while True:
+            found = _arrays_of(self._taken)
+            donated, others = found[: self._cut], found[self._cut :]
+            del found
+            protect = not self.num_calls
+            if protect or max(map(_COUNT, donated), default=0) > _ALONE:
+                donated = _unshared(donated, protect)
+            try:
+                # In C, so that no interrupt comes between a program that has
+                # deleted its inputs and keeping what it gave.
+                held.extend(
+                    map(
+                        self._compiled,
+                        (donated,),
+                        (others,),
+                        (leaves,),
                     )
-                    result = self._keep()
-                except _GrownError:
-                    protect = True
-                    continue
-                except Exception as error:
-                    raise _explained(error, self._name) from error
-                except BaseException:
-                    if held:
-                        self._keep()
-                    raise
-                finally:
-                    held.clear()
-                gate.enter(self, self._witness)
-                return result
+                )
+                return self._keep()
+            except _GrownError:
+                continue
+            except Exception as error:
+                raise explained(error, self._name) from error
+            except BaseException:
+                if held:
+                    self._keep()
+                raise
+            finally:
+                held.clear()
 
     def _keep(self) -> Any:
         result, donated, given, self._witness = self._held[0]
         if self._waits:
             jax.block_until_ready((result, donated, given))
+        self.num_calls += 1
         for slot, array in zip(self._donated, donated, strict=True):
             if slot.key in slot.attributes:
                 slot.attributes[slot.key] = slot.seen = slot.array = array
@@ -137,7 +152,13 @@ class Program:
                 slot.keep(array)
         for slot, array in zip(self._given, given, strict=True):
             slot.keep(array)
-        return result
+        if self._is_plain:
+            return result
+        if result.__class__ is Packed and self._layout is not None:
+            return JoinedPerReplica(
+                result.joined, result.stacked, self._layout
+            )
+        return unpacked(result, self._layout)
 
     def _survey(self, leaves: list[Any]) -> None:
         """Traces once, only to find the variables."""
@@ -149,7 +170,7 @@ class Program:
 
         def body(leaves: list[Any]) -> Any:
             with trace.entered():
-                return _packed(trace, self._call(leaves))
+                return packed(self._call(leaves))[0]
 
         refusing = (
             contextlib.nullcontext()
@@ -160,7 +181,7 @@ class Program:
             with creation_hooks(), refusing:
                 program = jax.make_jaxpr(body)(leaves)
         except Exception as error:
-            raise _explained(error, self._name) from error
+            raise explained(error, self._name) from error
         self._waits = has_callbacks(program.jaxpr)
         self._adopt(trace)
 
@@ -183,26 +204,20 @@ class Program:
         self._given = [
             s for s in slots if s.id in written and s.id not in donated
         ]
-        self._read = [s for s in slots if s.id not in written]
+        read = [s for s in slots if s.id not in written]
+        self._taken = [*self._donated, *self._given, *read]
+        self._cut = len(self._donated)
+        self.num_calls = 0
 
         def body(
-            donated: list[Any],
-            given: list[Any],
-            read: list[Any],
-            leaves: list[Any],
+            donated: list[Any], others: list[Any], leaves: list[Any]
         ) -> Any:
-            return self._traced(donated, given, read, leaves)
+            return self._traced([*donated, *others], leaves)
 
         body.__name__ = body.__qualname__ = self._name
         self._compiled = jax.jit(body, donate_argnums=0)
 
-    def _traced(
-        self,
-        donated: list[Any],
-        given: list[Any],
-        read: list[Any],
-        leaves: list[Any],
-    ) -> Any:
+    def _traced(self, values: list[Any], leaves: list[Any]) -> Any:
         self.num_traces += 1
         _log.info(
             "'%s' is traced for arguments %s (trace %d of this program)",
@@ -210,15 +225,14 @@ class Program:
             [jax.typeof(leaf).str_short() for leaf in leaves],
             self.num_traces,
         )
-        slots = [*self._donated, *self._given, *self._read]
-        values = [*donated, *given, *read]
+        slots = self._taken
         trace = Trace(
             {s.id: value for s, value in zip(slots, values, strict=True)},
             self._find,
             variables=self._variables,
         )
         with creation_hooks(), refusing_variables(self._name), trace.entered():
-            result = _packed(trace, self._call(leaves))
+            result, self._is_plain = packed(self._call(leaves))
         changing = [*self._donated, *self._given]
         if trace.unknown or set(trace.written) - {s.id for s in changing}:
             _log.info("'%s' uses variables that it did not know", self._name)
@@ -284,84 +298,3 @@ class _SomeSlot(Slot):
 
 
 _ALONE = _count_alone()
-
-
-def _packed(trace: Trace, nest: Any) -> Any:
-    """A result as JAX can return it."""
-
-    def pack(leaf: Any) -> Any:
-        if isinstance(leaf, keras.Variable):
-            leaf = leaf.value
-        if isinstance(leaf, JoinedPerReplica):
-            return _Packed(leaf.joined, leaf)
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float)):
-            return leaf
-        if leaf is None or isinstance(leaf, PerReplica):
-            return leaf
-        return _Constant(leaf)
-
-    return map_nest(pack, nest)
-
-
-class _Packed:
-    """A per-replica value among the results of a program."""
-
-    def __init__(self, joined: Any, like: JoinedPerReplica) -> None:
-        self.joined = joined
-        self.like = like
-
-
-class _Constant:
-    """A result that is no tensor."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Constant) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-jax.tree_util.register_pytree_node(
-    _Packed,
-    lambda packed: ((packed.joined,), packed.like.kind),
-    lambda kind, children: JoinedPerReplica(children[0], *kind),
-)
-jax.tree_util.register_pytree_node(
-    _Constant,
-    lambda constant: ((), constant),
-    lambda constant, _: constant.value,
-)
-
-
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.TracerBoolConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
-
-
-def _explained(error: Exception, name: str) -> Exception:
-    """The error to raise for one of JAX's."""
-    if isinstance(error, _NEEDS_VALUES):
-        return TraceError(
-            f"The compiled function '{name}' needs the value of a tensor while "
-            "it is traced: for an `if` or `while`, `float()`, `int()`, "
-            "`convert_to_numpy`, or for a shape. Received: "
-            f"{str(error).splitlines()[0]} Expected: operations on tensors. "
-            "Use `keras.ops.where`, `cond` or `while_loop`, fixed shapes with "
-            "a mask, or take that part out of `keras_dist.function`."
-        )
-    if isinstance(error, jax.errors.UnexpectedTracerError):
-        return TraceError(
-            f"The compiled function '{name}' uses a tensor that belongs to "
-            "another trace: Python kept it, in a list, a global or an "
-            "attribute, and it has no value outside of the trace. Received: "
-            f"{str(error).splitlines()[0]} Expected: tensors that are "
-            "returned, or kept in a `keras.Variable` with `assign`."
-        )
-    return error

@@ -77,14 +77,19 @@ class Step:
                 # deleted its inputs and keeping what it gave for them.
                 last.extend(map(call, (values,), (data,), (rows,)))
                 outputs = last[-1][0]
-                gate.enter(running, last[-1])
+                gate.enter(running, _any_of(last[-1]))
             else:
                 outputs, changes = call(values, data, rows)
-                gate.enter(running, (outputs, changes))
+                gate.enter(running, _any_of((outputs, changes)))
                 for group, changed in zip(values, changes, strict=True):
                     for index, value in changed.items():
                         group[index] = value
         return outputs
+
+
+def _any_of(results: Any) -> Any:
+    leaves = jax.tree.leaves(results)
+    return leaves[0] if leaves else None
 
 
 def all_values(step: StepFn) -> StepFn:

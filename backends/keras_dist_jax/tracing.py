@@ -60,12 +60,12 @@ class Trace:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Traces what is called in it."""
-        before, _current.trace = _current.trace, self
+        before, current.trace = current.trace, self
         try:
             with inlining(), opened(self.scope):
                 yield
         finally:
-            _current.trace = before
+            current.trace = before
             self.scope.release()
 
     def read(self, variable: keras.Variable) -> Any:
@@ -147,13 +147,13 @@ def eagerly() -> Iterator[None]:
         yield
 
 
-class _Current(threading.local):
+class Current(threading.local):
     trace: Trace | None = None
 
 
-_current = _Current()
+current = Current()
 
 
 def current_trace() -> Trace | None:
     """What this thread traces, or `None`."""
-    return _current.trace
+    return current.trace

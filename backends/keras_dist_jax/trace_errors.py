@@ -1,0 +1,46 @@
+"""What JAX says of code that it can't trace, in words of this library."""
+
+import jax
+
+from keras_dist.errors import TraceError
+
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerBoolConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def explained(error: Exception, name: str) -> Exception:
+    """The error to raise for one of JAX's.
+
+    Args:
+        error: What was raised.
+        name: String, the name of the compiled function.
+
+    Returns:
+        A `TraceError`, or `error` itself where it is clear.
+    """
+    received = (str(error).splitlines() or [""])[0]
+    if isinstance(error, _NEEDS_VALUES) or (
+        type(error) is TypeError and "of concrete values" in received
+    ):
+        return TraceError(
+            f"The compiled function '{name}' needs the value of a tensor while "
+            "it is traced: for an `if` or `while`, `float()`, `int()`, "
+            f"`convert_to_numpy`, or for a shape. Received: {received} "
+            "Expected: operations on tensors. Use `keras.ops.where`, `cond` "
+            "or `while_loop`, fixed shapes with a mask, or take that part out "
+            "of `keras_dist.function`."
+        )
+    if isinstance(error, jax.errors.UnexpectedTracerError):
+        return TraceError(
+            f"The compiled function '{name}' uses a tensor that belongs to "
+            "another trace: Python kept it, in a list, a global or an "
+            "attribute, and it has no value outside of the trace. Received: "
+            f"{received} Expected: tensors that are returned, or kept in a "
+            "`keras.Variable` with `assign`."
+        )
+    return error
