@@ -4,7 +4,6 @@
 Keras' trainer on JAX wants `train_step(self, state, data)`.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -21,19 +20,6 @@ _GROUPS = {
 }
 
 
-def takes_data_only(method: Callable[..., Any]) -> bool:
-    """Whether a step is written with variables: it has no `state`."""
-    parameters = inspect.signature(method).parameters.values()
-    required = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind
-        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(required) == 1
-
-
 def stateless(model: keras.Model, name: str) -> StepFn:
     """A step of a model's as a function of its state.
 
@@ -46,7 +32,7 @@ def stateless(model: keras.Model, name: str) -> StepFn:
         state, both in the groups of Keras' trainer.
     """
     method = getattr(model, name)
-    if takes_data_only(method):
+    if internals.takes_data_only(method):
         return _of_variables(model, name, method)
     if name != "predict_step":
         step: StepFn = method

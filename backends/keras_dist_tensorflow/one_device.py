@@ -1,6 +1,7 @@
 """The identity executor: plain Keras on one device."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ import tensorflow as tf
 from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.plan import Plan
+from keras_dist.training.steps import STEPS
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import default_device
@@ -81,7 +84,16 @@ class OneDeviceExecutor(Executor):
         return tf.concat(values, axis)
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        return {}
+        # A step of the user's own may ask for variables before it calls the
+        # model, and on several replicas they are there.
+        owner = type(model)
+        return {
+            name: built_first(
+                model, name, functools.partial(getattr(owner, name), model)
+            )
+            for name in STEPS
+            if getattr(owner, name) is not getattr(keras.Model, name)
+        }
 
     def prepare(self, model: keras.Model) -> None:
         self._moves.follow(model, tf.distribute.get_strategy())

@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from gradients.helpers import BACKEND
-from gradients.helpers import array
 from keras import ops
 
 import keras_dist
+from gradients.helpers import BACKEND
+from gradients.helpers import array
 
 X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]], "float32")
 

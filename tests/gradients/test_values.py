@@ -3,11 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from gradients.helpers import BACKEND
-from gradients.helpers import array
 from keras import ops
 
 import keras_dist
+from gradients.helpers import BACKEND
+from gradients.helpers import array
 
 
 def test_value_and_gradient_of_variables():
