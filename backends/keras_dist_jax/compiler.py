@@ -18,9 +18,10 @@ from keras_dist.replica_methods import check_args
 from keras_dist.values import PerReplica
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.joined import Shapes
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.program import Program
-from keras_dist_jax.regions import run_region
+from keras_dist_jax.bodies import run_region
 from keras_dist_jax.slots import Slots
 from keras_dist_jax.structure import IsTracedError
 from keras_dist_jax.structure import flatten
@@ -154,9 +155,11 @@ class JaxCompiler(Compiler):
             is_first,
         )
 
-    def _per_replica(self, joined: Any, stacked: bool) -> JoinedPerReplica:
+    def _per_replica(
+        self, joined: Any, stacked: bool, shapes: Shapes | None
+    ) -> JoinedPerReplica:
         assert self._layout is not None
-        return JoinedPerReplica(joined, stacked, self._layout)
+        return JoinedPerReplica(joined, stacked, self._layout, None, shapes)
 
     def _join(self, value: PerReplica) -> JoinedPerReplica:
         layout = self._layout
@@ -166,8 +169,7 @@ class JaxCompiler(Compiler):
         if not isinstance(value, JoinedPerReplica):
             parts = [jax.numpy.asarray(part) for part in value.values]
             value = JoinedPerReplica(None, False, layout, parts)
-        if not value.join():
-            raise NotImplementedError("ragged")
+        value.join()
         return value
 
 

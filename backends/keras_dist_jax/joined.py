@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from keras_dist.values import PerReplica
 from keras_dist_jax.layout import Layout
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class Parts(tuple[Any, ...]):
@@ -29,6 +32,8 @@ class JoinedPerReplica(PerReplica):
             its component does not have. Else components are joined along it.
         layout: The `Layout`.
         parts: Sequence of `jax.Array`s, one for each replica.
+        shapes: Tuple of the components' shapes where they differ: they are
+            stacked, with something behind their ends to make them equal.
     """
 
     _name = "PerReplica"
@@ -39,48 +44,81 @@ class JoinedPerReplica(PerReplica):
         stacked: bool,
         layout: Layout,
         parts: Sequence[Any] | None = None,
+        shapes: Shapes | None = None,
     ) -> None:
         self.joined = joined
+        self.shapes = shapes
         self.stacked = stacked
         self._layout = layout
         self._parts = None if parts is None else tuple(parts)
 
     @property
-    def kind(self) -> tuple[bool, Layout]:
-        """What it is made with, beside the array."""
-        return self.stacked, self._layout
-
-    @property
     def values(self) -> tuple[Any, ...]:
         if self._parts is None:
             parts = Parts(parts_of(self.joined, self.stacked, self._layout))
-            if self.stacked:
+            if self.shapes is not None:
+                parts = Parts(map(cut_to, parts, self.shapes))
+            elif self.stacked:
                 parts.stacked = self.joined
             self._parts = parts
         return self._parts
 
-    def join(self) -> bool:
-        """Makes `joined`, of components of one shape and dtype.
+    @classmethod
+    def of_traced(
+        cls, values: Sequence[Any], layout: Layout
+    ) -> "JoinedPerReplica":
+        """Components inside of a program, stacked."""
+        parts = [jnp.asarray(value) for value in values]
+        shapes = tuple(tuple(part.shape) for part in parts)
+        if len(set(shapes)) > 1:
+            parts = [padded(part, largest(shapes)) for part in parts]
+            return cls(jnp.stack(parts), True, layout, None, shapes)
+        return cls(jnp.stack(parts), True, layout)
 
-        Returns:
-            Whether they are that.
+    def join(self) -> None:
+        """Makes `joined`.
+
+        Raises:
+            ValueError: If components differ in rank or dtype.
         """
-        if self.joined is None:
-            first, *others = parts = self.values
-            if any(
-                other.shape != first.shape or other.dtype != first.dtype
-                for other in others
-            ):
-                return False
-            self.stacked = first.ndim == 0
-            placed = [
-                jax.device_put(part, device)
-                for part, device in zip(
-                    parts, self._layout.devices, strict=True
-                )
-            ]
-            self.joined = _join(placed, self.stacked, self._layout)
-        return True
+        if self.joined is not None:
+            return
+        parts = self.values
+        shapes = tuple(tuple(part.shape) for part in parts)
+        if len({(len(p.shape), p.dtype) for p in parts}) > 1:
+            raise ValueError(
+                "Components of a per-replica value go into one program. "
+                f"Received: {[jax.typeof(p).str_short() for p in parts]}. "
+                "Expected: one dtype, and one number of axes."
+            )
+        if len(set(shapes)) > 1:
+            self.shapes, self.stacked = shapes, True
+            parts = [padded(part, largest(shapes)) for part in parts]
+        else:
+            self.stacked = not shapes[0]
+        placed = [
+            jax.device_put(part, device)
+            for part, device in zip(parts, self._layout.devices, strict=True)
+        ]
+        self.joined = _join(placed, self.stacked, self._layout)
+
+
+def largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all others fit in."""
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def padded(value: Any, shape: Sequence[int]) -> Any:
+    """A value with zeros behind its ends."""
+    missing = [(0, s - n) for s, n in zip(shape, value.shape, strict=True)]
+    return jnp.pad(value, missing) if any(m for _, m in missing) else value
+
+
+def cut_to(value: Any, shape: Sequence[int]) -> Any:
+    """A value without what `padded` put behind its ends."""
+    if tuple(value.shape) == tuple(shape):
+        return value
+    return value[tuple(slice(size) for size in shape)]
 
 
 class Local(PerReplica):

@@ -21,7 +21,6 @@ from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.divergence import has_callbacks
 from keras_dist_jax.gate import Gate
-from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.results import Packed
@@ -155,9 +154,7 @@ class Program:
         if self._is_plain:
             return result
         if result.__class__ is Packed and self._layout is not None:
-            return JoinedPerReplica(
-                result.joined, result.stacked, self._layout
-            )
+            return result.on(self._layout)
         return unpacked(result, self._layout)
 
     def _survey(self, leaves: list[Any]) -> None:

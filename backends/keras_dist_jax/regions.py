@@ -11,21 +11,17 @@ from typing import TypeVar
 
 import jax
 import keras
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
-from jax.sharding import PartitionSpec
 from keras import ops
 
-from keras_dist import context
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
+from keras_dist.reduction import check_shapes
 from keras_dist.regroup import map_nest
 from keras_dist.training.binding import check_owner
 from keras_dist.training.call import ReplicaCall
-from keras_dist.training import seams
 from keras_dist.training.overlay import Overlay
 from keras_dist.training.overlay import opened
 from keras_dist.training.replica import SEED_STRIDE
@@ -37,11 +33,14 @@ from keras_dist.training.step import Writes
 from keras_dist.training.step import outside_replicas
 from keras_dist.values import PerReplica
 from keras_dist_jax.divergence import AXIS
-from keras_dist_jax.divergence import differing
-from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.joined import Local
+from keras_dist_jax.joined import cut_to
+from keras_dist_jax.joined import largest
+from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
+from keras_dist_jax.peers import Peers
+from keras_dist_jax.peers import describe
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import combined
 from keras_dist_jax.tracing import eagerly
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase
 
 T = TypeVar("T")
-CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
 
 
 class Region:
@@ -63,6 +61,7 @@ class Region:
         layout: Its `Layout`.
         trace: The `Trace` that it is part of.
         values: Mapping from variables' ids to the replica's values.
+        peers: What is known of the other replicas.
     """
 
     def __init__(
@@ -71,6 +70,7 @@ class Region:
         layout: Layout,
         trace: Trace,
         values: Mapping[int, Any],
+        peers: Peers,
     ) -> None:
         self.strategy = strategy
         self.layout = layout
@@ -80,6 +80,7 @@ class Region:
         self.values = dict(values)
         self.written: dict[int, keras.Variable] = {}
         self.scope = RegionScope(self)
+        self.peers = peers
         # By the id of a component that was gathered: all, and its own.
         self._gathered: dict[int, tuple[list[Any], Any]] = {}
 
@@ -115,20 +116,30 @@ class Region:
         self.written[id(variable)] = variable
 
     def everyone(self, nest: Any) -> list[Any]:
-        """Every replica's nest; what is not traced is the same on each."""
+        """Every replica's nest; what is not traced is known of each."""
         leaves, structure = jax.tree.flatten(nest)
-        gathered = [self._gather(leaf) for leaf in leaves]
+        described = self.peers.met([describe(leaf) for leaf in leaves])
+        gathered = [
+            self._gather(leaf, [each[i] for each in described])
+            for i, leaf in enumerate(leaves)
+        ]
         return [
             structure.unflatten([each[i] for each in gathered])
             for i in range(self.count)
         ]
 
-    def _gather(self, leaf: Any) -> list[Any]:
+    def _gather(self, leaf: Any, described: Sequence[Any]) -> list[Any]:
         if not isinstance(leaf, jax.Array):
-            return [leaf] * self.count
-        joined = lax.all_gather(leaf, AXIS)
-        components = [joined[index] for index in range(self.count)]
-        self._gathered[id(components[0])] = components, leaf
+            return [
+                value if kind == "value" else leaf for kind, value in described
+            ]
+        shapes = [shape for _, (shape, _) in described]
+        joined = lax.all_gather(padded(leaf, largest(shapes)), AXIS)
+        components = [
+            cut_to(joined[index], shape) for index, shape in enumerate(shapes)
+        ]
+        if len(set(shapes)) == 1:
+            self._gathered[id(components[0])] = components, leaf
         return components
 
     def per_replica(self, values: Sequence[Any]) -> PerReplica:
@@ -227,6 +238,8 @@ class TracedReplica(Replica):
             return fn(everyone)
 
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
+        check_shapes(self._everyones_like(value))
+
         @jax.custom_vjp
         def summed(value: Any) -> Any:
             return lax.psum(value, AXIS) if total is None else total
@@ -241,8 +254,21 @@ class TracedReplica(Replica):
         return summed(value)
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
-        along = check_gather([value], axis)
-        return lax.all_gather(value, AXIS, axis=along, tiled=True)
+        likes = self._everyones_like(value)
+        along = check_gather(likes, axis)
+        shapes = [like.shape for like in likes]
+        if len(set(shapes)) == 1:
+            return lax.all_gather(value, AXIS, axis=along, tiled=True)
+        joined = lax.all_gather(padded(value, largest(shapes)), AXIS)
+        parts = [cut_to(joined[i], shape) for i, shape in enumerate(shapes)]
+        return jnp.concatenate(parts, axis=along)
+
+    def _everyones_like(self, value: Any) -> list[Any]:
+        """Each replica's shape, where a tensor of that shape is expected."""
+        if not self._region.peers.are_uneven:
+            return [value] * self._region.count
+        shapes = self._region.everyone(tuple(map(int, value.shape)))
+        return [jax.ShapeDtypeStruct(shape, value.dtype) for shape in shapes]
 
     def own(self, nest: Any) -> Any:
         return self._region.own(nest)
@@ -321,200 +347,3 @@ class TracedCall(ReplicaCall):
         self, gradients: Sequence[Sequence[Any]], shares: Sequence[Share]
     ) -> list[Any]:
         return self.runner.weighted_sum(gradients, [])
-
-
-def run_region(
-    strategy: "StrategyBase",
-    layout: Layout,
-    trace: Trace,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Calls `fn` in a body that each replica runs.
-
-    Args:
-        strategy: The `Strategy`.
-        layout: Its `Layout`.
-        trace: The `Trace` that it is part of.
-        fn: Callable, the replica function.
-        args: Sequence of arguments, with tracers for arrays.
-        kwargs: Mapping of keyword arguments, likewise.
-
-    Returns:
-        Nest of `JoinedPerReplica`s.
-    """
-    context.check_cross_replica(strategy, "run")
-    seams.install()
-    seams.install_building()
-    leaves: list[Any] = []
-    specs: list[Any] = []
-
-    def collect(leaf: Any) -> Any:
-        if isinstance(leaf, JoinedPerReplica):
-            leaves.append(leaf.joined)
-            specs.append(CUT)
-            return _Argument(leaf.stacked)
-        if isinstance(leaf, PerReplica):
-            leaves.append(jnp.stack(leaf.values))
-            specs.append(CUT)
-            return _Argument(True)
-        if isinstance(leaf, jax.Array):
-            leaves.append(leaf)
-            specs.append(ON_EACH)
-            return _Argument(False)
-        return leaf
-
-    arguments = map_nest(collect, (tuple(args), dict(kwargs)))
-    known = [v for k, v in trace.variables.items() if k in trace.values]
-    body = _Body(strategy, layout, trace, fn, arguments, known, specs)
-    values = [trace.values[id(variable)] for variable in known]
-    results, split, whole = jax.shard_map(
-        body,
-        mesh=layout.sharding.mesh,
-        in_specs=(specs, [CUT if is_split(v) else ON_EACH for v in known]),
-        out_specs=(CUT, CUT, ON_EACH),
-        check_vma=False,
-    )(leaves, values)
-    for variable, value in zip(body.written, [*split, *whole], strict=True):
-        trace.write(variable, value)
-    joined = iter(results)
-    return map_nest(
-        lambda leaf: JoinedPerReplica(next(joined), True, layout)
-        if leaf is _RESULT
-        else leaf,
-        body.result,
-    )
-
-
-class _Argument:
-    """Stands for an array among the arguments of a replica function."""
-
-    def __init__(self, stacked: bool) -> None:
-        self.stacked = stacked
-
-
-_RESULT = object()
-
-
-class _Body:
-    """What each device runs: the replica function, once for all of them."""
-
-    def __init__(
-        self,
-        strategy: "StrategyBase",
-        layout: Layout,
-        trace: Trace,
-        fn: Callable[..., Any],
-        arguments: Any,
-        known: Sequence[keras.Variable],
-        specs: Sequence[Any],
-    ) -> None:
-        self._strategy = strategy
-        self._layout = layout
-        self._trace = trace
-        self._fn = fn
-        self._arguments = arguments
-        self._known = known
-        self._differ = [
-            *[spec is CUT for spec in specs],
-            *[is_split(variable) for variable in known],
-        ]
-        self.result: Any = None
-        self.written: list[keras.Variable] = []
-
-    def __call__(self, leaves: list[Any], values: list[Any]) -> Any:
-        program, shapes = jax.make_jaxpr(self._replica, return_shape=True)(
-            leaves, values
-        )
-        flat = jax.core.eval_jaxpr(
-            program.jaxpr, program.consts, *leaves, *values
-        )
-        structure = jax.tree.structure(shapes)
-        results, split, whole = structure.unflatten(flat)
-        differ = structure.unflatten(differing(program.jaxpr, self._differ))
-        whole = self._agreed(whole, differ[2])
-        return [x[None] for x in results], [x[None] for x in split], whole
-
-    def _replica(
-        self, leaves: list[Any], values: list[Any]
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        region = Region(
-            self._strategy,
-            self._layout,
-            self._trace,
-            {
-                id(variable): value[0] if is_split(variable) else value
-                for variable, value in zip(self._known, values, strict=True)
-            },
-        )
-        own = iter(leaves)
-
-        def argument(leaf: Any) -> Any:
-            if not isinstance(leaf, _Argument):
-                return leaf
-            return next(own)[0] if leaf.stacked else next(own)
-
-        args, kwargs = map_nest(argument, self._arguments)
-        results: list[Any] = []
-
-        def keep(leaf: Any) -> Any:
-            if isinstance(leaf, keras.Variable):
-                leaf = leaf.value
-            if not isinstance(leaf, (jax.Array, np.ndarray, int, float)):
-                return leaf
-            results.append(jnp.asarray(leaf))
-            return _RESULT
-
-        replica = TracedReplica(region)
-        with (
-            region.current(),
-            TracedCall(
-                replica, TracedRunner(region), self._strategy, region
-            ) as call,
-        ):
-            self.result = map_nest(keep, self._fn(*args, **kwargs))
-            replica.meet(
-                "the end of the replica function",
-                lambda everyone: call.commit(everyone, []),
-                call.writes,
-            )
-        written = list(region.written.values())
-        split = [v for v in written if is_split(v)]
-        whole = [v for v in written if not is_split(v)]
-        self.written = [*split, *whole]
-        return (
-            results,
-            [_as_kept(v, region.values[id(v)]) for v in split],
-            [_as_kept(v, region.values[id(v)]) for v in whole],
-        )
-
-    def _agreed(self, values: list[Any], differ: list[bool]) -> list[Any]:
-        """The values that all replicas go on with, of those they left."""
-        variables = self.written[len(self.written) - len(values) :]
-        for variable, differs in zip(variables, differ, strict=True):
-            if not differs:
-                continue
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            if variable.trainable or "float" not in dtype:
-                raise ReplicaDivergenceError(
-                    f"Replicas may leave different values in variable "
-                    f"'{variable.path}', whose aggregation is "
-                    f"'{variable.aggregation}': they depend on what each "
-                    "replica has of its own. Expected: the same value on each "
-                    "replica. Make the variable with `aggregation='mean'`, "
-                    "'sum' or 'only_first_replica', or with "
-                    "`synchronization='on_read'` for a value of each "
-                    "replica's own."
-                )
-        own = [v for v, differs in zip(values, differ, strict=True) if differs]
-        means = iter(lax.pmean(own, AXIS) if own else [])
-        return [
-            next(means) if differs else value
-            for value, differs in zip(values, differ, strict=True)
-        ]
-
-
-def _as_kept(variable: keras.Variable, value: Any) -> Any:
-    """A value in the variable's dtype, or each call would be traced anew."""
-    return lax.convert_element_type(value, variable.dtype)

@@ -10,6 +10,7 @@ import numpy as np
 from keras_dist.regroup import map_nest
 from keras_dist.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.joined import Shapes
 from keras_dist_jax.layout import Layout
 
 
@@ -19,6 +20,13 @@ class Packed:
 
     joined: Any
     stacked: bool
+    shapes: Shapes | None = None
+
+    def on(self, layout: Layout) -> JoinedPerReplica:
+        """The per-replica value again."""
+        return JoinedPerReplica(
+            self.joined, self.stacked, layout, None, self.shapes
+        )
 
 
 @dataclass(slots=True)
@@ -36,7 +44,7 @@ class _Holder:
 
 
 # In C, and with nothing but arrays and these in the results.
-jax.tree_util.register_dataclass(Packed, ["joined"], ["stacked"])
+jax.tree_util.register_dataclass(Packed, ["joined"], ["stacked", "shapes"])
 jax.tree_util.register_dataclass(Constant, [], ["holder"])
 
 
@@ -58,7 +66,7 @@ def packed(nest: Any) -> tuple[Any, bool]:
             return leaf
         plain = False
         if isinstance(leaf, JoinedPerReplica):
-            return Packed(leaf.joined, leaf.stacked)
+            return Packed(leaf.joined, leaf.stacked, leaf.shapes)
         if isinstance(leaf, PerReplica):
             return Packed(jax.numpy.stack(leaf.values), True)
         return Constant(_Holder(leaf))
@@ -77,7 +85,7 @@ def unpacked(nest: Any, layout: Layout | None) -> Any:
 
     def unpack(leaf: Any) -> Any:
         if leaf.__class__ is Packed and layout is not None:
-            return JoinedPerReplica(leaf.joined, leaf.stacked, layout)
+            return leaf.on(layout)
         if leaf.__class__ is Constant:
             return leaf.holder.value
         return leaf

@@ -7,6 +7,7 @@ compiled; so it has to be hashable, like the structure that it is in.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,12 +16,14 @@ import numpy as np
 from keras_dist.regroup import map_nest
 from keras_dist.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.joined import Shapes
 
 # What stands for a traced value: an array, or one that is cut over replicas.
 ARRAY, CUT, STACKED = "array", "cut", "stacked"
 _array_types: set[type] = set()
 
 Join = Callable[[PerReplica], JoinedPerReplica]
+Wrap = Callable[[Any, bool, Shapes | None], Any]
 
 
 def flatten(nest: Any, leaves: list[Any], join: Join, path: str) -> Any:
@@ -48,7 +51,10 @@ def flatten(nest: Any, leaves: list[Any], join: Join, path: str) -> Any:
             found.append(ARRAY)
         elif kind is JoinedPerReplica and item.joined is not None:
             leaves.append(item.joined)
-            found.append(STACKED if item.stacked else CUT)
+            if item.shapes is None:
+                found.append(STACKED if item.stacked else CUT)
+            else:
+                found.append(Uneven(item.shapes))
         elif kind is tuple or kind is list or kind is dict:
             found.append(flatten(item, leaves, join, f"{path}[{key!r}]"))
         else:
@@ -68,6 +74,8 @@ def _other(item: Any, leaves: list[Any], join: Join, path: str) -> Any:
     if isinstance(item, PerReplica):
         joined = join(item)
         leaves.append(joined.joined)
+        if joined.shapes is not None:
+            return Uneven(joined.shapes)
         return STACKED if joined.stacked else CUT
     if isinstance(item, (list, tuple, Mapping)):
         return _Nest(item, leaves, join, path)
@@ -82,6 +90,13 @@ def _other(item: Any, leaves: list[Any], join: Join, path: str) -> Any:
             "string or a tuple. Read it from the function's closure instead."
         ) from error
     return _Static(item)
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Stands for a per-replica value whose components have these shapes."""
+
+    shapes: Shapes
 
 
 class IsTracedError(Exception):
@@ -127,7 +142,7 @@ class _Nest:
 
 
 def unflatten(
-    structure: Any, leaves: Iterator[Any], wrap: Callable[[Any, bool], Any]
+    structure: Any, leaves: Iterator[Any], wrap: Wrap
 ) -> Any:
     """The nest again, around other leaves.
 
@@ -135,12 +150,14 @@ def unflatten(
         structure: What `flatten` returned.
         leaves: Iterator over the traced values.
         wrap: Callable that makes a per-replica value of a traced one, given
-            whether it is stacked.
+            whether it is stacked, and the shapes of uneven components.
     """
     if structure is ARRAY:
         return next(leaves)
     if structure is CUT or structure is STACKED:
-        return wrap(next(leaves), structure is STACKED)
+        return wrap(next(leaves), structure is STACKED, None)
+    if isinstance(structure, Uneven):
+        return wrap(next(leaves), True, structure.shapes)
     if isinstance(structure, _Static):
         return structure.value
     if isinstance(structure, _Nest):

@@ -54,6 +54,8 @@ class Trace:
         self.unknown = False
         self._find = find
         self.scope = TraceScope(self)
+        # Whether it is only to find the variables.
+        self.is_survey = not values
         # The `Region` that is being traced, if it is one.
         self.region: Any = None
 

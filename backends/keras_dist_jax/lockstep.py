@@ -1,0 +1,364 @@
+"""Replicas with values of different shapes, in one program.
+
+All devices run the same program, so it holds the replica function once for
+each variant of shapes. A device goes through the parts of its own variant, and
+all meet at each collective: what goes in has one shape, whatever the variant.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax.extend.core import Jaxpr
+from jax.extend.core import Literal
+from jax.extend.core import jaxprs_in_params
+
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.errors import UnsupportedModelError
+from keras_dist_jax.divergence import AXIS
+
+_COLLECTIVES = {
+    "psum",
+    "psum_invariant",
+    "pmax",
+    "pmin",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "ppermute",
+}
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CONTROL_FLOW = {"cond", "scan", "while"}
+
+
+class Lockstep:
+    """Variants of one program, taken apart at their collectives.
+
+    Args:
+        programs: Sequence of `ClosedJaxpr`s, one for each variant, with the
+            same arguments and results.
+
+    Raises:
+        ReplicaDivergenceError: If variants differ in their collectives.
+        UnsupportedModelError: If there is one inside of control flow.
+    """
+
+    def __init__(self, programs: Sequence[Any]) -> None:
+        self._variants = [_Variant(program) for program in programs]
+        kinds = [variant.collectives() for variant in self._variants]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ReplicaDivergenceError(
+                "Replicas with different numbers of rows took different "
+                f"paths. Received: collectives {kinds}. Expected: the same "
+                "ones, of the same shapes, on each replica. Look for a branch "
+                "on shapes, and for collectives of row-shaped values."
+            )
+
+    def same_results(self) -> list[bool]:
+        """For each result, whether all variants compute it alike."""
+        keys = [variant.result_keys() for variant in self._variants]
+        return [all(k == each[0] for k in each) for each in zip(*keys)]
+
+    def run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
+        """Runs what is its own of each device.
+
+        Args:
+            variant: Integer scalar tensor, the device's.
+            arguments: Sequence of the arguments.
+
+        Returns:
+            List of the results.
+        """
+        for each in self._variants:
+            each.start(arguments)
+        count = len(self._variants[0].collective_at)
+        for index in range(count):
+            self._run_part(variant, index)
+            self._meet(variant, index)
+        if count:
+            # Most of what is left is alike, and merged by the compiler.
+            for each in self._variants:
+                each.run_part(count)
+        else:
+            self._run_part(variant, count)
+        return [
+            _select(variant, values)
+            for values in zip(*[v.results() for v in self._variants])
+        ]
+
+    def _run_part(self, variant: Any, index: int) -> None:
+        names = [each.leaving(index) for each in self._variants]
+        likes = [
+            [var.aval for var in leaving] for leaving in names
+        ]
+
+        def branch(own: int) -> Any:
+            def run() -> list[list[Any]]:
+                values = self._variants[own].computed(index, names[own])
+                return [
+                    values
+                    if other == own
+                    else [jnp.zeros(a.shape, a.dtype) for a in avals]
+                    for other, avals in enumerate(likes)
+                ]
+
+            return run
+
+        branches = [branch(own) for own in range(len(self._variants))]
+        found = lax.switch(variant, branches)
+        for each, leaving, values in zip(
+            self._variants, names, found, strict=True
+        ):
+            each.values.update(zip(leaving, values, strict=True))
+
+    def _meet(self, variant: Any, index: int) -> None:
+        first = self._variants[0]
+        operands = [
+            _select(variant, values)
+            for values in zip(*[v.operands(index) for v in self._variants])
+        ]
+        equation = first.equations[first.collective_at[index]]
+        results = _bound(equation, operands)
+        for each in self._variants:
+            own = each.equations[each.collective_at[index]]
+            each.values.update(zip(own.outvars, results, strict=True))
+
+
+class _Variant:
+    """One variant, and what has been computed of it."""
+
+    def __init__(self, program: Any) -> None:
+        program = _flat(program)
+        self._arguments = list(program.jaxpr.invars)
+        self._outvars = list(program.jaxpr.outvars)
+        self._consts = dict(
+            zip(program.jaxpr.constvars, program.consts, strict=True)
+        )
+        self.equations = _live(program.jaxpr.eqns, self._outvars)
+        self.collective_at = [
+            index
+            for index, equation in enumerate(self.equations)
+            if _is_collective(equation)
+        ]
+        self._starts = [0, *[at + 1 for at in self.collective_at]]
+        self._stops = [*self.collective_at, len(self.equations)]
+        self.values: dict[Any, Any] = {}
+
+    def collectives(self) -> list[str]:
+        """What it does together with the others."""
+        found = []
+        for at in self.collective_at:
+            equation = self.equations[at]
+            shapes = [var.aval.str_short() for var in equation.invars]
+            found.append(f"{equation.primitive.name} of {', '.join(shapes)}")
+        return found
+
+    def start(self, arguments: Sequence[Any]) -> None:
+        """Takes the arguments."""
+        self.values = dict(self._consts)
+        self.values.update(zip(self._arguments, arguments, strict=True))
+
+    def read(self, atom: Any) -> Any:
+        """A value that was computed."""
+        return atom.val if isinstance(atom, Literal) else self.values[atom]
+
+    def part(self, index: int) -> list[Any]:
+        """The equations up to the next collective."""
+        return self.equations[self._starts[index] : self._stops[index]]
+
+    def leaving(self, index: int) -> list[Any]:
+        """What a part computes and others need."""
+        made = {v: None for e in self.part(index) for v in e.outvars}
+        needed = {
+            atom
+            for equation in self.equations[self._stops[index] :]
+            for atom in equation.invars
+            if not isinstance(atom, Literal)
+        }
+        needed |= {v for v in self._outvars if not isinstance(v, Literal)}
+        return [var for var in made if var in needed]
+
+    def computed(self, index: int, leaving: list[Any]) -> list[Any]:
+        """Runs a part, and forgets all but what leaves it."""
+        before = self.values
+        self.values = dict(before)
+        self.run_part(index)
+        values = [self.values[var] for var in leaving]
+        self.values = before
+        return values
+
+    def run_part(self, index: int) -> None:
+        """Runs a part."""
+        for equation in self.part(index):
+            results = _bound(equation, [*map(self.read, equation.invars)])
+            self.values.update(zip(equation.outvars, results, strict=True))
+
+    def operands(self, index: int) -> list[Any]:
+        """What goes into a collective."""
+        equation = self.equations[self.collective_at[index]]
+        return [self.read(atom) for atom in equation.invars]
+
+    def results(self) -> list[Any]:
+        """The results."""
+        return [self.read(atom) for atom in self._outvars]
+
+    def result_keys(self) -> list[Any]:
+        """For each result, something equal where it is computed alike."""
+        keys: dict[Any, Any] = {
+            var: ("argument", i) for i, var in enumerate(self._arguments)
+        }
+        keys |= {var: ("constant", id(c)) for var, c in self._consts.items()}
+        meetings = 0
+        for equation in self.equations:
+            if _is_collective(equation):
+                own: Any = ("meeting", meetings)
+                meetings += 1
+            else:
+                own = (
+                    equation.primitive.name,
+                    _params_key(equation.params),
+                    tuple(_key(atom, keys) for atom in equation.invars),
+                )
+            for position, var in enumerate(equation.outvars):
+                keys[var] = hash((own, position))
+        return [_key(atom, keys) for atom in self._outvars]
+
+
+def _select(variant: Any, values: Sequence[Any]) -> Any:
+    if all(value is values[0] for value in values):
+        return values[0]
+    return lax.select_n(variant, *values)
+
+
+def _is_collective(equation: Any) -> bool:
+    name, params = equation.primitive.name, equation.params
+    axes = params.get("axes", params.get("axis_name", ()))
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    return name in _COLLECTIVES and AXIS in axes
+
+
+def _meets_inside(equation: Any) -> bool:
+    return any(
+        _is_collective(inner) or _meets_inside(inner)
+        for program in jaxprs_in_params(equation.params)
+        for inner in getattr(program, "jaxpr", program).eqns
+    )
+
+
+def _flat(program: Any) -> Any:
+    """The program, with functions opened up that meet inside of them."""
+    if not any(map(_meets_inside, program.jaxpr.eqns)):
+        return program
+    arguments = [
+        jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
+        for var in program.jaxpr.invars
+    ]
+
+    def opened(*arguments: Any) -> list[Any]:
+        return _evaluated(program.jaxpr, program.consts, arguments)
+
+    return _flat(jax.make_jaxpr(opened)(*arguments))
+
+
+def _evaluated(
+    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]
+) -> list[Any]:
+    values = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        inputs = [read(atom) for atom in equation.invars]
+        if _meets_inside(equation):
+            inner = _called(equation)
+            results = _evaluated(
+                getattr(inner, "jaxpr", inner),
+                getattr(inner, "consts", ()),
+                inputs,
+            )
+        else:
+            results = _bound(equation, inputs)
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
+    values = iter(inputs)
+    given = {}
+    for atom in equation.invars:
+        value = next(values)
+        if not isinstance(atom, Literal):
+            given[atom] = value
+    alone = Jaxpr(
+        constvars=(),
+        invars=list(given),
+        outvars=list(equation.outvars),
+        eqns=[equation],
+        effects=equation.effects,
+    )
+    results: list[Any] = jax.core.eval_jaxpr(alone, (), *given.values())
+    return results
+
+
+def _called(equation: Any) -> Any:
+    for key in _CALLS:
+        if key in equation.params and (
+            equation.primitive.name not in _CONTROL_FLOW
+        ):
+            return equation.params[key]
+    raise UnsupportedModelError(
+        "Replicas can't meet inside of control flow in a step in which they "
+        "have different numbers of rows. Received: a collective inside of "
+        f"`{equation.primitive.name}`. Expected: losses, metrics, updates and "
+        "synchronized statistics outside of `cond`, `scan`, `while_loop` and "
+        "recurrent cells. Move it out, or drop the partial batch."
+    )
+
+
+def _live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
+    """The equations that something depends on, or that do something."""
+    needed = {var for var in outvars if not isinstance(var, Literal)}
+    found = []
+    for equation in reversed(equations):
+        if needed.intersection(equation.outvars) or _calls_back(equation):
+            found.append(equation)
+            needed.update(
+                a for a in equation.invars if not isinstance(a, Literal)
+            )
+    return found[::-1]
+
+
+def _calls_back(equation: Any) -> bool:
+    return "callback" in equation.primitive.name or any(
+        _calls_back(inner)
+        for program in jaxprs_in_params(equation.params)
+        for inner in getattr(program, "jaxpr", program).eqns
+    )
+
+
+def _key(atom: Any, keys: dict[Any, Any]) -> Any:
+    if isinstance(atom, Literal):
+        return "literal", str(atom.val), str(atom.aval)
+    return keys[atom]
+
+
+def _params_key(params: Any) -> Any:
+    """What makes an equation another one, as far as that can be compared."""
+    simple = tuple(
+        (name, str(value))
+        for name, value in sorted(params.items())
+        if isinstance(value, (bool, int, float, str, tuple, type(None)))
+        or hasattr(value, "itemsize")
+    )
+    inner = tuple(
+        tuple(
+            (e.primitive.name, _params_key(e.params))
+            for e in getattr(program, "jaxpr", program).eqns
+        )
+        for program in jaxprs_in_params(params)
+    )
+    return simple, inner
