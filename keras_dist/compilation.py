@@ -13,6 +13,7 @@ from typing import Any
 
 from keras_dist.errors import TraceError
 from keras_dist.regroup import regroup
+from keras_dist.steps_in_one import snapshot
 from keras_dist.steps_in_one import stack_steps
 
 if TYPE_CHECKING:
@@ -102,7 +103,10 @@ class Compiler(ABC):
             The nest that it returned, each leaf (of each replica) with the
             steps stacked along a new first axis.
         """
-        results = [self.run(strategy, function, each, None) for each in batches]
+        results = [
+            snapshot(self.run(strategy, function, each, None))
+            for each in batches
+        ]
         return stack_steps(strategy, results)
 
     @property
@@ -156,15 +160,18 @@ def check_creation() -> None:
         TraceError: Under `refusing_variables`.
     """
     if _current.has_made_all is not None:
-        raise TraceError(
-            f"The compiled function '{_current.has_made_all}' made a "
-            "`keras.Variable` in a later call than its first. Received: a "
-            "variable that is new each time the function is traced. Expected: "
-            "variables, layers, metrics and optimizers made outside, once, or "
-            "kept from the first call on. Build what is built lazily before "
-            "it is needed: `model.build(shape)`, "
-            "`optimizer.build(model.trainable_variables)`."
-        )
+        raise creation_error(_current.has_made_all)
+
+
+def creation_error(name: str) -> TraceError:
+    """The error of a function that makes variables in a later trace."""
+    return TraceError(
+        f"The compiled function '{name}' made a `keras.Variable` in a later "
+        "call than its first, or each time it is traced. Expected: variables, "
+        "layers, metrics and optimizers made outside, once, or kept from the "
+        "first call on. Build what is built lazily before it is needed: "
+        "`model.build(shape)`, `optimizer.build(model.trainable_variables)`."
+    )
 
 
 def thread_state() -> tuple[bool, str | None]:

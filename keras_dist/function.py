@@ -11,6 +11,7 @@ from typing import overload
 from keras_dist.compilation import inlines
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.training.call import ReplicaCall
+from keras_dist.training.overlay import is_overlaid
 from keras_dist.training.step import current_replica
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -49,11 +50,13 @@ class Function:
         if inlines():
             return self.python_function(*args, **kwargs)
         replica = current_replica()
-        if isinstance(replica, ReplicaCall):
+        if isinstance(replica, ReplicaCall) and not is_overlaid():
             compiler = replica.strategy.executor.compiler
             assert compiler is not None
             return compiler.call_in_replica(self, replica, args, kwargs)
-        if replica is not None:  # a step of `fit`, which is compiled itself
+        # A step of `fit`, which is compiled itself; or what is differentiated,
+        # where gradients would not flow to where replicas meet.
+        if replica is not None:
             return self.python_function(*args, **kwargs)
         return _compiler_here(self).call(self, args, kwargs)
 
@@ -144,7 +147,7 @@ def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
 
     Example:
 
-    >>> counter = keras.Variable(0)
+    >>> counter = keras.Variable(0, trainable=False)
     >>> @keras_dist.function
     ... def count(x):
     ...     counter.assign_add(1)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_dist.backend import get_backend
 from keras_dist.regroup import map_nest
@@ -37,5 +38,7 @@ def print(*values: Any, sep: str = " ", end: str = "\n") -> None:
 
 
 def _value(leaf: Any) -> Any:
-    # What a variable is like would tell little more than its value.
-    return leaf.value if isinstance(leaf, keras.Variable) else leaf
+    # Of a variable, just what it holds, and not what it is to the framework.
+    if isinstance(leaf, keras.Variable):
+        return ops.stop_gradient(leaf.value)
+    return leaf

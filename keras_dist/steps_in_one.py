@@ -11,9 +11,25 @@ from keras import ops
 from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.values import DistributedValues
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
 
 if TYPE_CHECKING:
     from keras_dist.replica_methods import ReplicaMethods
+
+
+def snapshot(result: Any) -> Any:
+    """What a step returned, as later steps can't change it any more.
+
+    Some frameworks return the memory of a variable.
+    """
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            return PerReplica([copy(value) for value in leaf.values])
+        return ops.copy(leaf) if hasattr(leaf, "shape") else leaf
+
+    return map_nest(copy, result)
 
 
 def stack_steps(strategy: "ReplicaMethods", results: Sequence[Any]) -> Any:

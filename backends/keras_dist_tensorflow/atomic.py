@@ -14,6 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_dist.compilation import inlines
+from keras_dist.training.step import current_replica
+
 
 class _Current(threading.local):
     barrier: "Barrier | None" = None
@@ -63,6 +66,40 @@ def install_barrier() -> None:
         keras.optimizers.LossScaleOptimizer,
     ):
         optimizer.apply = _waiting(optimizer.apply)
+
+
+@functools.cache
+def install_building() -> None:
+    """Makes optimizers that a compiled function builds outlive its trace."""
+    for optimizer in (
+        keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer,
+    ):
+        optimizer.apply = _built_outside(optimizer.apply)
+
+
+def _built_outside(original: Any) -> Any:
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if (
+            trainable_variables
+            and not self.built
+            and inlines()
+            and current_replica() is None
+            and not tf.executing_eagerly()
+        ):
+            trainable_variables = list(trainable_variables)
+            device = trainable_variables[0].value.device
+            # Else initial values would wait for gradients, maybe in a loop.
+            with (
+                tf.init_scope(),
+                tf.device(device),
+                keras.name_scope(self.name),
+            ):
+                self.build(trainable_variables)
+        original(self, grads, trainable_variables)
+
+    return apply
 
 
 def _waiting(original: Any) -> Any:

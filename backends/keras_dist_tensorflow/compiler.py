@@ -16,6 +16,9 @@ from keras_dist.context import in_replica_function
 from keras_dist.function import Function
 from keras_dist.replica_methods import ReplicaMethods
 from keras_dist.static_arguments import check_arguments
+from keras_dist.training.call import ReplicaCall
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.atomic import install_building
 from keras_dist_tensorflow.loops import loop_of
 from keras_dist_tensorflow.loops import stacked
 from keras_dist_tensorflow.traced import Traced
@@ -31,6 +34,7 @@ class TensorFlowCompiler(Compiler):
     """
 
     def __init__(self, num_replicas: int) -> None:
+        install_building()
         self._num_replicas = num_replicas
         self._kept: weakref.WeakKeyDictionary[object, dict[Any, Traced]] = (
             weakref.WeakKeyDictionary()
@@ -48,6 +52,18 @@ class TensorFlowCompiler(Compiler):
         # It may ask which context it is in, so it is traced in each.
         kind = ("call", in_replica_function())
         return self._traced(function, kind, make)(args, kwargs)
+
+    def call_in_replica(
+        self,
+        function: Function,
+        call: ReplicaCall,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if internals.is_recording():
+            # Gradients would not flow to where replicas meet.
+            return function.python_function(*args, **kwargs)
+        return super().call_in_replica(function, call, args, kwargs)
 
     def run(
         self,

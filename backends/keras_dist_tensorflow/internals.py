@@ -23,6 +23,7 @@
 | | distributed dataset in a `tf.function` |
 | `tensorflow.python.distribute.values.PerReplica` | a value that a |
 | | `tf.function` takes and returns |
+| `tensorflow.python.eager.record` | whether a tape is open |
 | `tensorflow.python.framework.composite_tensor` | whether it is one |
 
 `tests/backends/tensorflow/test_internals.py` fails readably when one moves.
@@ -40,6 +41,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.distribute.values import PerReplica
+from tensorflow.python.eager import record
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 
 
@@ -58,6 +60,11 @@ def native_per_replica(values: Sequence[Any]) -> Any:
 def is_composite(value: Any) -> bool:
     """Whether a `tf.function` can return it: sparse, ragged, per replica."""
     return isinstance(value, CompositeTensor)
+
+
+def is_recording() -> bool:
+    """Whether a tape or an accumulator watches what this thread computes."""
+    return bool(record.could_possibly_record())
 
 
 @functools.cache

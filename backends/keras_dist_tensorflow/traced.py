@@ -9,9 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_dist.compilation import creation_error
 from keras_dist.compilation import inlining
 from keras_dist.compilation import refusing_variables
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.errors import TraceError
 from keras_dist.regroup import map_nest
 from keras_dist.training.creation import creation_hooks
 from keras_dist.values import Mirrored
@@ -19,6 +21,7 @@ from keras_dist.values import PerReplica
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.variables import moves_so_far
 
+MADE_AGAIN = "singleton tf.Variables"
 DIVERGED = "Replicas left different values"
 
 
@@ -66,10 +69,14 @@ class Traced:
             if DIVERGED in error.message:
                 raise ReplicaDivergenceError(error.message) from error
             raise
-        except Exception:
+        except Exception as error:
             # TensorFlow would take variables for made by a trace that failed.
             if not self._has_run:
                 self._function = self._new_function()
+            if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
+                raise TraceError(self._of_python(error)) from error
+            if MADE_AGAIN in str(error):
+                raise creation_error(self._name) from error
             raise
         self._has_run = True
         return map_nest(_opened, outputs)
@@ -83,6 +90,16 @@ class Traced:
         trace.__name__ = self._name
         return tf.function(
             trace, autograph=False, jit_compile=self._jit_compile
+        )
+
+    def _of_python(self, error: Exception) -> str:
+        return (
+            f"The compiled function '{self._name}' makes Python decide by the "
+            f"value of a tensor, which is not known yet. Received: {error} "
+            "Expected: `keras.ops.cond`, `keras.ops.where`, "
+            "`keras.ops.while_loop` and the like in place of `if`, `while` "
+            "and `for`, as on every backend. Or pass the value as a number "
+            "of Python, of which each is compiled on its own."
         )
 
     def _variables(self) -> contextlib.AbstractContextManager[None]:

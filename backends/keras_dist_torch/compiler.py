@@ -7,17 +7,22 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from keras import ops
 
 from keras_dist.compilation import Compiler
 from keras_dist.compilation import inlining
 from keras_dist.compilation import refusing_variables
 from keras_dist.context import check_cross_replica
 from keras_dist.function import Function
+from keras_dist.regroup import map_nest
 from keras_dist.replica_methods import ReplicaMethods
 from keras_dist.static_arguments import check_arguments
 from keras_dist.training.call import ReplicaCall
 from keras_dist.training.creation import creation_hooks
+from keras_dist.values import Mirrored
+from keras_dist.values import PerReplica
 
 
 class TorchCompiler(Compiler):
@@ -33,6 +38,7 @@ class TorchCompiler(Compiler):
         self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         check_arguments(function, args, kwargs)
+        args, kwargs = map_nest(_traced, (tuple(args), kwargs))
         with self._running(function):
             return self._callable(function)(*args, **kwargs)
 
@@ -57,6 +63,7 @@ class TorchCompiler(Compiler):
             return strategy.run_uncompiled(fn, args, kwargs)
         check_cross_replica(strategy, "run")
         check_arguments(fn, args, kwargs or {})
+        args, kwargs = map_nest(_traced, (args, kwargs))
         with self._running(fn):
             return strategy.run_uncompiled(self._callable(fn), args, kwargs)
 
@@ -76,3 +83,12 @@ class TorchCompiler(Compiler):
                 stack.enter_context(refusing_variables(function.name))
             yield
         self._have_run.add(function.key)
+
+
+def _traced(leaf: Any) -> Any:
+    """An array as a tensor, as it reaches the function on other backends."""
+    if isinstance(leaf, (PerReplica, Mirrored)):
+        return type(leaf)([map_nest(_traced, value) for value in leaf.values])
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return ops.convert_to_tensor(leaf)
+    return leaf

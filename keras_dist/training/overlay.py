@@ -143,6 +143,11 @@ def base_scope() -> keras.StatelessScope | None:
     return scope
 
 
+def is_overlaid() -> bool:
+    """Whether this thread is in an overlay."""
+    return isinstance(keras_internals.stateless_scope(), Overlay)
+
+
 @contextlib.contextmanager
 def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
     """Makes a scope, or none, this thread's for a while."""

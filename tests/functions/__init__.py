@@ -1,0 +1,1 @@
+"""Functions that are compiled, on each backend."""
