@@ -186,6 +186,8 @@ def _scalar(value: Any) -> Any:
         value = value.value
     elif isinstance(value, float):
         value = ops.convert_to_tensor(value, dtype=keras.config.floatx())
+    elif isinstance(value, (np.ndarray, np.generic)):
+        value = ops.convert_to_tensor(value)
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         raise ValueError(

@@ -94,8 +94,10 @@ def install_loss_scaling() -> None:
     def _common_apply(
         self: Any, grads: Any, trainable_variables: Any = None
     ) -> None:
-        trained = trainable_variables or self._trainable_variables
-        state = self.variables
+        trained, state = self._trainable_variables, self.variables
+        if trainable_variables is not None:
+            given = dict(zip(map(id, trainable_variables), grads, strict=True))
+            grads = [given.get(id(variable)) for variable in trained]
         results = self.stateless_apply(
             [variable.value for variable in state],
             list(grads),

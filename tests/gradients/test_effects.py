@@ -194,6 +194,20 @@ def test_loss_scaling(scale):
         assert float(array(optimizer.dynamic_scale)) == scale / 4
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_loss_scaling_of_some_variables_in_another_order():
+    a, b, c = (keras.Variable(value, name="v") for value in (1.0, 2.0, 3.0))
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=4.0
+    )
+    optimizer.build([a, b, c])
+    grads = keras_dist.gradient(
+        lambda: optimizer.scale_loss(a * 1.0 + b * 2.0 + c * 3.0), [c, a]
+    )
+    optimizer.apply(grads, [c, a])
+    assert [float(array(v)) for v in (a, b, c)] == [0.5, 2.0, 1.5]
+
+
 @pytest.mark.skipif(
     BACKEND != "jax", reason="Only JAX has functions of arrays alone."
 )

@@ -49,7 +49,8 @@ def test_what_is_not_used_has_no_gradient():
     used, unused = keras.Variable(2.0), keras.Variable(2.0)
     grads = keras_dist.gradient(lambda: used * 3.0, [unused, used])
     assert grads[0] is None and float(grads[1]) == 3.0
-    assert keras_dist.gradient(lambda: 1.0, [unused]) == [None]
+    for constant in (1.0, np.float32(1.0), ops.ones(())):
+        assert keras_dist.gradient(lambda c=constant: c, [unused]) == [None]
 
 
 def test_tensors_are_arguments_between_variables():
