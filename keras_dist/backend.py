@@ -95,6 +95,7 @@ class Executor(ABC):
         Raises:
             UnsupportedModelError: If there is one.
         """
+        return  # TensorFlow can't convert a function of nothing
 
     def bring(self, value: Any, index: int) -> Any:
         """An argument as replica `index` can use it, moved if need be."""

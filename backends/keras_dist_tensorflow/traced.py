@@ -16,6 +16,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
 from keras_dist.regroup import map_nest
 from keras_dist.training.creation import creation_hooks
+from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.values import Mirrored
 from keras_dist.values import PerReplica
 from keras_dist_tensorflow import internals
@@ -41,6 +42,8 @@ class Traced:
         self._fn = fn
         self._jit_compile = jit_compile
         self._moves = moves_so_far()
+        # In a trace it would be a variable too many.
+        make_global_seed()
         # Whether it was traced once without an error.
         self._has_run = False
         self._function = self._new_function()
