@@ -41,6 +41,7 @@ from keras_dist_torch.threads import capture_thread
 T = TypeVar("T")
 # Compiled regions end where replicas meet.
 _meet: Callable[..., Any] = torch._dynamo.disable(Round.meet)
+_all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
 
 
 class ReplicaExecutor(TorchExecutor, StepRunner):
@@ -188,7 +189,7 @@ class TorchReplica(Replica):
         value: torch.Tensor,
         total: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        result: torch.Tensor = AllSum.apply(value, self, what, total)
+        result: torch.Tensor = _all_sum(value, self, what, total)
         return result
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
