@@ -243,8 +243,9 @@ class SyncOnReadVariable(DistributedVariable):
 
     def share_out(self) -> None:
         """Makes the components such that they combine to the value it has."""
-        if self._components is not None:
-            for index, component in enumerate(self._components):
+        # A graph may run when there are components, although there are none.
+        if self._components is not None or keras_internals.in_tf_graph():
+            for index, component in enumerate(self._kept()):
                 component.write(self._share(index))
 
     def _kept(self) -> "list[Component]":

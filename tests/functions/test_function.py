@@ -450,7 +450,8 @@ def test_a_metric_that_a_compiled_function_resets():
     def reset():
         metric.reset_state()
 
-    reset()
+    with strategy.scope():
+        reset()
     for _ in range(2):
         strategy.run(update, (ids(strategy),))
         assert float(array(metric.result())) == 1.0
