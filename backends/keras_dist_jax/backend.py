@@ -63,6 +63,34 @@ class JaxBackend(Backend, Differentiates):
     def compiler(self) -> Compiler:
         return self._plain_compiler
 
+    def print(
+        self, values: Sequence[Any], sep: str, end: str, replica: Any
+    ) -> None:
+        leaves, structure = jax.tree.flatten((list(values), replica))
+        traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
+        if not any(traced):
+            super().print(values, sep, end, replica)
+            return
+
+        def show(*computed: Any) -> None:
+            rest = iter(computed)
+            values, replica = structure.unflatten(
+                [
+                    next(rest) if is_traced else leaf
+                    for leaf, is_traced in zip(leaves, traced, strict=True)
+                ]
+            )
+            Backend.print(self, values, sep, end, replica)
+
+        jax.debug.callback(
+            show,
+            *[
+                leaf
+                for leaf, is_traced in zip(leaves, traced, strict=True)
+                if is_traced
+            ],
+        )
+
     def differentiate(
         self,
         fn: Callable[..., tuple[Any, Any]],

@@ -178,7 +178,7 @@ class _Body:
             results, split, whole = step(one, values)
         else:
             results, split, whole = self._scanned(step, leaves, values)
-        return [x[None] for x in results], split, whole
+        return [jnp.asarray(x)[None] for x in results], split, whole
 
     def _scanned(
         self, step: Callable[..., Any], leaves: list[Any], values: list[Any]
@@ -225,7 +225,7 @@ class _Body:
                 flat = lockstep.run(variants[lax.axis_index(AXIS)], flat)
             results, split, whole = structure.unflatten(flat)
             means = _means(whole, whole_differs)
-            return results, [x[None] for x in split], means
+            return results, [jnp.asarray(x)[None] for x in split], means
 
         return run
 
@@ -300,8 +300,8 @@ class _Body:
         def keep(leaf: Any) -> Any:
             if isinstance(leaf, keras.Variable):
                 leaf = leaf.value
-            if not isinstance(
-                leaf, (jax.Array, np.ndarray, np.generic, int, float)
+            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and (
+                not peers.are_uneven or not isinstance(leaf, (int, float))
             ):
                 return leaf
             results.append(jnp.asarray(leaf))

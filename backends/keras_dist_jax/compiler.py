@@ -15,10 +15,10 @@ from keras_dist.compilation import Compiler
 from keras_dist.function import Function
 from keras_dist.regroup import check_counts
 from keras_dist.replica_methods import check_args
+from keras_dist.static_arguments import check_arguments
 from keras_dist.values import PerReplica
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import Shapes
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.program import Program
 from keras_dist_jax.bodies import run_region
@@ -44,7 +44,7 @@ class JaxCompiler(Compiler):
     def __init__(self, layout: Layout | None, gate: Gate) -> None:
         self._layout = layout
         self._gate = gate
-        self._slots = Slots(layout)
+        self._slots = Slots()
         self._several = layout is not None and len(layout.devices) > 1
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
@@ -91,6 +91,7 @@ class JaxCompiler(Compiler):
         if trace is None or not self._several:
             return strategy.run_uncompiled(python, args, kwargs)
         assert self._layout is not None
+        trace.use(self._layout, self._gate)
         return run_region(
             strategy, self._layout, trace, python, args, kwargs or {}
         )
@@ -106,14 +107,18 @@ class JaxCompiler(Compiler):
         leaves: list[Any] = []
         key = (
             mode,
-            flatten(args, leaves, self._join, "args"),
-            flatten(kwargs, leaves, self._join, "kwargs") if kwargs else None,
+            flatten(args, leaves, self._join),
+            flatten(kwargs, leaves, self._join) if kwargs else None,
         )
         last, programs = self._last
         if last() is not function.key:
             programs = self._programs.setdefault(function.key, {})
-            self._last = weakref.ref(function.key), programs
-        program = programs.get(key)
+            self._last = weakref.ref(function.key, self._forget), programs
+        try:
+            program = programs.get(key)
+        except TypeError:
+            check_arguments(function, args, kwargs or {})
+            raise
         if program is None:
             program = programs[key] = self._made(
                 function, strategy, key, not programs
@@ -123,6 +128,9 @@ class JaxCompiler(Compiler):
         assert self._layout is not None
         with self._layout.scope():
             return program.run(leaves)
+
+    def _forget(self, _: object) -> None:
+        self._last = (lambda: None), {}
 
     def _made(
         self,
@@ -136,11 +144,9 @@ class JaxCompiler(Compiler):
 
         def call(leaves: Sequence[Any]) -> Any:
             rest = iter(leaves)
-            args = unflatten(args_structure, rest, self._per_replica)
+            args = unflatten(args_structure, rest)
             kwargs = (
-                unflatten(kwargs_structure, rest, self._per_replica)
-                if kwargs_structure
-                else {}
+                unflatten(kwargs_structure, rest) if kwargs_structure else {}
             )
             if strategy is None:
                 return python()(*args, **kwargs)
@@ -155,18 +161,18 @@ class JaxCompiler(Compiler):
             is_first,
         )
 
-    def _per_replica(
-        self, joined: Any, stacked: bool, shapes: Shapes | None
-    ) -> JoinedPerReplica:
-        assert self._layout is not None
-        return JoinedPerReplica(joined, stacked, self._layout, None, shapes)
-
     def _join(self, value: PerReplica) -> JoinedPerReplica:
-        layout = self._layout
-        if layout is None or len(value.values) != len(layout.devices):
-            check_counts(value, 1 if layout is None else len(layout.devices))
-        assert layout is not None
         if not isinstance(value, JoinedPerReplica):
+            layout = self._layout
+            if layout is None:
+                raise ValueError(
+                    "A compiled function was called outside of any scope with "
+                    "a per-replica value that no strategy has made. Received: "
+                    f"{value!r}. Call the function under `strategy.scope()`, "
+                    "or make the value with `strategy."
+                    "experimental_distribute_values_from_function`."
+                )
+            check_counts(value, len(layout.devices))
             parts = [jax.numpy.asarray(part) for part in value.values]
             value = JoinedPerReplica(None, False, layout, parts)
         value.join()

@@ -48,8 +48,8 @@ class JaxExecutor(Executor):
 
     def __init__(self, plan: Plan, layout: Layout, gate: Gate) -> None:
         super().__init__(plan)
-        self._layout = layout
-        self._gate = gate
+        self.layout = layout
+        self.gate = gate
         self._devices = jax_devices()
         self._replicas = JaxReplicas(layout) if plan.num_replicas > 1 else None
         self.compiler = JaxCompiler(
@@ -60,16 +60,16 @@ class JaxExecutor(Executor):
         )
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
-        return default_device(self._layout.devices[0])
+        return default_device(self.layout.devices[0])
 
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
-        return self._layout.scope()
+        return self.layout.scope()
 
     def default_device(self) -> Any:
         return jax.config.jax_default_device
 
     def place(self, variable: keras.Variable) -> None:
-        place(variable, self._layout)
+        place(variable, self.layout)
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         array = internals.array_of(variable)
@@ -79,7 +79,7 @@ class JaxExecutor(Executor):
         return tuple(
             device
             for device, jax_device in zip(
-                self.plan.devices, self._layout.devices, strict=True
+                self.plan.devices, self.layout.devices, strict=True
             )
             if jax_device in holders
         )
@@ -105,7 +105,7 @@ class JaxExecutor(Executor):
         if trace is not None and trace.region is not None:
             return trace.region.per_replica(values)
         if all(isinstance(value, jax.Array) for value in values):
-            return JoinedPerReplica(None, False, self._layout, values)
+            return JoinedPerReplica(None, False, self.layout, values)
         return PerReplica(values)
 
     def check_arguments(self, nest: Any) -> None:
@@ -126,7 +126,7 @@ class JaxExecutor(Executor):
         if isinstance(value, jax.core.Tracer):
             return value
         if isinstance(value, jax.Array) and value.committed:
-            return shard_on(value, self._layout.devices[index])
+            return shard_on(value, self.layout.devices[index])
         return value
 
     def device_of(self, tensor: Any) -> Device:
@@ -143,7 +143,7 @@ class JaxExecutor(Executor):
         if isinstance(own, jax.core.Tracer):
             return own
         own = copy_of(own)
-        return self._layout.place(own)
+        return self.layout.place(own)
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         trace = current_trace()
@@ -157,17 +157,17 @@ class JaxExecutor(Executor):
         total = _sum if op is ReduceOp.SUM else _mean
         if trace is not None:
             return total(values.stacked)
-        with self._gate.lock:
-            self._gate.settle(self)
+        with self.gate.lock:
+            self.gate.settle(None)
             result = total(values.stacked)
-            self._gate.enter(self, result)
-        return self._layout.place(result)
+            self.gate.enter(None, result)
+        return self.layout.place(result)
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        return lend(variable, self._layout.devices[index])
+        return lend(variable, self.layout.devices[index])
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        running = Running(model, self._layout, self._gate)
+        running = Running(model, self.layout, self.gate)
         self._running[model] = running
         internals.forget_functions(model)
         return Trainer(running).replacements()

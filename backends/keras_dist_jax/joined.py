@@ -49,13 +49,13 @@ class JoinedPerReplica(PerReplica):
         self.joined = joined
         self.shapes = shapes
         self.stacked = stacked
-        self._layout = layout
+        self.layout = layout
         self._parts = None if parts is None else tuple(parts)
 
     @property
     def values(self) -> tuple[Any, ...]:
         if self._parts is None:
-            parts = Parts(parts_of(self.joined, self.stacked, self._layout))
+            parts = Parts(parts_of(self.joined, self.stacked, self.layout))
             if self.shapes is not None:
                 parts = Parts(map(cut_to, parts, self.shapes))
             elif self.stacked:
@@ -98,9 +98,9 @@ class JoinedPerReplica(PerReplica):
             self.stacked = not shapes[0]
         placed = [
             jax.device_put(part, device)
-            for part, device in zip(parts, self._layout.devices, strict=True)
+            for part, device in zip(parts, self.layout.devices, strict=True)
         ]
-        self.joined = _join(placed, self.stacked, self._layout)
+        self.joined = _join(placed, self.stacked, self.layout)
 
 
 def largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 from jax import lax
 from jax import numpy as jnp
-from jax.extend.core import Jaxpr
 from jax.extend.core import Literal
 from jax.extend.core import jaxprs_in_params
 
@@ -29,6 +28,8 @@ _COLLECTIVES = {
     "all_to_all",
     "ppermute",
 }
+# A program that takes and does nothing, to put equations into.
+_EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CONTROL_FLOW = {"cond", "scan", "while"}
 
@@ -293,8 +294,7 @@ def _bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
         value = next(values)
         if not isinstance(atom, Literal):
             given[atom] = value
-    alone = Jaxpr(
-        constvars=(),
+    alone = _EMPTY.replace(
         invars=list(given),
         outvars=list(equation.outvars),
         eqns=[equation],

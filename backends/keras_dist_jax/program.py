@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.divergence import has_callbacks
 from keras_dist_jax.gate import Gate
+from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.results import Packed
@@ -67,9 +69,11 @@ class Program:
         self._call = call
         self._slots = slots
         self._gate = gate
-        self._layout = layout
         self._is_first = is_first
-        self.is_placed = layout is None or len(layout.devices) > 1
+        # The layout of what runs on several devices, if something does.
+        several = layout is not None and len(layout.devices) > 1
+        self._several = layout if several else None
+        self.is_placed = layout is None or several
         # Variables that are written: their arrays may be deleted, or not.
         self._donated: list[Slot] = []
         self._given: list[Slot] = []
@@ -81,6 +85,8 @@ class Program:
         self._waits = False
         self._held: list[Any] = []
         self._witness: Any = None
+        # What the gate knows it by, and may hold when it is gone.
+        self._owner = object()
         self._is_plain = True
         self.num_traces = 0
         self.num_calls = 0
@@ -99,12 +105,12 @@ class Program:
         """
         if self._compiled is None:
             self._survey(leaves)
-        elif not self._gate.waits:
+        if not self._gate.waits:
             return self._dispatched(leaves)
         with self._gate.lock:
-            self._gate.settle(self)
+            self._gate.settle(self._owner)
             result = self._dispatched(leaves)
-            self._gate.enter(self, self._witness)
+            self._gate.enter(self._owner, self._witness)
         return result
 
     def _dispatched(self, leaves: list[Any]) -> Any:
@@ -143,6 +149,7 @@ class Program:
         result, donated, given, self._witness = self._held[0]
         if self._waits:
             jax.block_until_ready((result, donated, given))
+            jax.effects_barrier()
         self.num_calls += 1
         for slot, array in zip(self._donated, donated, strict=True):
             if slot.key in slot.attributes:
@@ -153,9 +160,15 @@ class Program:
             slot.keep(array)
         if self._is_plain:
             return result
-        if result.__class__ is Packed and self._layout is not None:
-            return result.on(self._layout)
-        return unpacked(result, self._layout)
+        if result.__class__ is Packed:  # as most are: one call
+            return JoinedPerReplica(
+                result.joined,
+                result.stacked,
+                result.layout,
+                None,
+                result.shapes,
+            )
+        return unpacked(result)
 
     def _survey(self, leaves: list[Any]) -> None:
         """Traces once, only to find the variables."""
@@ -185,10 +198,13 @@ class Program:
     def _adopt(self, trace: Trace) -> None:
         """Takes and gives what a trace has met, from now on."""
         self._variables |= trace.variables
+        if trace.layout is not None and trace.gate is not None:
+            self._several, self._gate = trace.layout, trace.gate
+            self.is_placed = True
         known = {s.id for s in [*self._donated, *self._given]}
         written = known | set(trace.written)
         slots = [
-            self._slots.of(variable)
+            self._slots.of(variable, self._several)
             for key, variable in self._variables.items()
             if key in trace.values or key in known
         ]
@@ -206,10 +222,15 @@ class Program:
         self._cut = len(self._donated)
         self.num_calls = 0
 
+        # Caches of JAX may keep the function, but nothing of ours.
+        program = weakref.ref(self)
+
         def body(
             donated: list[Any], others: list[Any], leaves: list[Any]
         ) -> Any:
-            return self._traced([*donated, *others], leaves)
+            alive = program()
+            assert alive is not None
+            return alive._traced([*donated, *others], leaves)
 
         body.__name__ = body.__qualname__ = self._name
         self._compiled = jax.jit(body, donate_argnums=0)
@@ -238,7 +259,12 @@ class Program:
 
         def new(slot: Slot) -> Any:
             value = jnp.asarray(trace.values[slot.id])
-            return lax.convert_element_type(value, slot.variable.dtype)
+            value = lax.convert_element_type(value, slot.variable.dtype)
+            if self._several is None:
+                return value
+            return lax.with_sharding_constraint(
+                value, slot.sharding or self._several.sharding
+            )
 
         return (
             result,
@@ -248,10 +274,10 @@ class Program:
             jnp.zeros((), "int32") if self._gate.waits else None,
         )
 
-    def _find(self, variable: keras.Variable) -> Any:
+    def _find(self, trace: Trace, variable: keras.Variable) -> Any:
         # Now, and not as a part of the program.
         with opened(None), eagerly():
-            return self._slots.of(variable).refresh()
+            return self._slots.of(variable, trace.layout).refresh()
 
 
 def _arrays_of(slots: list[Slot], donates: bool = False) -> list[Any]:

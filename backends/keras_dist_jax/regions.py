@@ -276,7 +276,7 @@ class TracedReplica(Replica):
     @property
     def seed_offset(self) -> Any:
         stride = jnp.uint32(SEED_STRIDE)
-        return (self._region.index.astype("uint32") * stride) % 2**31
+        return (self._region.index.astype("uint32") * stride) % jnp.uint32(2**31)
 
     def read(self, variable: keras.Variable) -> Any:
         return self._region.read(variable)

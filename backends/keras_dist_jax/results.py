@@ -8,9 +8,9 @@ import keras
 import numpy as np
 
 from keras_dist.regroup import map_nest
-from keras_dist.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.joined import Shapes
+from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.layout import Layout
 
 
@@ -20,13 +20,8 @@ class Packed:
 
     joined: Any
     stacked: bool
-    shapes: Shapes | None = None
-
-    def on(self, layout: Layout) -> JoinedPerReplica:
-        """The per-replica value again."""
-        return JoinedPerReplica(
-            self.joined, self.stacked, layout, None, self.shapes
-        )
+    shapes: Shapes | None
+    layout: Layout
 
 
 @dataclass(slots=True)
@@ -44,7 +39,7 @@ class _Holder:
 
 
 # In C, and with nothing but arrays and these in the results.
-jax.tree_util.register_dataclass(Packed, ["joined"], ["stacked", "shapes"])
+jax.tree_util.register_dataclass(Packed, ["joined"], ["stacked", "shapes", "layout"])
 jax.tree_util.register_dataclass(Constant, [], ["holder"])
 
 
@@ -61,31 +56,35 @@ def packed(nest: Any) -> tuple[Any, bool]:
         if isinstance(leaf, keras.Variable):
             leaf = leaf.value
         if leaf is None or isinstance(
-            leaf, (jax.Array, np.ndarray, np.generic, int, float)
+            leaf, (jax.Array, np.ndarray, np.generic)
         ):
             return leaf
         plain = False
         if isinstance(leaf, JoinedPerReplica):
-            return Packed(leaf.joined, leaf.stacked, leaf.shapes)
-        if isinstance(leaf, PerReplica):
-            return Packed(jax.numpy.stack(leaf.values), True)
+            joined = jax.lax.with_sharding_constraint(
+                leaf.joined, over_replicas(leaf.layout)
+            )
+            return Packed(
+                joined, leaf.stacked, leaf.shapes, leaf.layout
+            )
         return Constant(_Holder(leaf))
 
     result = map_nest(pack, nest)
     return result, plain
 
 
-def unpacked(nest: Any, layout: Layout | None) -> Any:
+def unpacked(nest: Any) -> Any:
     """The result again, once it is out.
 
     Args:
         nest: What the program returned.
-        layout: The `Layout` of per-replica values, where there are some.
     """
 
     def unpack(leaf: Any) -> Any:
-        if leaf.__class__ is Packed and layout is not None:
-            return leaf.on(layout)
+        if leaf.__class__ is Packed:
+            return JoinedPerReplica(
+                leaf.joined, leaf.stacked, leaf.layout, None, leaf.shapes
+            )
         if leaf.__class__ is Constant:
             return leaf.holder.value
         return leaf

@@ -11,6 +11,7 @@ from jax import lax
 
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.joined import parts_of
 from keras_dist_jax.joined import stacked_of
 from keras_dist_jax.layout import Layout
@@ -34,9 +35,11 @@ class Slot(ABC):
 
     Attributes:
         donates: Whether programs that write it may delete its array.
+        sharding: How it lies on several devices, `None` for a copy on each.
     """
 
     donates = True
+    sharding: Any = None
 
     def __init__(self, variable: keras.Variable, key: str) -> None:
         self.attributes = vars(variable)
@@ -137,6 +140,7 @@ class SplitSlot(Slot):
     def __init__(self, variable: keras.Variable, layout: Layout) -> None:
         super().__init__(variable, _STACKED)
         self._layout = layout
+        self.sharding = over_replicas(layout)
 
     def refresh(self) -> Any:
         variable: Any = self.variable
@@ -197,36 +201,35 @@ def combine(variable: Any) -> Any:
 
 
 class Slots:
-    """The slots of one compiler, as long as their variables live.
+    """The slots of one compiler, as long as programs use them."""
 
-    Args:
-        layout: The compiler's `Layout`, or `None`.
-    """
+    def __init__(self) -> None:
+        self._slots: weakref.WeakValueDictionary[Any, Slot] = (
+            weakref.WeakValueDictionary()
+        )
 
-    def __init__(self, layout: Layout | None) -> None:
-        self._layout = layout
-        self._several = layout is not None and len(layout.devices) > 1
-        self._slots: dict[int, Slot] = {}
+    def of(self, variable: keras.Variable, layout: Layout | None) -> Slot:
+        """The variable's slot.
 
-    def of(self, variable: keras.Variable) -> Slot:
-        """The variable's slot."""
-        key = id(variable)
+        Args:
+            variable: A `keras.Variable`.
+            layout: The `Layout` of a program on several devices.
+        """
+        owner = vars(variable).get("distribute_strategy")
+        key = id(variable), id(layout if owner is None else owner)
         slot = self._slots.get(key)
         if slot is None or slot.attributes is not vars(variable):
-            slot = self._slots[key] = self._make(variable)
-            weakref.finalize(variable, self._slots.pop, key, None)
+            if owner is not None:
+                layout = owner.executor.layout
+            slot = self._slots[key] = _slot_for(variable, owner, layout)
         return slot
 
-    def _make(self, variable: keras.Variable) -> Slot:
-        layout = self._layout
-        is_owned = "distribute_strategy" in vars(variable)
-        if not self._several:
-            return WholeSlot(variable, layout if is_owned else None)
-        assert layout is not None
-        if is_split(variable):
-            return SplitSlot(variable, layout)
-        if is_owned:
-            return WholeSlot(variable, layout)
+
+def _slot_for(
+    variable: keras.Variable, owner: Any, layout: Layout | None
+) -> Slot:
+    if layout is not None and is_split(variable):
+        return SplitSlot(variable, layout)
+    if layout is not None and owner is None:
         return ForeignSlot(variable, layout)
-
-
+    return WholeSlot(variable, layout)

@@ -31,8 +31,8 @@ def explained(error: Exception, name: str) -> Exception:
             f"The compiled function '{name}' needs the value of a tensor while "
             "it is traced: for an `if` or `while`, `float()`, `int()`, "
             f"`convert_to_numpy`, or for a shape. Received: {received} "
-            "Expected: operations on tensors. Use `keras.ops.where`, `cond` "
-            "or `while_loop`, fixed shapes with a mask, or take that part out "
+            "Expected: operations on tensors. Use `keras.ops.where`, "
+            "`keras.ops.cond` or `keras.ops.while_loop`, fixed shapes with a mask, or take that part out "
             "of `keras_dist.function`."
         )
     if isinstance(error, jax.errors.UnexpectedTracerError):

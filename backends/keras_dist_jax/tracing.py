@@ -17,9 +17,12 @@ import keras
 from jax import numpy as jnp
 
 from keras_dist.compilation import inlining
+from keras_dist.errors import StrategyMismatchError
 from keras_dist.training.overlay import Overlay
 from keras_dist.training.overlay import opened
 from keras_dist.variables import SyncOnReadVariable
+from keras_dist_jax.gate import Gate
+from keras_dist_jax.layout import Layout
 
 
 def is_split(variable: keras.Variable) -> bool:
@@ -56,6 +59,9 @@ class Trace:
         self.scope = TraceScope(self)
         # Whether it is only to find the variables.
         self.is_survey = not values
+        # What it runs on, and who says when, where that is several devices.
+        self.layout: Layout | None = None
+        self.gate: Gate | None = None
         # The `Region` that is being traced, if it is one.
         self.region: Any = None
 
@@ -70,15 +76,29 @@ class Trace:
             current.trace = before
             self.scope.release()
 
+    def use(self, layout: Layout, gate: Gate) -> None:
+        """Notes that a part of it runs on several devices.
+
+        Raises:
+            StrategyMismatchError: If another part does on other ones.
+        """
+        if self.layout is not None and self.layout is not layout:
+            raise StrategyMismatchError(
+                "A compiled function ran functions of two strategies. "
+                "Expected: one strategy in each compiled function. Compile "
+                "two functions, and call them one after the other."
+            )
+        self.layout, self.gate = layout, gate
+
     def read(self, variable: keras.Variable) -> Any:
         """What a variable is in the program, or `None` before it has a value.
 
         With an axis for replicas where they have values of their own.
         """
+        self._note(variable)
         key = id(variable)
-        self.variables[key] = variable
         if key not in self.values:
-            found = self._find(variable)
+            found = self._find(self, variable)
             if found is None:
                 return None
             self.unknown = True
@@ -87,8 +107,15 @@ class Trace:
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Replaces what it is, in the same form."""
-        self.variables[id(variable)] = self.written[id(variable)] = variable
+        self._note(variable)
+        self.written[id(variable)] = variable
         self.values[id(variable)] = value
+
+    def _note(self, variable: keras.Variable) -> None:
+        self.variables[id(variable)] = variable
+        owner = vars(variable).get("distribute_strategy")
+        if owner is not None and owner.num_replicas_in_sync > 1:
+            self.use(owner.executor.layout, owner.executor.gate)
 
 
 class TraceScope(Overlay):

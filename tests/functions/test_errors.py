@@ -130,7 +130,13 @@ def test_copies_that_would_differ_are_refused(dtype):
     step = keras_dist.function(lambda x: v.assign(ops.cast(x, dtype)))
     with pytest.raises(keras_dist.ReplicaDivergenceError):
         strategy.run(step, (ids(strategy),))
-    strategy.run(step, (keras_dist.PerReplica([7.0, 7.0]),))
+    equal = (keras_dist.PerReplica([7.0, 7.0]),)
+    if keras.backend.backend() == "jax":
+        # What is compiled is one program, before there are any values.
+        with pytest.raises(keras_dist.ReplicaDivergenceError):
+            strategy.run(step, equal)
+        return
+    strategy.run(step, equal)
     assert [float(array(c)) for c in v.values] == [7.0, 7.0]
 
 
