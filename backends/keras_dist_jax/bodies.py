@@ -158,9 +158,11 @@ class _Body:
         count = len(layout.devices)
         uneven: list[Shapes] = []
         map_nest(
-            lambda leaf: uneven.append(leaf.shapes)
-            if isinstance(leaf, _Argument) and leaf.shapes
-            else None,
+            lambda leaf: (
+                uneven.append(leaf.shapes)
+                if isinstance(leaf, _Argument) and leaf.shapes
+                else None
+            ),
             arguments,
         )
         # Replicas whose arguments have the same shapes are of one variant.
@@ -207,9 +209,7 @@ class _Body:
         if len(programs) > 1:
             lockstep = Lockstep(programs)
             alike = lockstep.same_results()
-            differ = [
-                d or not a for d, a in zip(differ, alike, strict=True)
-            ]
+            differ = [d or not a for d, a in zip(differ, alike, strict=True)]
         *_, whole_differs = structure.unflatten(differ)
         self._check_agreement(whole_differs)
 
@@ -217,9 +217,7 @@ class _Body:
             flat = [*leaves, *values]
             if lockstep is None:
                 program = programs[0]
-                flat = jax.core.eval_jaxpr(
-                    program.jaxpr, program.consts, *flat
-                )
+                flat = jax.core.eval_jaxpr(program.jaxpr, program.consts, *flat)
             else:
                 variants = jnp.asarray(self._variant_of)
                 flat = lockstep.run(variants[lax.axis_index(AXIS)], flat)

@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 import jax
+from keras import ops
 
 from keras_dist import context
 from keras_dist.compilation import Compiler
 from keras_dist.function import Function
 from keras_dist.regroup import check_counts
+from keras_dist.regroup import map_nest
 from keras_dist.replica_methods import check_args
 from keras_dist.static_arguments import check_arguments
 from keras_dist.values import PerReplica
+from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.program import Program
-from keras_dist_jax.bodies import run_region
+from keras_dist_jax.scans import scanned
 from keras_dist_jax.slots import Slots
 from keras_dist_jax.structure import IsTracedError
 from keras_dist_jax.structure import flatten
@@ -78,15 +81,18 @@ class JaxCompiler(Compiler):
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
         trace = current.trace
-        if trace is None and isinstance(fn, Function):
-            if fn.jit_compile is not False:
-                context.check_cross_replica(strategy, "run")
-                if type(args) is not tuple and type(args) is not list:
-                    check_args(args)
-                try:
-                    return self._run(fn, "run", strategy, args, kwargs)
-                except IsTracedError:
-                    pass  # in a transformation of the user's own
+        if (
+            trace is None
+            and isinstance(fn, Function)
+            and fn.jit_compile is not False
+        ):
+            context.check_cross_replica(strategy, "run")
+            if type(args) is not tuple and type(args) is not list:
+                check_args(args)
+            try:
+                return self._run(fn, "run", strategy, args, kwargs)
+            except IsTracedError:
+                pass  # in a transformation of the user's own
         python = fn.python_function if isinstance(fn, Function) else fn
         if trace is None or not self._several:
             return strategy.run_uncompiled(python, args, kwargs)
@@ -95,6 +101,36 @@ class JaxCompiler(Compiler):
         return run_region(
             strategy, self._layout, trace, python, args, kwargs or {}
         )
+
+    def scan(
+        self,
+        strategy: "ReplicaMethods",
+        function: Function,
+        batches: Sequence[tuple[Any, ...]],
+    ) -> Any:
+        context.check_cross_replica(strategy, "run")
+        found: list[list[Any]] = [[] for _ in batches]
+        structures = [
+            flatten(batch, leaves, self._join)
+            for batch, leaves in zip(batches, found, strict=True)
+        ]
+        # Another structure for a step is another program.
+        if (
+            len(batches) == 1
+            or function.jit_compile is False
+            or any(each != structures[0] for each in structures)
+        ):
+            return super().scan(strategy, function, batches)
+        leaves = [leaf for each in found for leaf in each]
+        key = ("scan", len(batches)), structures[0], None
+        result = self._ran(function, strategy, key, leaves)
+
+        def stack(leaf: Any) -> Any:
+            if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):
+                return leaf
+            return ops.stack([ops.convert_to_tensor(leaf)] * len(batches))
+
+        return map_nest(stack, result)
 
     def _run(
         self,
@@ -110,15 +146,27 @@ class JaxCompiler(Compiler):
             flatten(args, leaves, self._join),
             flatten(kwargs, leaves, self._join) if kwargs else None,
         )
+        try:
+            return self._ran(function, strategy, key, leaves)
+        except _UnhashableError:
+            check_arguments(function, args, kwargs or {})
+            raise
+
+    def _ran(
+        self,
+        function: Function,
+        strategy: "ReplicaMethods | None",
+        key: Any,
+        leaves: list[Any],
+    ) -> Any:
         last, programs = self._last
         if last() is not function.key:
             programs = self._programs.setdefault(function.key, {})
             self._last = weakref.ref(function.key, self._forget), programs
         try:
             program = programs.get(key)
-        except TypeError:
-            check_arguments(function, args, kwargs or {})
-            raise
+        except TypeError as error:
+            raise _UnhashableError from error
         if program is None:
             program = programs[key] = self._made(
                 function, strategy, key, not programs
@@ -140,9 +188,14 @@ class JaxCompiler(Compiler):
         is_first: bool,
     ) -> Program:
         python = _weakly(function.python_function)
-        _, args_structure, kwargs_structure = key
+        mode, args_structure, kwargs_structure = key
 
         def call(leaves: Sequence[Any]) -> Any:
+            if strategy is not None and isinstance(mode, tuple):
+                layout = self._layout if self._several else None
+                return scanned(
+                    strategy, layout, python(), args_structure, leaves, mode[1]
+                )
             rest = iter(leaves)
             args = unflatten(args_structure, rest)
             kwargs = (
@@ -179,6 +232,10 @@ class JaxCompiler(Compiler):
         return value
 
 
+class _UnhashableError(Exception):
+    """An argument can't be a part of what is compiled."""
+
+
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
     """A reference that keeps neither a function alive nor its object."""
     found: Any
@@ -190,4 +247,4 @@ def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
         )
     except TypeError:  # such as of a builtin
         return lambda: python
-    return found
+    return lambda: found()

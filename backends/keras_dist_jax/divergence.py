@@ -88,9 +88,7 @@ def _of_while(params: Any, inputs: list[bool]) -> list[bool]:
     while True:
         outputs = _inside(params["body_jaxpr"], [*fixed, *carry])
         stops = _inside(params["cond_jaxpr"], [*cond_fixed, *carry])[0]
-        after = [
-            a or b or stops for a, b in zip(carry, outputs, strict=True)
-        ]
+        after = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
         if after == carry:
             return after
         carry = after

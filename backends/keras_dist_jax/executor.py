@@ -55,6 +55,8 @@ class JaxExecutor(Executor):
         self.compiler = JaxCompiler(
             layout, gate if plan.num_replicas > 1 else OpenGate()
         )
+        self._sum = jax.jit(_sum)
+        self._mean = jax.jit(_mean)
         self._running: weakref.WeakKeyDictionary[keras.Model, Running] = (
             weakref.WeakKeyDictionary()
         )
@@ -103,13 +105,14 @@ class JaxExecutor(Executor):
     def per_replica(self, values: Sequence[Any]) -> PerReplica:
         trace = current_trace()
         if trace is not None and trace.region is not None:
-            return trace.region.per_replica(values)
+            of_region: PerReplica = trace.region.per_replica(values)
+            return of_region
         if all(isinstance(value, jax.Array) for value in values):
             return JoinedPerReplica(None, False, self.layout, values)
         return PerReplica(values)
 
     def check_arguments(self, nest: Any) -> None:
-        if self.compiler.is_tracing:
+        if current_trace() is not None:
             return
         for leaf in jax.tree.leaves(nest):
             if isinstance(leaf, jax.core.Tracer):
@@ -151,10 +154,13 @@ class JaxExecutor(Executor):
             combined = trace.region.combine(op, values)
             if combined is not None:
                 return combined
-        is_stacked = isinstance(values, Parts) and values.stacked is not None
-        if not is_stacked or op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        if (
+            not isinstance(values, Parts)
+            or values.stacked is None
+            or op not in (ReduceOp.SUM, ReduceOp.MEAN)
+        ):
             return super().combine(op, values)
-        total = _sum if op is ReduceOp.SUM else _mean
+        total = self._sum if op is ReduceOp.SUM else self._mean
         if trace is not None:
             return total(values.stacked)
         with self.gate.lock:
@@ -179,11 +185,9 @@ class JaxExecutor(Executor):
         self._running[model].release()
 
 
-@jax.jit
 def _sum(stacked: Any) -> Any:
     return jax.numpy.sum(stacked, axis=0, dtype=stacked.dtype)
 
 
-@jax.jit
 def _mean(stacked: Any) -> Any:
     return ops.mean(stacked, axis=0)

@@ -93,7 +93,7 @@ class JoinedPerReplica(PerReplica):
             )
         if len(set(shapes)) > 1:
             self.shapes, self.stacked = shapes, True
-            parts = [padded(part, largest(shapes)) for part in parts]
+            parts = tuple(padded(part, largest(shapes)) for part in parts)
         else:
             self.stacked = not shapes[0]
         placed = [

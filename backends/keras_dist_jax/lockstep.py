@@ -5,6 +5,8 @@ each variant of shapes. A device goes through the parts of its own variant, and
 all meet at each collective: what goes in has one shape, whatever the variant.
 """
 
+import functools
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,8 +30,6 @@ _COLLECTIVES = {
     "all_to_all",
     "ppermute",
 }
-# A program that takes and does nothing, to put equations into.
-_EMPTY = jax.make_jaxpr(lambda: ())().jaxpr
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CONTROL_FLOW = {"cond", "scan", "while"}
 
@@ -60,7 +60,9 @@ class Lockstep:
     def same_results(self) -> list[bool]:
         """For each result, whether all variants compute it alike."""
         keys = [variant.result_keys() for variant in self._variants]
-        return [all(k == each[0] for k in each) for each in zip(*keys)]
+        return [
+            all(k == each[0] for k in each) for each in zip(*keys, strict=True)
+        ]
 
     def run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
         """Runs what is its own of each device.
@@ -86,14 +88,16 @@ class Lockstep:
             self._run_part(variant, count)
         return [
             _select(variant, values)
-            for values in zip(*[v.results() for v in self._variants])
+            for values in self._column(_Variant.results)
         ]
+
+    def _column(self, take: Callable[["_Variant"], list[Any]]) -> Any:
+        """For each value, what all variants have of it."""
+        return zip(*[take(each) for each in self._variants], strict=True)
 
     def _run_part(self, variant: Any, index: int) -> None:
         names = [each.leaving(index) for each in self._variants]
-        likes = [
-            [var.aval for var in leaving] for leaving in names
-        ]
+        likes = [[var.aval for var in leaving] for leaving in names]
 
         def branch(own: int) -> Any:
             def run() -> list[list[Any]]:
@@ -118,7 +122,7 @@ class Lockstep:
         first = self._variants[0]
         operands = [
             _select(variant, values)
-            for values in zip(*[v.operands(index) for v in self._variants])
+            for values in self._column(lambda v: v.operands(index))
         ]
         equation = first.equations[first.collective_at[index]]
         results = _bound(equation, operands)
@@ -287,6 +291,12 @@ def _evaluated(
     return [read(atom) for atom in jaxpr.outvars]
 
 
+@functools.cache
+def _empty() -> Any:
+    """A program that takes and does nothing, to put equations into."""
+    return jax.make_jaxpr(lambda: ())().jaxpr
+
+
 def _bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
     values = iter(inputs)
     given = {}
@@ -294,7 +304,7 @@ def _bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
         value = next(values)
         if not isinstance(atom, Literal):
             given[atom] = value
-    alone = _EMPTY.replace(
+    alone = _empty().replace(
         invars=list(given),
         outvars=list(equation.outvars),
         eqns=[equation],

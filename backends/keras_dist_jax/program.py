@@ -177,6 +177,7 @@ class Program:
         seams.install_losses_of_layers()
         install_cond()
         trace = Trace({}, self._find)
+        trace.is_survey = True
 
         def body(leaves: list[Any]) -> Any:
             with trace.entered():

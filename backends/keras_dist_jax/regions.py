@@ -229,7 +229,7 @@ class TracedReplica(Replica):
     """All replicas, as one of which nobody knows which it is."""
 
     def __init__(self, region: Region) -> None:
-        super().__init__(region.index, WHOLE)  # type: ignore[arg-type]
+        super().__init__(region.index, WHOLE)
         self._region = region
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
@@ -240,9 +240,10 @@ class TracedReplica(Replica):
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
         check_shapes(self._everyones_like(value))
 
-        @jax.custom_vjp
-        def summed(value: Any) -> Any:
+        def add(value: Any) -> Any:
             return lax.psum(value, AXIS) if total is None else total
+
+        summed = jax.custom_vjp(add)
 
         def forward(value: Any) -> tuple[Any, None]:
             return summed(value), None
@@ -276,7 +277,9 @@ class TracedReplica(Replica):
     @property
     def seed_offset(self) -> Any:
         stride = jnp.uint32(SEED_STRIDE)
-        return (self._region.index.astype("uint32") * stride) % jnp.uint32(2**31)
+        return (self._region.index.astype("uint32") * stride) % jnp.uint32(
+            2**31
+        )
 
     def read(self, variable: keras.Variable) -> Any:
         return self._region.read(variable)

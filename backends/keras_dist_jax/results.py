@@ -39,7 +39,9 @@ class _Holder:
 
 
 # In C, and with nothing but arrays and these in the results.
-jax.tree_util.register_dataclass(Packed, ["joined"], ["stacked", "shapes", "layout"])
+jax.tree_util.register_dataclass(
+    Packed, ["joined"], ["stacked", "shapes", "layout"]
+)
 jax.tree_util.register_dataclass(Constant, [], ["holder"])
 
 
@@ -64,9 +66,7 @@ def packed(nest: Any) -> tuple[Any, bool]:
             joined = jax.lax.with_sharding_constraint(
                 leaf.joined, over_replicas(leaf.layout)
             )
-            return Packed(
-                joined, leaf.stacked, leaf.shapes, leaf.layout
-            )
+            return Packed(joined, leaf.stacked, leaf.shapes, leaf.layout)
         return Constant(_Holder(leaf))
 
     result = map_nest(pack, nest)

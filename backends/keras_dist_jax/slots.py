@@ -5,7 +5,6 @@ from abc import ABC
 from abc import abstractmethod
 from typing import Any
 
-import jax
 import keras
 from jax import lax
 
@@ -82,9 +81,7 @@ class WholeSlot(Slot):
         layout: Where it has to be, or `None` to leave it where it is.
     """
 
-    def __init__(
-        self, variable: keras.Variable, layout: Layout | None
-    ) -> None:
+    def __init__(self, variable: keras.Variable, layout: Layout | None) -> None:
         super().__init__(variable, "_value")
         self._layout = layout
 

@@ -93,9 +93,7 @@ class _Static:
 class _Nest:
     """A container of another type, such as a named tuple."""
 
-    def __init__(
-        self, nest: Any, leaves: list[Any], join: Join
-    ) -> None:
+    def __init__(self, nest: Any, leaves: list[Any], join: Join) -> None:
         items: list[Any] = []
         self._like = map_nest(lambda leaf: items.append(leaf), nest)
         self._key = (type(nest), flatten(items, leaves, join))

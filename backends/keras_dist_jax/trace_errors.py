@@ -32,8 +32,8 @@ def explained(error: Exception, name: str) -> Exception:
             "it is traced: for an `if` or `while`, `float()`, `int()`, "
             f"`convert_to_numpy`, or for a shape. Received: {received} "
             "Expected: operations on tensors. Use `keras.ops.where`, "
-            "`keras.ops.cond` or `keras.ops.while_loop`, fixed shapes with a mask, or take that part out "
-            "of `keras_dist.function`."
+            "`keras.ops.cond` or `keras.ops.while_loop`, fixed shapes with a "
+            "mask, or take that part out of `keras_dist.function`."
         )
     if isinstance(error, jax.errors.UnexpectedTracerError):
         return TraceError(

@@ -58,12 +58,18 @@ class Trace:
         self._find = find
         self.scope = TraceScope(self)
         # Whether it is only to find the variables.
-        self.is_survey = not values
+        self.is_survey = False
         # What it runs on, and who says when, where that is several devices.
         self.layout: Layout | None = None
         self.gate: Gate | None = None
         # The `Region` that is being traced, if it is one.
         self.region: Any = None
+
+    def within(self, values: Mapping[int, Any]) -> "Trace":
+        """The trace of a part that has values of its own."""
+        inner = Trace(values, self._find, self.variables)
+        inner.layout, inner.gate = self.layout, self.gate
+        return inner
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:

@@ -204,7 +204,6 @@ class ReplicaRunner(ABC):
         return contextlib.nullcontext()
 
 
-
 class StepRunner(ReplicaRunner):
     """Runs the steps of `fit` on replicas."""
 

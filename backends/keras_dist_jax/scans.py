@@ -1,0 +1,81 @@
+"""Several steps in one program."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from keras_dist_jax.bodies import run_region
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.results import packed
+from keras_dist_jax.structure import unflatten
+from keras_dist_jax.tracing import Trace
+from keras_dist_jax.tracing import current_trace
+
+if TYPE_CHECKING:
+    from keras_dist.replica_methods import ReplicaMethods
+
+
+def scanned(
+    strategy: "ReplicaMethods",
+    layout: Layout | None,
+    fn: Callable[..., Any],
+    structure: Any,
+    leaves: Sequence[Any],
+    steps: int,
+) -> Any:
+    """Calls a replica function for one batch after another.
+
+    Args:
+        strategy: The `Strategy`.
+        layout: Its `Layout` where it has several replicas.
+        fn: Callable, the replica function.
+        structure: The structure of the arguments of one step.
+        leaves: Sequence of the traced arguments of each step in turn.
+        steps: Integer, how many steps there are.
+
+    Returns:
+        Nest of results, with the steps along a new first axis.
+    """
+    count = len(leaves) // steps
+    stacked = [jnp.stack(leaves[index::count]) for index in range(count)]
+    trace = current_trace()
+    assert trace is not None
+    if layout is not None:
+        args = unflatten(structure, iter(stacked))
+        return run_region(strategy, layout, trace, fn, args, {}, scans=True)
+
+    def step(leaves: Sequence[Any]) -> Any:
+        args = unflatten(structure, iter(leaves))
+        return packed(strategy.run_uncompiled(fn, args))[0]
+
+    if trace.is_survey:
+        return step([leaf[0] for leaf in stacked])
+    return _on_one(trace, step, stacked)
+
+
+def _on_one(
+    trace: Trace, step: Callable[[Sequence[Any]], Any], stacked: list[Any]
+) -> Any:
+    written: dict[int, Any] = {}
+
+    def body(values: dict[int, Any], leaves: list[Any]) -> Any:
+        inner = trace.within(values)
+        with inner.entered():
+            result = step(leaves)
+        trace.unknown = trace.unknown or inner.unknown
+        trace.variables.update(inner.variables)
+        written.update(inner.written)
+        return {
+            key: lax.convert_element_type(inner.values[key], value.dtype)
+            for key, value in values.items()
+        }, result
+
+    values, results = lax.scan(body, dict(trace.values), stacked)
+    for key, variable in written.items():
+        if key in values:
+            trace.write(variable, values[key])
+    return results
