@@ -13,6 +13,9 @@ from keras_dist.compilation import Compiler
 from keras_dist.device import Device
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.launch.bench.loops import BenchmarksLoops
+from keras_dist.launch.bench.loops import Loop
+from keras_dist.launch.bench.loops import Setting
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
@@ -29,7 +32,7 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 
 
-class JaxBackend(Backend, Differentiates):
+class JaxBackend(Backend, Differentiates, BenchmarksLoops):
     """JAX: the devices of its default platform, and the CPU's."""
 
     def __init__(self) -> None:
@@ -98,6 +101,22 @@ class JaxBackend(Backend, Differentiates):
         tensors: Sequence[Any],
     ) -> Differentiated:
         return differentiate(fn, variables, tensors)
+
+    @property
+    def native_loop_text(self) -> str:
+        from keras_dist_jax import bench
+
+        return bench.NATIVE_LOOP_TEXT
+
+    def native_loop(self, setting: Setting) -> Loop:
+        from keras_dist_jax import bench
+
+        return bench.native_loop(setting)
+
+    def keras_loop(self, setting: Setting) -> Loop:
+        from keras_dist_jax import bench
+
+        return bench.keras_loop(setting)
 
 
 def layout_of(plan: Plan) -> Layout:

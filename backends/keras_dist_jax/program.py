@@ -202,6 +202,11 @@ class Program:
         if trace.layout is not None and trace.gate is not None:
             self._several, self._gate = trace.layout, trace.gate
             self.is_placed = True
+        # Variables of a strategy are where it runs.
+        self.is_placed = self.is_placed or any(
+            "distribute_strategy" in vars(variable)
+            for variable in self._variables.values()
+        )
         known = {s.id for s in [*self._donated, *self._given]}
         written = known | set(trace.written)
         slots = [

@@ -1,0 +1,144 @@
+"""What `keras-dist bench` compares our loops with on JAX."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+from jax.sharding import SingleDeviceSharding
+
+from keras_dist.device import parse_device
+from keras_dist.launch.bench.loops import BETA_1
+from keras_dist.launch.bench.loops import BETA_2
+from keras_dist.launch.bench.loops import EPSILON
+from keras_dist.launch.bench.loops import LEARNING_RATE
+from keras_dist.launch.bench.loops import Loop
+from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.portable import build_model
+from keras_dist_jax.devices import jax_devices
+
+NATIVE_LOOP_TEXT = (
+    "jax.jit with donated state, written by hand without Keras; with several "
+    "devices NamedSharding, on CPUs waiting for one step before the next."
+)
+
+_Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+class JittedLoop(Loop):
+    """Carries a state through a step that is jitted.
+
+    Args:
+        setting: `Setting`.
+        state: Nest of arrays, the step's first argument and result.
+        step: Callable that takes the state and a batch, and returns the new
+            state and the loss.
+    """
+
+    def __init__(self, setting: Setting, state: Any, step: _Step) -> None:
+        known = jax_devices()
+        devices = [known[parse_device(name)] for name in setting.devices]
+        everywhere: Any = SingleDeviceSharding(devices[0])
+        by_rows = everywhere
+        if len(devices) > 1:
+            mesh = Mesh(np.array(devices), ("replica",))
+            everywhere = NamedSharding(mesh, PartitionSpec())
+            by_rows = NamedSharding(mesh, PartitionSpec("replica"))
+        # Programs with collectives that wait for devices behind one another
+        # can end in a deadlock on CPUs, which ends the process.
+        self._waits = len(devices) > 1 and devices[0].platform == "cpu"
+        self._batches = jax.device_put(setting.batches(), by_rows)
+        # Into memory of JAX's own, which alone can be donated.
+        copy = jax.jit(
+            functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
+        )
+        self._state = copy(jax.device_put(state, everywhere))
+        self._step = jax.jit(
+            step, donate_argnums=0, out_shardings=(everywhere, everywhere)
+        )
+
+    def run(self, steps: int) -> float:
+        step, state, waits = self._step, self._state, self._waits
+        loss = None
+        for x, y in itertools.islice(itertools.cycle(self._batches), steps):
+            if waits and loss is not None:
+                loss.block_until_ready()
+            state, loss = step(state, x, y)
+        self._state = state
+        return float(loss)  # type: ignore[arg-type]
+
+
+def native_loop(setting: Setting) -> Loop:
+    """Arrays and `jax.jit`, without Keras."""
+    weights = setting.weights()
+    zeros = [np.zeros_like(each) for each in weights]
+    state = (weights, zeros, zeros, np.int32(0))
+    return JittedLoop(setting, state, _native_step)
+
+
+def _native_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    weights, means, variances, count = state
+    loss, gradients = jax.value_and_grad(_loss)(weights, x, y)
+    count = count + 1
+    rate = (
+        LEARNING_RATE * jnp.sqrt(1 - BETA_2**count) / (1 - BETA_1**count)
+    ).astype("float32")
+    means = [
+        m + (g - m) * (1 - BETA_1)
+        for m, g in zip(means, gradients, strict=True)
+    ]
+    variances = [
+        v + (g * g - v) * (1 - BETA_2)
+        for v, g in zip(variances, gradients, strict=True)
+    ]
+    weights = [
+        w - rate * m / (jnp.sqrt(v) + EPSILON)
+        for w, m, v in zip(weights, means, variances, strict=True)
+    ]
+    return (weights, means, variances, count), loss
+
+
+def _loss(weights: Any, x: Any, y: Any) -> Any:
+    *hidden, kernel, bias = weights
+    for i in range(0, len(hidden), 2):
+        x = jax.nn.relu(x @ hidden[i] + hidden[i + 1])
+    log_probabilities = jax.nn.log_softmax(x @ kernel + bias)
+    return -jnp.mean(jnp.take_along_axis(log_probabilities, y[:, None], 1))
+
+
+def keras_loop(setting: Setting) -> Loop:
+    """A Keras model's stateless methods in `jax.jit`."""
+    model = build_model(setting)
+    optimizer = keras.optimizers.Adam(LEARNING_RATE)
+    optimizer.build(model.trainable_variables)
+
+    def loss_fn(trainable: Any, fixed: Any, x: Any, y: Any) -> Any:
+        logits, fixed = model.stateless_call(trainable, fixed, x, training=True)
+        losses = keras.losses.sparse_categorical_crossentropy(
+            y, logits, from_logits=True
+        )
+        return jnp.mean(losses), fixed
+
+    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        trainable, fixed, slots = state
+        (loss, fixed), gradients = jax.value_and_grad(loss_fn, has_aux=True)(
+            trainable, fixed, x, y
+        )
+        trainable, slots = optimizer.stateless_apply(
+            slots, gradients, trainable
+        )
+        return (trainable, fixed, slots), loss
+
+    state = (
+        [np.asarray(v) for v in model.trainable_variables],
+        [np.asarray(v) for v in model.non_trainable_variables],
+        [np.asarray(v) for v in optimizer.variables],
+    )
+    return JittedLoop(setting, state, step)

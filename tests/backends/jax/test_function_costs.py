@@ -1,0 +1,174 @@
+"""What a compiled replica function costs, counted."""
+
+import gc
+import re
+import sys
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_dist
+
+ROWS = 16
+
+
+def strategy_of(num_replicas):
+    return keras_dist.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)])
+
+
+def make_loop(num_replicas, layers=2, optimizer="adam"):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((8,)),
+                *[keras.layers.Dense(8) for _ in range(layers - 1)],
+                keras.layers.Dense(3),
+            ]
+        )
+        optimizer = keras.optimizers.get(optimizer)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    @keras_dist.function
+    def train_step(x, y):
+        def loss_fn():
+            logits = model(x, training=True)
+            accuracy.update_state(y, logits)
+            return keras_dist.compute_average_loss(
+                keras.losses.sparse_categorical_crossentropy(
+                    y, logits, from_logits=True
+                ),
+                global_batch_size=ROWS,
+            )
+
+        loss, grads = keras_dist.value_and_grad(
+            loss_fn, model.trainable_variables
+        )
+        optimizer.apply(grads, model.trainable_variables)
+        return loss
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, 8)).astype("float32")
+    y = rng.integers(0, 3, ROWS).astype("int32")
+    dataset = strategy.experimental_distribute_dataset([(x, y)])
+    (batch,) = dataset
+    return strategy, model, optimizer, train_step, batch
+
+
+def programs(name):
+    found = jax.devices()[0].client.live_executables()
+    return [e for e in found if e.hlo_modules()[0].name == f"jit_{name}"]
+
+
+def count_all_reduces(program):
+    text = program.hlo_modules()[0].to_string()
+    return len(re.findall(r"\ball-reduce(?:-start)?\(", text))
+
+
+@pytest.mark.parametrize("layers", [2, 5, 20])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_one_all_reduce_however_many_variables(layers, optimizer):
+    strategy, _, _, train_step, batch = make_loop(2, layers, optimizer)
+    before = programs("train_step")
+    strategy.run(train_step, args=batch)
+    (program,) = [e for e in programs("train_step") if e not in before]
+    assert count_all_reduces(program) == 1
+
+
+def test_one_replica_meets_nobody():
+    strategy, _, _, train_step, batch = make_loop(1)
+    before = programs("train_step")
+    strategy.run(train_step, args=batch)
+    (program,) = [e for e in programs("train_step") if e not in before]
+    assert count_all_reduces(program) == 0
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_a_step_costs_fifteen_calls_at_most(num_replicas):
+    strategy, _, _, train_step, batch = make_loop(num_replicas)
+    for _ in range(3):
+        strategy.run(train_step, args=batch)
+    calls = []
+
+    def count(frame, event, arg):
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(count)
+    try:
+        strategy.run(train_step, args=batch)
+    finally:
+        sys.setprofile(None)
+    # A hand-written loop around a jitted step makes none.
+    assert len(calls) <= 15, calls
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_nothing_is_traced_again(num_replicas):
+    strategy, _, _, train_step, _ = make_loop(num_replicas)
+    x = np.ones((10, 8), "float32")
+    y = np.zeros((10,), "int32")
+    batches = [(x[:8], y[:8]), (x[:7], y[:7]), (x[:1], y[:1])]
+    traces = []
+    original = train_step.python_function
+
+    def counted(*args):
+        traces.append(args[0].shape)
+        return original(*args)
+
+    train_step.python_function = counted
+    for epoch in range(3):
+        for batch in strategy.experimental_distribute_dataset(batches):
+            strategy.run(train_step, args=batch)
+        if epoch == 0:
+            warm = len(traces)
+    assert len(traces) == warm
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_step_leaves_the_state_and_its_outputs(num_replicas):
+    strategy, model, optimizer, train_step, batch = make_loop(num_replicas)
+    for _ in range(3):
+        loss = strategy.run(train_step, args=batch)
+    del loss
+    gc.collect()
+    before = {id(a) for a in jax.live_arrays()}
+    size = sum(a.nbytes for a in jax.live_arrays())
+    held = [v.value for v in (*model.variables, *optimizer.variables)]
+    del held
+    for _ in range(5):
+        loss = strategy.run(train_step, args=batch)
+    jax.block_until_ready([v.value for v in model.variables])
+    del loss
+    gc.collect()
+    assert sum(a.nbytes for a in jax.live_arrays()) <= size
+    assert len(jax.live_arrays()) <= len(before)
+
+
+def test_donated_memory_is_used_again():
+    strategy, model, _, train_step, batch = make_loop(2)
+    for _ in range(2):
+        strategy.run(train_step, args=batch)
+    kernel = model.weights[0]
+    kept = kernel._value
+    pointers = {s.data.unsafe_buffer_pointer() for s in kept.addressable_shards}
+    del kept
+    strategy.run(train_step, args=batch)
+    after = kernel._value.addressable_shards
+    assert {s.data.unsafe_buffer_pointer() for s in after} == pointers
+
+
+def test_what_a_user_holds_is_not_donated():
+    strategy, model, _, train_step, batch = make_loop(2)
+    strategy.run(train_step, args=batch)
+    held = model.weights[0].value
+    shard = strategy.experimental_local_results(model.weights[0])[0].value
+    numbers = np.array(held)
+    for _ in range(2):
+        strategy.run(train_step, args=batch)
+    np.testing.assert_array_equal(held, numbers)
+    np.testing.assert_array_equal(shard, numbers)
+    assert not np.array_equal(ops.convert_to_numpy(model.weights[0]), numbers)
