@@ -1,7 +1,6 @@
 """One compiled program: a function, for one structure of arguments."""
 
 import contextlib
-import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from keras_dist.compilation import refusing_variables
+from keras_dist.trace_log import TraceLog
 from keras_dist.training import seams
 from keras_dist.training.creation import creation_hooks
 from keras_dist.training.keras_internals import make_global_seed
@@ -33,8 +33,6 @@ from keras_dist_jax.slots import Slots
 from keras_dist_jax.trace_errors import explained
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
-
-_log = logging.getLogger("keras_dist.function")
 
 
 class _GrownError(Exception):
@@ -66,6 +64,7 @@ class Program:
         is_first: bool,
     ) -> None:
         self._name = name
+        self._log = TraceLog(name)
         self._call = call
         self._slots = slots
         self._gate = gate
@@ -172,6 +171,7 @@ class Program:
 
     def _survey(self, leaves: list[Any]) -> None:
         """Traces once, only to find the variables."""
+        self._log.note(leaves)
         make_global_seed()
         seams.install_building()
         seams.install_losses_of_layers()
@@ -243,12 +243,8 @@ class Program:
 
     def _traced(self, values: list[Any], leaves: list[Any]) -> Any:
         self.num_traces += 1
-        _log.info(
-            "'%s' is traced for arguments %s (trace %d of this program)",
-            self._name,
-            [jax.typeof(leaf).str_short() for leaf in leaves],
-            self.num_traces,
-        )
+        if self.num_traces > 1:
+            self._log.note(leaves)
         slots = self._taken
         trace = Trace(
             {s.id: value for s, value in zip(slots, values, strict=True)},
@@ -259,7 +255,7 @@ class Program:
             result, self._is_plain = packed(self._call(leaves))
         changing = [*self._donated, *self._given]
         if trace.unknown or set(trace.written) - {s.id for s in changing}:
-            _log.info("'%s' uses variables that it did not know", self._name)
+            self._log.note(leaves, "variables that it did not know")
             self._adopt(trace)
             raise _GrownError
 

@@ -15,6 +15,7 @@ from keras_dist.compilation import refusing_variables
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
 from keras_dist.regroup import map_nest
+from keras_dist.trace_log import TraceLog
 from keras_dist.training.creation import creation_hooks
 from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.values import Mirrored
@@ -39,6 +40,7 @@ class Traced:
         self, name: str, fn: Callable[..., Any], jit_compile: bool | None
     ) -> None:
         self._name = name
+        self._log = TraceLog(name)
         self._fn = fn
         self._jit_compile = jit_compile
         self._moves = moves_so_far()
@@ -86,6 +88,8 @@ class Traced:
 
     def _new_function(self) -> Any:
         def trace(args: Any, kwargs: Any) -> Any:
+            leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
+            self._log.note([leaf for leaf in leaves if tf.is_tensor(leaf)])
             with inlining(), creation_hooks(), self._variables():
                 args, kwargs = map_nest(_opened, (args, kwargs))
                 return map_nest(_closed_result, self._fn(args, kwargs))
