@@ -2,6 +2,7 @@
 
 import typer
 
+from keras_dist_cli.bench import bench
 from keras_dist_cli.demo import demo
 
 app = typer.Typer(
@@ -18,3 +19,4 @@ def keras_dist() -> None:
 
 
 app.command()(demo)
+app.add_typer(bench)

@@ -13,6 +13,9 @@ from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.device import parse_device
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.launch.bench.loops import BenchmarksLoops
+from keras_dist.launch.bench.loops import Loop
+from keras_dist.launch.bench.loops import Setting
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
@@ -29,7 +32,7 @@ _TAKEN_OVER = (
 )
 
 
-class TensorFlowBackend(Backend, Differentiates):
+class TensorFlowBackend(Backend, Differentiates, BenchmarksLoops):
     """TensorFlow's logical devices."""
 
     def __init__(self) -> None:
@@ -114,3 +117,14 @@ class TensorFlowBackend(Backend, Differentiates):
         tensors: Sequence[Any],
     ) -> Differentiated:
         return differentiate(fn, variables, tensors)
+
+    @property
+    def native_loop_text(self) -> str:
+        from keras_dist_tensorflow import bench
+
+        return bench.NATIVE_LOOP_TEXT
+
+    def native_loop(self, setting: Setting) -> Loop:
+        from keras_dist_tensorflow import bench
+
+        return bench.NativeLoop(setting)

@@ -11,6 +11,9 @@ from keras_dist.backend import Backend
 from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.launch.bench.loops import BenchmarksLoops
+from keras_dist.launch.bench.loops import Loop
+from keras_dist.launch.bench.loops import Setting
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
@@ -20,7 +23,7 @@ from keras_dist_torch.one_device import OneDeviceExecutor
 from keras_dist_torch.replicas import ReplicaExecutor
 
 
-class TorchBackend(Backend, Differentiates):
+class TorchBackend(Backend, Differentiates, BenchmarksLoops):
     """PyTorch: its accelerators, and a CPU with any number of names.
 
     PyTorch has one CPU device. Virtual ones share its memory and its threads;
@@ -66,3 +69,19 @@ class TorchBackend(Backend, Differentiates):
         tensors: Sequence[Any],
     ) -> Differentiated:
         return differentiate(fn, variables, tensors)
+
+    @property
+    def native_loop_text(self) -> str:
+        from keras_dist_torch import bench
+
+        return bench.NATIVE_LOOP_TEXT
+
+    def native_loop(self, setting: Setting) -> Loop:
+        from keras_dist_torch import bench
+
+        return bench.NativeLoop(setting)
+
+    def keras_loop(self, setting: Setting) -> Loop:
+        from keras_dist_torch import bench
+
+        return bench.KerasLoop(setting)
