@@ -33,7 +33,6 @@ LEFT_OUT = {
     191: WORKERS,
     197: "a debiased moving average is a function of TensorFlow's internals",
     204: "an argument of Keras 2: optimizers of Keras 3 always sum",
-    216: "no compiled replica function in the interface yet",
 }
 
 

@@ -103,3 +103,31 @@ def test_what_is_assigned_outside_replaces_what_replicas_had(mirrored):
     mirrored.run(own)
     v.assign(float(4 * count))
     assert numbers(mirrored.run(lambda: v.assign_add(0.0))) == [4.0] * count
+
+
+@contract(216, native=False)
+def test_a_compiled_function_in_the_step_changes_no_number(two):
+    def trained(compiled):
+        with two.scope():
+            v = keras.Variable([1.0, 2.0])
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+
+        def loss_of(x):
+            return keras.ops.sum((v - x) ** 2)
+
+        if compiled:
+            loss_of = keras_dist.function(loss_of)
+
+        def step(x):
+            loss, (grad,) = keras_dist.value_and_grad(lambda: loss_of(x), [v])
+            optimizer.apply([grad], [v])
+            return loss
+
+        if compiled:
+            step = keras_dist.function(step)
+        x = per_replica(two, lambda i: tensor([1.0 + i, 3.0 - i]))
+        losses = [numbers(two.run(step, (x,))) for _ in range(3)]
+        return losses, keras.ops.convert_to_numpy(v)
+
+    for compiled, plain in zip(trained(True), trained(False), strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-6)

@@ -16,7 +16,9 @@ ROWS = 16
 
 
 def strategy_of(num_replicas):
-    return keras_dist.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)])
+    return keras_dist.MirroredStrategy(
+        [f"cpu:{i}" for i in range(num_replicas)]
+    )
 
 
 def make_loop(num_replicas, layers=2, optimizer="adam"):
