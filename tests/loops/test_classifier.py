@@ -1,0 +1,163 @@
+"""The loop of a classifier: partial batches, metrics, several steps a call."""
+
+import functools
+
+import keras
+import numpy as np
+
+import keras_dist
+from loops.helpers import RNG
+from loops.helpers import X
+from loops.helpers import Y
+from loops.helpers import adam
+from loops.helpers import assert_same_numbers
+from loops.helpers import batches
+from loops.helpers import crossentropy
+from loops.helpers import function
+from loops.helpers import gathered
+from loops.helpers import mirrored
+from loops.helpers import mlp
+from loops.helpers import on_one_device
+from loops.helpers import outcome
+from loops.helpers import outcome_of
+from loops.helpers import replicas
+from loops.helpers import run
+from parity.harness import assert_same
+from parity.harness import to_numpy
+
+# The last batch has fewer rows than there are replicas.
+SIZES = (8, 8, 5, 1)
+PARTIAL = (8, 5)
+WEIGHTS = RNG.uniform(size=24).astype("float32")
+
+
+def classifier(strategy, compiled, global_batch=None):
+    with strategy.scope():
+        model = mlp()
+        optimizer = adam()
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    @function(compiled)
+    def train_step(x, y):
+        def loss_fn():
+            logits = model(x, training=True)
+            accuracy.update_state(y, logits)
+            return keras_dist.compute_average_loss(
+                crossentropy(y, logits), global_batch_size=global_batch
+            )
+
+        loss, grads = keras_dist.value_and_grad(
+            loss_fn, model.trainable_variables
+        )
+        optimizer.apply(grads, model.trainable_variables)
+        return loss
+
+    losses, accuracies = [], []
+    for _ in range(2):
+        for batch in batches(strategy, X, Y, sizes=SIZES):
+            losses.append(run(strategy, train_step, batch))
+        accuracies.append(to_numpy(accuracy.result()))
+        accuracy.reset_state()
+    return outcome(
+        losses=losses, accuracies=accuracies, model=model, optimizer=optimizer
+    )
+
+
+@replicas
+def test_classifier(num_replicas):
+    assert_same_numbers(classifier, num_replicas)
+
+
+fixed_batch = functools.partial(classifier, global_batch=8)
+
+
+def test_classifier_whose_batches_all_count_as_full():
+    assert_same_numbers(fixed_batch, 2)
+
+
+def evaluation(strategy, compiled):
+    """Forward passes only: metrics, and predictions in the order of rows."""
+    with strategy.scope():
+        model = mlp()
+        mean = keras.metrics.Mean()
+        auc = keras.metrics.AUC(num_thresholds=20)
+
+    @function(compiled)
+    def test_step(x, y, weights):
+        logits = model(x, training=False)
+        mean.update_state(crossentropy(y, logits), sample_weight=weights)
+        auc.update_state(
+            keras.ops.one_hot(y, 3), keras.ops.softmax(logits), weights[:, None]
+        )
+
+    @function(compiled)
+    def predict_step(x):
+        return keras.ops.softmax(model(x, training=False))
+
+    results, rows = [], []
+    for _ in range(2):
+        for x, y, w in batches(strategy, X, Y, WEIGHTS, sizes=PARTIAL):
+            strategy.run(test_step, args=(x, y, w))
+            rows.append(gathered(strategy, strategy.run(predict_step, (x,))))
+        for metric in (mean, auc):
+            results.append(to_numpy(metric.result()))
+            metric.reset_state()
+    return outcome(results=results, rows=rows)
+
+
+@replicas
+def test_evaluation(num_replicas):
+    assert_same_numbers(evaluation, num_replicas)
+    model = mlp()
+    predicted = keras.ops.softmax(model(X[:13]))
+    rows = on_one_device(evaluation)
+    in_order = np.concatenate([rows["rows/0"], rows["rows/1"]])
+    assert_same({"rows": in_order}, {"rows": to_numpy(predicted)})
+
+
+def unrolled(strategy, compiled, steps=1):
+    """Several steps in a call, if told to."""
+    with strategy.scope():
+        model = keras.Sequential([mlp(), keras.layers.Dropout(0.3, seed=5)])
+        optimizer = keras.optimizers.RMSprop(0.01, use_ema=True)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    @function(compiled)
+    def train_step(x, y):
+        def loss_fn():
+            logits = model(x, training=True)
+            accuracy.update_state(y, logits)
+            return keras_dist.compute_average_loss(crossentropy(y, logits))
+
+        loss, grads = keras_dist.value_and_grad(
+            loss_fn, model.trainable_variables
+        )
+        optimizer.apply(grads, model.trainable_variables)
+        return loss
+
+    data = batches(strategy, X, Y, sizes=(4, 4, 4, 4, 4, 3))
+    losses = []
+    if steps == 1:
+        losses += [run(strategy, train_step, batch) for batch in data]
+    else:
+        iterator = iter(data)
+        for _ in range(2):
+            stacked = keras_dist.scan_steps(train_step, iterator, steps)
+            losses += list(to_numpy(strategy.reduce("SUM", stacked, axis=None)))
+    return outcome(
+        losses=losses,
+        accuracy=[accuracy.result()],
+        model=model,
+        optimizer=optimizer,
+    )
+
+
+@replicas
+def test_several_steps_in_a_call_are_single_steps_dropout_included(
+    num_replicas,
+):
+    several = functools.partial(unrolled, steps=4)
+    assert_same(
+        outcome_of(several, mirrored(num_replicas), True),
+        outcome_of(unrolled, mirrored(num_replicas), True),
+    )
