@@ -14,6 +14,7 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Literal
+from jax.extend.core import gensym
 from jax.extend.core import jaxprs_in_params
 
 from keras_dist.errors import ReplicaDivergenceError
@@ -298,19 +299,16 @@ def _empty() -> Any:
 
 
 def _bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
-    values = iter(inputs)
-    given = {}
-    for atom in equation.invars:
-        value = next(values)
-        if not isinstance(atom, Literal):
-            given[atom] = value
+    fresh = gensym()
+    # What is a constant of one variant need not be one of another.
+    taken = [fresh(atom.aval) for atom in equation.invars]
     alone = _empty().replace(
-        invars=list(given),
+        invars=taken,
         outvars=list(equation.outvars),
-        eqns=[equation],
+        eqns=[equation.replace(invars=taken)],
         effects=equation.effects,
     )
-    results: list[Any] = jax.core.eval_jaxpr(alone, (), *given.values())
+    results: list[Any] = jax.core.eval_jaxpr(alone, (), *inputs)
     return results
 
 

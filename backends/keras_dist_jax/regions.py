@@ -151,6 +151,17 @@ class Region:
             return Local(local, values)
         return PerReplica(values)
 
+    def traced(self, value: Any) -> Any:
+        """A value that collectives see as one of each replica's own.
+
+        They would multiply a constant by the number of replicas, while
+        replicas with other numbers of rows may have another constant.
+        """
+        if isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
+            return value
+        value = jnp.asarray(value)
+        return jnp.where(self.index >= 0, value, jnp.zeros_like(value))
+
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         """Components combined by a collective, or `None` if they are not
         what was gathered."""
@@ -161,7 +172,7 @@ class Region:
         local = known.local
         if op is ReduceOp.MEAN:
             local = ops.true_divide(local, 1)  # a mean of integers is a float
-        return collective(local, AXIS)
+        return collective(self.traced(local), AXIS)
 
     def own(self, nest: Any) -> Any:
         """This replica's component of each per-replica value of a nest."""
@@ -241,7 +252,9 @@ class TracedReplica(Replica):
         check_shapes(self._everyones_like(value))
 
         def add(value: Any) -> Any:
-            return lax.psum(value, AXIS) if total is None else total
+            if total is not None:
+                return total
+            return lax.psum(self._region.traced(value), AXIS)
 
         summed = jax.custom_vjp(add)
 
@@ -305,7 +318,8 @@ class TracedRunner(ReplicaRunner):
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
         own = gradients[0]
-        sums = iter(lax.psum([g for g in own if g is not None], AXIS))
+        traced = [self._region.traced(g) for g in own if g is not None]
+        sums = iter(lax.psum(traced, AXIS))
         return [None if g is None else next(sums) for g in own]
 
     @contextlib.contextmanager

@@ -1,0 +1,132 @@
+"""Which results of a program may differ between replicas."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from keras_dist_jax.divergence import AXIS
+from keras_dist_jax.divergence import differing
+from keras_dist_jax.divergence import has_callbacks
+
+
+def found(fn, arguments=(True, False)):
+    """Of `fn(own, shared)`: what its results may do."""
+    program = jax.make_jaxpr(fn, axis_env=[(AXIS, 2)])(1.0, 2.0)
+    return differing(program.jaxpr, arguments)
+
+
+CASES = {
+    "shared": (lambda own, shared: shared * 2, False),
+    "own": (lambda own, shared: shared + own, True),
+    "constant": (lambda own, shared: jnp.zeros(3), False),
+    "summed": (lambda own, shared: lax.psum(own, AXIS) + shared, False),
+    "mean": (lambda own, shared: lax.pmean(own, AXIS), False),
+    "largest": (lambda own, shared: lax.pmax(own, AXIS), False),
+    "gathered": (lambda own, shared: lax.all_gather(own, AXIS), False),
+    "own again": (lambda own, shared: lax.psum(own, AXIS) * own, True),
+    "index": (lambda own, shared: shared + lax.axis_index(AXIS), True),
+    "in a function": (lambda own, shared: jax.jit(jnp.sin)(own), True),
+    "shared in a function": (
+        lambda own, shared: jax.jit(jnp.sin)(shared),
+        False,
+    ),
+    "index in a function": (
+        lambda own, shared: jax.jit(lambda x: x + lax.axis_index(AXIS))(shared),
+        True,
+    ),
+    "summed in a function": (
+        lambda own, shared: jax.jit(lambda x: lax.psum(x, AXIS))(own),
+        False,
+    ),
+    "a branch by own": (
+        lambda own, shared: lax.cond(own > 0, lambda: 1.0, lambda: 2.0),
+        True,
+    ),
+    "a branch by shared": (
+        lambda own, shared: lax.cond(shared > 0, lambda: 1.0, lambda: 2.0),
+        False,
+    ),
+    "a branch with own": (
+        lambda own, shared: lax.cond(shared > 0, lambda: own, lambda: 2.0),
+        True,
+    ),
+    "carried": (
+        lambda own, shared: lax.scan(
+            lambda c, _: (c * own, None), shared, None, length=2
+        )[0],
+        True,
+    ),
+    "carried by way of another": (
+        lambda own, shared: lax.scan(
+            lambda c, _: ((c[1], c[2], c[2]), None),
+            (shared, shared, own),
+            None,
+            length=2,
+        )[0][0],
+        True,
+    ),
+    "carried shared": (
+        lambda own, shared: lax.scan(
+            lambda c, _: ((c[0] * 2, c[1] * own), None),
+            (shared, shared),
+            None,
+            length=2,
+        )[0][0],
+        False,
+    ),
+    "scanned": (
+        lambda own, shared: lax.scan(
+            lambda c, x: (c, x + own), shared, jnp.zeros(3)
+        )[1],
+        True,
+    ),
+    "as often as own": (
+        lambda own, shared: lax.while_loop(
+            lambda c: c < own, lambda c: c + 1, shared
+        ),
+        True,
+    ),
+    "as often as shared": (
+        lambda own, shared: lax.while_loop(
+            lambda c: c < 5, lambda c: c + 1, shared
+        ),
+        False,
+    ),
+    "remembered": (
+        lambda own, shared: jax.checkpoint(lambda x: x * shared)(own),
+        True,
+    ),
+    "a derivative": (
+        lambda own, shared: jax.grad(lambda w: w * own)(shared),
+        True,
+    ),
+    "a custom derivative of shared": (
+        lambda own, shared: jax.nn.relu(shared),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_follows_what_is_of_each_replica(name):
+    fn, expected = CASES[name]
+    assert found(fn) == [expected]
+
+
+def test_nothing_differs_without_something_that_does():
+    assert found(lambda own, shared: own + shared, (False, False)) == [False]
+
+
+def test_callbacks_are_found_wherever_they_are():
+    def show(x):
+        jax.debug.callback(lambda value: None, x)
+        return x
+
+    assert has_callbacks(jax.make_jaxpr(show)(1.0).jaxpr)
+    assert has_callbacks(jax.make_jaxpr(jax.jit(show))(1.0).jaxpr)
+    inside = jax.make_jaxpr(
+        lambda x: lax.cond(x > 0, lambda: show(x), lambda: x)
+    )(1.0)
+    assert has_callbacks(inside.jaxpr)
+    assert not has_callbacks(jax.make_jaxpr(jnp.sin)(1.0).jaxpr)
