@@ -15,7 +15,7 @@ def make_step(layers):
             [keras.layers.Input((4,))]
             + [keras.layers.Dense(4) for _ in range(layers)]
         )
-        optimizer = keras.optimizers.Adam()
+        optimizer = keras.optimizers.Adam(name="adam")
         mean = keras.metrics.Mean()
     optimizer.build(model.trainable_variables)
 
