@@ -89,12 +89,13 @@ class Measurement:
             ("ours", "ours/native", native),
             ("reduced", "reduced/native", native),
             ("keras", "Keras/native", native),
+            ("ours", "ours/Keras", self.times.get("keras")),
             ("ragged", "ragged/ours", ours),
             ("scan", "scan/ours", ours),
         ]
         rows = []
         for arm, name, base in pairs:
-            if arm in self.times:
+            if arm in self.times and base is not None:
                 ratio = Ratio.of(self.times[arm], base)
                 rows.append(Comparison(name, ratio, verdict(ratio, self.noise)))
         return rows

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# The ratio of an arm to its copy, beyond which the machine was too busy.
+# The ratio of an arm to its copy, beyond which the machine was too busy, and
+# the distance of its quartiles.
 NOISE = (0.97, 1.03)
+SPREAD = 0.2
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def verdict(ratio: Ratio, noise: Ratio) -> str:
         its sign; else "faster" or "slower".
     """
     least, most = NOISE
-    if not least <= noise.median <= most:
+    # Without rounds that agree, a median between them is luck.
+    if not (least <= noise.median <= most) or noise.high - noise.low > SPREAD:
         return "noise"
     if least <= ratio.median <= most or ratio.low <= 1.0 <= ratio.high:
         return "level"

@@ -17,6 +17,7 @@ from rich.table import Table
 from keras_dist.launch.bench.measure import Measurement
 from keras_dist.launch.bench.portable import SCANNED_STEPS
 from keras_dist.launch.bench.ratios import NOISE
+from keras_dist.launch.bench.ratios import SPREAD
 
 
 def versions() -> dict[str, str]:
@@ -62,8 +63,8 @@ def show(
     )
     console.print(
         "Ratios are medians of paired blocks, with quartiles. A/A is the "
-        f"native loop against a copy of itself: outside of {least} to {most} "
-        "the verdict is noise."
+        f"native loop against a copy of itself: outside of {least} to {most}, "
+        f"or with quartiles more than {SPREAD} apart, the verdict is noise."
     )
 
 
