@@ -17,9 +17,23 @@ from parity.harness import flat
 from parity.harness import set_initial_weights
 from parity.harness import to_numpy
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(24, 4)).astype("float32")
-Y = RNG.integers(0, 3, 24).astype("int32")
+ROWS = 28
+
+
+def normal(seed, *shape):
+    """Data: so many rows of normally distributed numbers."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(ROWS, *shape)).astype("float32")
+
+
+def uniform(seed, *shape):
+    """Data: so many rows of numbers between zero and one."""
+    rng = np.random.default_rng(seed)
+    return rng.uniform(size=(ROWS, *shape)).astype("float32")
+
+
+X = normal(0, 4)
+Y = np.random.default_rng(0).integers(0, 3, ROWS).astype("int32")
 
 # Replicas add up in another order than one device: 1e-7 of a sum. A division
 # by the root of second moments gives that to the whole of a step, whatever is
@@ -72,8 +86,12 @@ def crossentropy(y, logits):
     )
 
 
-def batches(strategy, *arrays, sizes):
-    """A distributed dataset of batches of so many rows."""
+def batches(strategy, *arrays, sizes=(7, 7, 7, 7)):
+    """A distributed dataset of batches of so many rows.
+
+    Those of the default have shares that differ, on 2 replicas and on 4, and
+    are one shape to compile.
+    """
     steps = [
         tuple(each[end - size : end] for each in arrays)
         for end, size in zip(np.cumsum(sizes), sizes, strict=True)

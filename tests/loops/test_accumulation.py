@@ -16,8 +16,6 @@ from loops.helpers import outcome
 from loops.helpers import replicas
 from loops.helpers import run
 
-SIZES = (4, 4, 4, 4, 4, 3)
-
 
 def counted_in_python(strategy, compiled):
     """Two functions; each replica has sums of its own, until they are used."""
@@ -53,7 +51,7 @@ def counted_in_python(strategy, compiled):
             own.assign(ops.zeros(own.shape))
 
     losses = []
-    for index, batch in enumerate(batches(strategy, X, Y, sizes=SIZES)):
+    for index, batch in enumerate(batches(strategy, X, Y)):
         losses.append(run(strategy, accumulate, batch))
         if index % 2:
             strategy.run(update)
@@ -93,19 +91,18 @@ def counted_in_a_variable(strategy, compiled):
             own.assign_add(grad)
         count.assign_add(1)
         found = ops.cond(
-            ops.equal(count % 3, 0),
+            ops.equal(count % 2, 0),
             lambda: [own / replicas for own in sums],
             lambda: [ops.zeros(own.shape) for own in sums],
         )
         optimizer.apply(found, model.trainable_variables)
-        keep = ops.cast(ops.not_equal(count % 3, 0), "float32") / replicas
+        keep = ops.cast(ops.not_equal(count % 2, 0), "float32") / replicas
         for own in sums:
             own.assign(own * keep)
         return loss
 
     losses = [
-        run(strategy, train_step, batch)
-        for batch in batches(strategy, X, Y, sizes=SIZES)
+        run(strategy, train_step, batch) for batch in batches(strategy, X, Y)
     ]
     return outcome(losses=losses, counts=[count], model=model)
 

@@ -7,7 +7,6 @@ from keras import layers
 from keras import ops
 
 import keras_dist
-from loops.helpers import RNG
 from loops.helpers import X
 from loops.helpers import Y
 from loops.helpers import adam
@@ -16,13 +15,14 @@ from loops.helpers import batches
 from loops.helpers import crossentropy
 from loops.helpers import function
 from loops.helpers import mirrored
+from loops.helpers import normal
 from loops.helpers import outcome
 from loops.helpers import replicas
 from loops.helpers import run
 from loops.helpers import started
 
-SEQUENCES = RNG.normal(size=(24, 5, 3)).astype("float32")
-IMAGES = RNG.normal(size=(24, 6, 6, 2)).astype("float32")
+SEQUENCES = normal(1, 5, 3)
+IMAGES = normal(2, 6, 6, 2)
 
 
 def trained(strategy, compiled, make_model, optimizer, x):
@@ -45,7 +45,7 @@ def trained(strategy, compiled, make_model, optimizer, x):
         optimizer.apply(grads, model.trainable_variables)
         return loss
 
-    data = batches(strategy, x, Y, sizes=(7, 7, 7))
+    data = batches(strategy, x, Y)
     losses = [run(strategy, train_step, batch) for batch in data]
     before = outcome(losses=losses, model=model, optimizer=optimizer)
     if optimizer.use_ema:

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 import keras_dist
+from loops.helpers import ROWS
 from loops.helpers import X
 from loops.helpers import Y
 from loops.helpers import adam
@@ -19,7 +20,7 @@ from loops.helpers import run
 from parity.harness import dtype_policy
 
 # The seventh row is more than half precision can hold.
-TOO_LARGE = np.where(np.arange(24)[:, None] == 6, np.float32(1e6), X)
+TOO_LARGE = np.where(np.arange(ROWS)[:, None] == 6, np.float32(1e6), X)
 
 
 def mixed(policy, data, strategy, compiled):
