@@ -113,10 +113,10 @@ class JaxBackend(Backend, Differentiates, BenchmarksLoops):
 
         return bench.native_loop(setting)
 
-    def keras_loop(self, setting: Setting) -> Loop:
+    def other_loops(self, setting: Setting) -> dict[str, Loop]:
         from keras_dist_jax import bench
 
-        return bench.keras_loop(setting)
+        return bench.other_loops(setting)
 
 
 def layout_of(plan: Plan) -> Layout:

@@ -26,7 +26,8 @@ from keras_dist_jax.devices import jax_devices
 
 NATIVE_LOOP_TEXT = (
     "jax.jit with donated state, written by hand without Keras; with several "
-    "devices NamedSharding, on CPUs waiting for one step before the next."
+    "devices NamedSharding, on CPUs waiting for one step before the next. "
+    "Shmap: jax.shard_map in its place."
 )
 
 _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
@@ -40,9 +41,13 @@ class JittedLoop(Loop):
         state: Nest of arrays, the step's first argument and result.
         step: Callable that takes the state and a batch, and returns the new
             state and the loss.
+        by_hand: Boolean, whether several devices run the step each on its own
+            rows, as `jax.shard_map` has it.
     """
 
-    def __init__(self, setting: Setting, state: Any, step: _Step) -> None:
+    def __init__(
+        self, setting: Setting, state: Any, step: _Step, by_hand: bool = False
+    ) -> None:
         known = jax_devices()
         devices = [known[parse_device(name)] for name in setting.devices]
         everywhere: Any = SingleDeviceSharding(devices[0])
@@ -51,6 +56,14 @@ class JittedLoop(Loop):
             mesh = Mesh(np.array(devices), ("replica",))
             everywhere = NamedSharding(mesh, PartitionSpec())
             by_rows = NamedSharding(mesh, PartitionSpec("replica"))
+            if by_hand:
+                step = jax.shard_map(
+                    step,
+                    mesh=mesh,
+                    in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
+                    out_specs=(everywhere.spec, everywhere.spec),
+                    check_vma=False,
+                )
         # Programs with collectives that wait for devices behind one another
         # can end in a deadlock on CPUs, which ends the process.
         self._waits = len(devices) > 1 and devices[0].platform == "cpu"
@@ -77,15 +90,39 @@ class JittedLoop(Loop):
 
 def native_loop(setting: Setting) -> Loop:
     """Arrays and `jax.jit`, without Keras."""
+    return JittedLoop(setting, _native_state(setting), _native_step)
+
+
+def other_loops(setting: Setting) -> dict[str, Loop]:
+    """Keras' loop; the native one with collectives written by hand."""
+    loops = {"Keras": keras_loop(setting)}
+    if setting.num_replicas > 1:
+        loops["shmap"] = JittedLoop(
+            setting, _native_state(setting), _replica_step, by_hand=True
+        )
+    return loops
+
+
+def _native_state(setting: Setting) -> Any:
     weights = setting.weights()
     zeros = [np.zeros_like(each) for each in weights]
-    state = (weights, zeros, zeros, np.int32(0))
-    return JittedLoop(setting, state, _native_step)
+    return weights, zeros, zeros, np.int32(0)
 
 
 def _native_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    loss, gradients = jax.value_and_grad(_loss)(state[0], x, y)
+    return _updated(state, gradients), loss
+
+
+def _replica_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    mine = jax.value_and_grad(_loss)(state[0], x, y)
+    loss, gradients = jax.lax.pmean(mine, "replica")
+    return _updated(state, gradients), loss
+
+
+def _updated(state: Any, gradients: Any) -> Any:
+    """One step of Adam."""
     weights, means, variances, count = state
-    loss, gradients = jax.value_and_grad(_loss)(weights, x, y)
     count = count + 1
     rate = (
         LEARNING_RATE * jnp.sqrt(1 - BETA_2**count) / (1 - BETA_1**count)
@@ -102,7 +139,7 @@ def _native_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
         w - rate * m / (jnp.sqrt(v) + EPSILON)
         for w, m, v in zip(weights, means, variances, strict=True)
     ]
-    return (weights, means, variances, count), loss
+    return weights, means, variances, count
 
 
 def _loss(weights: Any, x: Any, y: Any) -> Any:

@@ -81,7 +81,7 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops):
 
         return bench.NativeLoop(setting)
 
-    def keras_loop(self, setting: Setting) -> Loop:
+    def other_loops(self, setting: Setting) -> dict[str, Loop]:
         from keras_dist_torch import bench
 
-        return bench.KerasLoop(setting)
+        return {"Keras": bench.KerasLoop(setting)}

@@ -125,13 +125,13 @@ class BenchmarksLoops(ABC):
             setting: `Setting`.
         """
 
-    def keras_loop(self, setting: Setting) -> Loop | None:
-        """The framework's loop around a Keras model, or `None`.
+    def other_loops(self, setting: Setting) -> dict[str, Loop]:
+        """Further loops by name, that tell where a difference comes from.
 
-        It tells what Keras costs from what keras_dist does. There is none
-        where the native loop is that already.
+        Such as `"Keras"`, the framework's loop around a Keras model, where
+        the native one has none.
 
         Args:
             setting: `Setting`.
         """
-        return None
+        return {}

@@ -22,6 +22,9 @@ from keras_dist.launch.bench.ratios import verdict
 
 _COUNTED_STEPS = 20
 
+# What is there on every backend; `BenchmarksLoops.other_loops` adds to it.
+_ARMS = {"native", "ours", "again", "scan", "ragged", "reduced"}
+
 # Early losses of arms that compute the same differ by less. It is not only
 # rounding: PyTorch's Adam adds its epsilon elsewhere than Keras'.
 _TOLERANCE = 1e-2
@@ -88,14 +91,17 @@ class Measurement:
         pairs: list[tuple[str, str, Any]] = [
             ("ours", "ours/native", native),
             ("reduced", "reduced/native", native),
-            ("keras", "Keras/native", native),
-            ("ours", "ours/Keras", self.times.get("keras")),
             ("ragged", "ragged/ours", ours),
             ("scan", "scan/ours", ours),
         ]
+        for arm in [arm for arm in self.times if arm not in _ARMS]:
+            pairs += [
+                (arm, f"{arm}/native", native),
+                ("ours", f"ours/{arm}", self.times[arm]),
+            ]
         rows = []
         for arm, name, base in pairs:
-            if arm in self.times and base is not None:
+            if arm in self.times:
                 ratio = Ratio.of(self.times[arm], base)
                 rows.append(Comparison(name, ratio, verdict(ratio, self.noise)))
         return rows
@@ -112,10 +118,7 @@ def build_arms(backend: BenchmarksLoops, setting: Setting) -> dict[str, Loop]:
     if setting.num_replicas > 1:
         arms["ragged"] = PortableLoop(setting, setting.size.rows - 1)
         arms["reduced"] = ReducedLoop(setting)
-    by_keras = backend.keras_loop(setting)
-    if by_keras is not None:
-        arms["keras"] = by_keras
-    return arms
+    return arms | backend.other_loops(setting)
 
 
 def measure(

@@ -57,9 +57,9 @@ def show(
     least, most = NOISE
     console.print(
         "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the "
-        "loss reduced in each step. Keras: a Keras model in the framework's "
-        "own loop. Ragged: with a row less, in shares of two sizes. Scan: "
-        f"`scan_steps` of {SCANNED_STEPS}."
+        "loss reduced in each step. Ragged: with a row less, in shares of two "
+        f"sizes. Scan: `scan_steps` of {SCANNED_STEPS}. Keras: a Keras model "
+        "in the framework's own loop."
     )
     console.print(
         "Ratios are medians of paired blocks, with quartiles. A/A is the "
