@@ -68,7 +68,7 @@ def teacher(strategy, compiled):
 
 @replicas
 def test_a_teacher_that_is_an_average_of_its_student(num_replicas):
-    assert_same_numbers(teacher, num_replicas)
+    assert_same_numbers(teacher, num_replicas, total=33.80686)
 
 
 RNG = np.random.default_rng(2)
@@ -123,4 +123,4 @@ def reinforcement(strategy, compiled):
 
 @replicas
 def test_a_policy_that_decides_what_it_sees_next(num_replicas):
-    assert_same_numbers(reinforcement, num_replicas)
+    assert_same_numbers(reinforcement, num_replicas, total=35.97331)
