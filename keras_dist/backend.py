@@ -232,7 +232,7 @@ class Backend(ABC):
         prefix = "" if replica is None else f"replica {int(replica)}: "
         # In one piece, because threads may print at the same time.
         text = sep.join(map(str, values))
-        print(f"{prefix}{text}", end=end)
+        print(f"{prefix}{text}{end}", end="")
 
     def plan_of_native(self, strategy: Any) -> Plan:
         """The plan of a strategy of the framework's own.

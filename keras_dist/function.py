@@ -37,9 +37,8 @@ class Function:
         self.python_function = python_function
         self.jit_compile = jit_compile
         self.key = self if key is None else key
-        self._bound: weakref.WeakKeyDictionary[Any, object] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By the object's id: whether it lives, and what stands for it.
+        self._bound: dict[int, tuple[Any, object]] = {}
 
     @property
     def name(self) -> str:
@@ -77,20 +76,32 @@ class Function:
         if instance is None:
             return self
         try:
-            key = self._bound.setdefault(instance, _Key())
+            key = self._key_of(instance)
         except TypeError as error:
             raise TypeError(
                 f"A method of {type(instance).__name__} can't be compiled: "
                 "what was compiled is kept for each object, weakly. Received: "
-                f"{instance!r}. Expected: an object that can be hashed and "
+                f"{instance!r}. Expected: an object that can be "
                 "weakly referenced. Add '__weakref__' to its `__slots__`, or "
                 "compile a plain function."
             ) from error
         method = self.python_function.__get__(instance, owner)
         return Function(method, self.jit_compile, key)
 
+    def _key_of(self, instance: Any) -> object:
+        found = self._bound.get(id(instance))
+        if found is None or found[0]() is not instance:
+            forget = functools.partial(_forget, self._bound, id(instance))
+            found = weakref.ref(instance, forget), _Key()
+            self._bound[id(instance)] = found
+        return found[1]
+
     def __repr__(self) -> str:
         return f"<keras_dist.function {self.name}>"
+
+
+def _forget(bound: dict[int, Any], key: int, _: object) -> None:
+    bound.pop(key, None)
 
 
 class _Key:

@@ -252,7 +252,7 @@ class ReplicaMethods(StrategyBase):
         ({'a': 1}, {'a': 2})
         """
         if isinstance(value, DistributedValues):
-            return value.values
+            return tuple(value.values)
         if not isinstance(value, (list, tuple, Mapping)):
             return (value,)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import keras
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
@@ -18,6 +17,10 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.regroup import map_nest
 from keras_dist.training import seams
 from keras_dist.values import PerReplica
+from keras_dist_jax.agreement import Tensor
+from keras_dist_jax.agreement import averaged
+from keras_dist_jax.agreement import check_alike
+from keras_dist_jax.agreement import means_of
 from keras_dist_jax.divergence import AXIS
 from keras_dist_jax.divergence import differing
 from keras_dist_jax.joined import JoinedPerReplica
@@ -33,6 +36,8 @@ from keras_dist_jax.regions import Region
 from keras_dist_jax.regions import TracedCall
 from keras_dist_jax.regions import TracedReplica
 from keras_dist_jax.regions import TracedRunner
+from keras_dist_jax.results import ARRAY_TYPES
+from keras_dist_jax.results import check_constant
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
 
@@ -125,7 +130,7 @@ class _Argument:
         self.shapes = shapes
 
 
-class _Result:
+class _Result(Tensor):
     """Stands for an array among its results."""
 
     shapes: Shapes | None = None
@@ -211,7 +216,8 @@ class _Body:
             alike = lockstep.same_results()
             differ = [d or not a for d, a in zip(differ, alike, strict=True)]
         *_, whole_differs = structure.unflatten(differ)
-        self._check_agreement(whole_differs)
+        variables = self.written[len(self.written) - len(whole_differs) :]
+        is_mean = means_of(variables, whole_differs)
 
         def run(leaves: list[Any], values: list[Any]) -> Any:
             flat = [*leaves, *values]
@@ -222,7 +228,7 @@ class _Body:
                 variants = jnp.asarray(self._variant_of)
                 flat = lockstep.run(variants[lax.axis_index(AXIS)], flat)
             results, split, whole = structure.unflatten(flat)
-            means = _means(whole, whole_differs)
+            means = averaged(whole, is_mean)
             return results, [jnp.asarray(x)[None] for x in split], means
 
         return run
@@ -232,7 +238,7 @@ class _Body:
     ) -> tuple[list[Any], Any]:
         assumed: list[Record] | None = None
         for _ in range(_MAX_TRACES):
-            programs, records, written = [], [], []
+            programs, records, written, outlines = [], [], [], []
             for variant in range(len(self._replica_of)):
                 peers = Peers(self._variant_of, variant, assumed)
 
@@ -250,6 +256,8 @@ class _Body:
                 programs.append(program)
                 records.append(peers.record)
                 written.append([id(variable) for variable in self.written])
+                outlines.append(self.result)
+            check_alike(outlines)
             if any(each != written[0] for each in written):
                 raise ReplicaDivergenceError(
                     "Replicas with different numbers of rows assigned "
@@ -298,9 +306,10 @@ class _Body:
         def keep(leaf: Any) -> Any:
             if isinstance(leaf, keras.Variable):
                 leaf = leaf.value
-            if not isinstance(leaf, (jax.Array, np.ndarray, np.generic)) and (
+            if not isinstance(leaf, ARRAY_TYPES) and (
                 not peers.are_uneven or not isinstance(leaf, (int, float))
             ):
+                check_constant(leaf)
                 return leaf
             results.append(jnp.asarray(leaf))
             return _Result()
@@ -348,32 +357,6 @@ class _Body:
 
         map_nest(make_even, self.result)
         return even
-
-    def _check_agreement(self, differ: Sequence[bool]) -> None:
-        variables = self.written[len(self.written) - len(differ) :]
-        for variable, differs in zip(variables, differ, strict=True):
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            if differs and (variable.trainable or "float" not in dtype):
-                raise ReplicaDivergenceError(
-                    "Replicas may leave different values in variable "
-                    f"'{variable.path}', whose aggregation is "
-                    f"'{variable.aggregation}': they depend on what each "
-                    "replica has of its own. Expected: the same value on each "
-                    "replica. Make the variable with `aggregation='mean'`, "
-                    "'sum' or 'only_first_replica', or with "
-                    "`synchronization='on_read'` for a value of each "
-                    "replica's own."
-                )
-
-
-def _means(values: list[Any], differ: Sequence[bool]) -> list[Any]:
-    """The values, with the mean of all replicas where they may differ."""
-    own = [v for v, differs in zip(values, differ, strict=True) if differs]
-    means = iter(lax.pmean(own, AXIS) if own else [])
-    return [
-        next(means) if differs else value
-        for value, differs in zip(values, differ, strict=True)
-    ]
 
 
 def _as_kept(variable: keras.Variable, value: Any) -> Any:

@@ -169,7 +169,10 @@ class JaxCompiler(Compiler):
             raise _UnhashableError from error
         if program is None:
             program = programs[key] = self._made(
-                function, strategy, key, not programs
+                function,
+                strategy,
+                key,
+                not any(each.is_traced for each in programs.values()),
             )
         if program.is_placed:
             return program.run(leaves)

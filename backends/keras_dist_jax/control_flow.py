@@ -1,7 +1,9 @@
-"""Branches that assign variables, in compiled functions."""
+"""What Keras does otherwise in compiled functions: branches and seeds."""
 
+import contextlib
 import functools
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,6 +29,24 @@ def install_cond() -> None:
     internals.hook_cond(_hook_cond)
 
 
+@functools.cache
+def install_global_seed() -> None:
+    """Lets `keras.random` draw without a seed in compiled functions.
+
+    Keras refuses that in whatever JAX traces, where the seed would be lost.
+    """
+    internals.hook_global_seed(_hook_global_seed)
+
+
+def _hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(original)
+    def global_seed_generator() -> Any:
+        made = None if current_trace() is None else internals.global_seed()
+        return original() if made is None else made
+
+    return global_seed_generator
+
+
 def _hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def cond(pred: Any, true_fn: Branch, false_fn: Branch) -> Any:
@@ -50,7 +70,7 @@ def _assigned(branch: Branch) -> dict[int, keras.Variable]:
 
     def probe() -> Any:
         scope = Recording(eagerly=eagerly)
-        with opened(scope):
+        with opened(scope), _in_branch():
             result = branch()
         found.update({id(v): v for v, _ in scope.written})
         scope.release()
@@ -65,7 +85,7 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
 
     def run() -> Any:
         scope = Recording(eagerly=eagerly)
-        with opened(scope):
+        with opened(scope), _in_branch():
             result = branch()
             values = [
                 lax.convert_element_type(
@@ -77,3 +97,14 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
         return result, values
 
     return run
+
+
+@contextlib.contextmanager
+def _in_branch() -> Iterator[None]:
+    trace = current_trace()
+    assert trace is not None
+    trace.branches += 1
+    try:
+        yield
+    finally:
+        trace.branches -= 1

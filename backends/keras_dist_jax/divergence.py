@@ -10,7 +10,19 @@ from typing import Any
 import jax
 from jax.extend.core import Literal
 
+from keras_dist.errors import ReplicaDivergenceError
+
 AXIS = "replica"
+_COLLECTIVES = {
+    "psum",
+    "psum_invariant",
+    "pmax",
+    "pmin",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "ppermute",
+}
 _MAKE_EQUAL = {"psum", "pmax", "pmin", "all_gather", "psum_invariant"}
 # What has one program inside of it, called with its own arguments.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -53,13 +65,15 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     if name in _MAKE_EQUAL and AXIS in _axes(params):
         return [False] * outputs
     if name == "cond":
+        if inputs[0] and meets_inside(equation):
+            raise _meeting_of_some("a branch that only some of them take")
         branches = [_inside(b, inputs[1:]) for b in params["branches"]]
         either = [any(each) for each in zip(*branches, strict=True)]
         return [inputs[0] or own for own in either]
     if name == "scan":
         return _of_scan(params, inputs)
     if name == "while":
-        return _of_while(params, inputs)
+        return _of_while(equation, inputs)
     for key in _CALLS:
         inner = params.get(key)
         if inner is not None and len(_open(inner).invars) == len(inputs):
@@ -80,7 +94,8 @@ def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
         carry = after
 
 
-def _of_while(params: Any, inputs: list[bool]) -> list[bool]:
+def _of_while(equation: Any, inputs: list[bool]) -> list[bool]:
+    params = equation.params
     of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
     cond_fixed = inputs[:of_cond]
     fixed = inputs[of_cond : of_cond + of_body]
@@ -90,8 +105,35 @@ def _of_while(params: Any, inputs: list[bool]) -> list[bool]:
         stops = _inside(params["cond_jaxpr"], [*cond_fixed, *carry])[0]
         after = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
         if after == carry:
+            if stops and meets_inside(equation):
+                raise _meeting_of_some("a loop that some of them leave sooner")
             return after
         carry = after
+
+
+def _meeting_of_some(where: str) -> ReplicaDivergenceError:
+    return ReplicaDivergenceError(
+        f"Replicas meet in {where}: the others would never come. Received: a "
+        "collective, an update or an assignment inside of control flow that "
+        "depends on what each replica has of its own. Expected: meetings that "
+        "all replicas come to. Meet first, then choose with `keras.ops.where`."
+    )
+
+
+def is_collective(equation: Any) -> bool:
+    """Whether all replicas have to run an equation together."""
+    return equation.primitive.name in _COLLECTIVES and (
+        AXIS in _axes(equation.params)
+    )
+
+
+def meets_inside(equation: Any) -> bool:
+    """Whether there is a collective in the programs of an equation."""
+    return any(
+        is_collective(inner) or meets_inside(inner)
+        for program in _programs(equation.params)
+        for inner in program.eqns
+    )
 
 
 def _inside(program: Any, inputs: list[bool]) -> list[bool]:

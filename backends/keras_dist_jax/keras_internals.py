@@ -11,6 +11,8 @@
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
 | `Model._losses_override` | keeps tracers of a trace that failed |
 | `keras.src.backend.jax.core.cond` | branches that assign variables |
+| `keras.src.random.seed_generator.global_seed_generator` | refused in traces |
+| the attribute `global_seed_generator` of Keras' global state | what it is |
 | `LossScaleOptimizer._common_apply` | replaced: its branches assign |
 | `Optimizer._trainable_variables` | those that it was built for |
 """
@@ -21,7 +23,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
 from keras.src.backend.jax import core
+from keras.src.random import seed_generator
 
 # The order in which `fit` passes the groups of the state to a step.
 STATE_GROUPS = (
@@ -148,3 +152,15 @@ def original(model: keras.Model, name: str) -> Callable[..., Any]:
 def hook_cond(hook: Callable[[Any], Any]) -> None:
     """Wraps what `keras.ops.cond` calls."""
     core.cond = hook(core.cond)
+
+
+def hook_global_seed(hook: Callable[[Any], Any]) -> None:
+    """Wraps what gives functions of `keras.random` Keras' own seeds."""
+    seed_generator.global_seed_generator = hook(
+        seed_generator.global_seed_generator
+    )
+
+
+def global_seed() -> Any:
+    """Keras' own `SeedGenerator`, or `None` before it is made."""
+    return global_state.get_global_attribute("global_seed_generator")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Literal
@@ -19,18 +20,9 @@ from jax.extend.core import jaxprs_in_params
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist_jax.divergence import AXIS
+from keras_dist_jax.divergence import is_collective
+from keras_dist_jax.divergence import meets_inside
 
-_COLLECTIVES = {
-    "psum",
-    "psum_invariant",
-    "pmax",
-    "pmin",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "ppermute",
-}
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CONTROL_FLOW = {"cond", "scan", "while"}
 
@@ -81,7 +73,7 @@ class Lockstep:
         for index in range(count):
             self._run_part(variant, index)
             self._meet(variant, index)
-        if count:
+        if count and not any(v.calls_back(count) for v in self._variants):
             # Most of what is left is alike, and merged by the compiler.
             for each in self._variants:
                 each.run_part(count)
@@ -146,7 +138,7 @@ class _Variant:
         self.collective_at = [
             index
             for index, equation in enumerate(self.equations)
-            if _is_collective(equation)
+            if is_collective(equation)
         ]
         self._starts = [0, *[at + 1 for at in self.collective_at]]
         self._stops = [*self.collective_at, len(self.equations)]
@@ -173,6 +165,10 @@ class _Variant:
     def part(self, index: int) -> list[Any]:
         """The equations up to the next collective."""
         return self.equations[self._starts[index] : self._stops[index]]
+
+    def calls_back(self, index: int) -> bool:
+        """Whether a part does something beside computing."""
+        return any(map(_calls_back, self.part(index)))
 
     def leaving(self, index: int) -> list[Any]:
         """What a part computes and others need."""
@@ -215,10 +211,10 @@ class _Variant:
         keys: dict[Any, Any] = {
             var: ("argument", i) for i, var in enumerate(self._arguments)
         }
-        keys |= {var: ("constant", id(c)) for var, c in self._consts.items()}
+        keys |= {var: _constant(c) for var, c in self._consts.items()}
         meetings = 0
         for equation in self.equations:
-            if _is_collective(equation):
+            if is_collective(equation):
                 own: Any = ("meeting", meetings)
                 meetings += 1
             else:
@@ -238,24 +234,9 @@ def _select(variant: Any, values: Sequence[Any]) -> Any:
     return lax.select_n(variant, *values)
 
 
-def _is_collective(equation: Any) -> bool:
-    name, params = equation.primitive.name, equation.params
-    axes = params.get("axes", params.get("axis_name", ()))
-    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
-    return name in _COLLECTIVES and AXIS in axes
-
-
-def _meets_inside(equation: Any) -> bool:
-    return any(
-        _is_collective(inner) or _meets_inside(inner)
-        for program in jaxprs_in_params(equation.params)
-        for inner in getattr(program, "jaxpr", program).eqns
-    )
-
-
 def _flat(program: Any) -> Any:
     """The program, with functions opened up that meet inside of them."""
-    if not any(map(_meets_inside, program.jaxpr.eqns)):
+    if not any(map(meets_inside, program.jaxpr.eqns)):
         return program
     arguments = [
         jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
@@ -279,7 +260,7 @@ def _evaluated(
 
     for equation in jaxpr.eqns:
         inputs = [read(atom) for atom in equation.invars]
-        if _meets_inside(equation):
+        if meets_inside(equation):
             inner = _called(equation)
             results = _evaluated(
                 getattr(inner, "jaxpr", inner),
@@ -354,19 +335,29 @@ def _key(atom: Any, keys: dict[Any, Any]) -> Any:
     return keys[atom]
 
 
+def _constant(value: Any) -> Any:
+    """Something equal for equal constants; for tracers, the same ones."""
+    if isinstance(value, jax.core.Tracer):
+        return "outside", id(value)
+    array = np.asarray(value)
+    return "constant", str(array.dtype), array.shape, array.tobytes()
+
+
 def _params_key(params: Any) -> Any:
-    """What makes an equation another one, as far as that can be compared."""
-    simple = tuple(
-        (name, str(value))
-        for name, value in sorted(params.items())
-        if isinstance(value, (bool, int, float, str, tuple, type(None)))
-        or hasattr(value, "itemsize")
+    """What makes an equation another one. In doubt, it is another one."""
+    return tuple(
+        (name, _param_key(value)) for name, value in sorted(params.items())
     )
-    inner = tuple(
-        tuple(
-            (e.primitive.name, _params_key(e.params))
-            for e in getattr(program, "jaxpr", program).eqns
-        )
-        for program in jaxprs_in_params(params)
-    )
-    return simple, inner
+
+
+def _param_key(value: Any) -> Any:
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        # It prints with the same names for its variables, whatever it is of.
+        consts = getattr(value, "consts", ())
+        return str(value), tuple(map(_constant, consts))
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_param_key, value))
+    if callable(value) and not isinstance(value, type):
+        # Such as how to differentiate, which has been done.
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    return str(value)

@@ -20,14 +20,14 @@ from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.training.overlay import opened
 from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
+from keras_dist_jax.control_flow import install_global_seed
 from keras_dist_jax.divergence import has_callbacks
 from keras_dist_jax.gate import Gate
-from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
-from keras_dist_jax.results import Packed
 from keras_dist_jax.results import packed
 from keras_dist_jax.results import unpacked
+from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
 from keras_dist_jax.trace_errors import explained
@@ -71,6 +71,7 @@ class Program:
         self._is_first = is_first
         # The layout of what runs on several devices, if something does.
         several = layout is not None and len(layout.devices) > 1
+        self._home = None if layout is None else layout.devices[0]
         self._several = layout if several else None
         self.is_placed = layout is None or several
         # Variables that are written: their arrays may be deleted, or not.
@@ -82,13 +83,18 @@ class Program:
         self._compiled: Any = None
         # Whether Python is called back, which may raise.
         self._waits = False
-        self._held: list[Any] = []
         self._witness: Any = None
         # What the gate knows it by, and may hold when it is gone.
         self._owner = object()
-        self._is_plain = True
+        # What each trace returned; programs tell how many there were before.
+        self._outlines: list[Any] = []
         self.num_traces = 0
         self.num_calls = 0
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether it was traced without an error."""
+        return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
         """Calls the function.
@@ -102,19 +108,24 @@ class Program:
         Raises:
             TraceError: If it can't be compiled.
         """
-        if self._compiled is None:
-            self._survey(leaves)
-        if not self._gate.waits:
-            return self._dispatched(leaves)
-        with self._gate.lock:
-            self._gate.settle(self._owner)
-            result = self._dispatched(leaves)
-            self._gate.enter(self._owner, self._witness)
-        return result
+        gate = self._gate
+        # Else two threads would give a program the same arrays to delete.
+        with LOCK:
+            if self._compiled is None:
+                self._survey(leaves)
+                gate = self._gate
+            if not gate.waits:
+                return self._dispatched(leaves)
+            with gate.lock:
+                gate.settle(self._owner)
+                result = self._dispatched(leaves)
+                gate.enter(self._owner, self._witness)
+            return result
 
     def _dispatched(self, leaves: list[Any]) -> Any:
-        held = self._held
+        is_moved = False
         while True:
+            held: list[Any] = []
             found = _arrays_of(self._taken)
             donated, others = found[: self._cut], found[self._cut :]
             del found
@@ -125,29 +136,33 @@ class Program:
                 # In C, so that no interrupt comes between a program that has
                 # deleted its inputs and keeping what it gave.
                 held.extend(
-                    map(
-                        self._compiled,
-                        (donated,),
-                        (others,),
-                        (leaves,),
-                    )
+                    map(self._compiled, (donated,), (others,), (leaves,))
                 )
-                return self._keep()
+                return self._keep(held[0])
             except _GrownError:
                 continue
             except Exception as error:
+                if "incompatible devices" in str(error) and not is_moved:
+                    is_moved, leaves = True, [*map(self._here, leaves)]
+                    continue
                 raise explained(error, self._name) from error
             except BaseException:
                 if held:
-                    self._keep()
+                    self._keep(held[0])
                 raise
-            finally:
-                held.clear()
 
-    def _keep(self) -> Any:
-        result, donated, given, self._witness = self._held[0]
+    def _here(self, leaf: Any) -> Any:
+        """An argument that may lie on another device, where it can be used."""
+        if not isinstance(leaf, jax.Array) or len(leaf.devices()) > 1:
+            return leaf
+        if self._several is not None:
+            return self._several.place(leaf)
+        return leaf if self._home is None else jax.device_put(leaf, self._home)
+
+    def _keep(self, given: Any) -> Any:
+        arrays, donated, written, self._witness, trace = given
         if self._waits:
-            jax.block_until_ready((result, donated, given))
+            jax.block_until_ready((arrays, donated, written))
             jax.effects_barrier()
         self.num_calls += 1
         for slot, array in zip(self._donated, donated, strict=True):
@@ -155,19 +170,9 @@ class Program:
                 slot.attributes[slot.key] = slot.seen = slot.array = array
             else:
                 slot.keep(array)
-        for slot, array in zip(self._given, given, strict=True):
+        for slot, array in zip(self._given, written, strict=True):
             slot.keep(array)
-        if self._is_plain:
-            return result
-        if result.__class__ is Packed:  # as most are: one call
-            return JoinedPerReplica(
-                result.joined,
-                result.stacked,
-                result.layout,
-                None,
-                result.shapes,
-            )
-        return unpacked(result)
+        return unpacked(self._outlines[len(trace)], arrays)
 
     def _survey(self, leaves: list[Any]) -> None:
         """Traces once, only to find the variables."""
@@ -176,6 +181,7 @@ class Program:
         seams.install_building()
         seams.install_losses_of_layers()
         install_cond()
+        install_global_seed()
         trace = Trace({}, self._find)
         trace.is_survey = True
 
@@ -252,7 +258,7 @@ class Program:
             variables=self._variables,
         )
         with creation_hooks(), refusing_variables(self._name), trace.entered():
-            result, self._is_plain = packed(self._call(leaves))
+            arrays, outline = packed(self._call(leaves))
         changing = [*self._donated, *self._given]
         if trace.unknown or set(trace.written) - {s.id for s in changing}:
             self._log.note(leaves, "variables that it did not know")
@@ -268,12 +274,14 @@ class Program:
                 value, slot.sharding or self._several.sharding
             )
 
+        self._outlines.append(outline)
         return (
-            result,
+            arrays,
             [new(slot) for slot in self._donated],
             [new(slot) for slot in self._given],
             # Nothing else that a program gives is sure to be there and kept.
             jnp.zeros((), "int32") if self._gate.waits else None,
+            ((),) * (len(self._outlines) - 1),
         )
 
     def _find(self, trace: Trace, variable: keras.Variable) -> Any:

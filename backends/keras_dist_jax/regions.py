@@ -81,6 +81,7 @@ class Region:
         self.written: dict[int, keras.Variable] = {}
         self.scope = RegionScope(self)
         self.peers = peers
+        self.branches = trace.branches
         # By the id of a component that was gathered: all, and its own.
         self._gathered: dict[int, tuple[list[Any], Any]] = {}
 
@@ -105,6 +106,10 @@ class Region:
                 value = lax.dynamic_index_in_dim(
                     value, self.index, keepdims=False
                 )
+            elif not isinstance(value, jax.core.Tracer):
+                # A body does not take arrays that lie on several devices; nor
+                # is it kept, if it has met a variable that it was not given.
+                value = value.addressable_shards[0].data
             self.values[key] = value
         self.trace.variables[key] = variable
         return self.values[key]
@@ -206,6 +211,15 @@ class RegionScope(Overlay):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
         region = self._region
+        if region.trace.branches > region.branches:
+            raise UnsupportedModelError(
+                "Replicas can't meet to write variables in a branch of a "
+                f"compiled function. Received: variable '{variable.path}', "
+                "written in `cond` by an optimizer, `merge_call` or an "
+                "assignment that is aggregated. Expected: meetings outside of "
+                "control flow. Choose what to apply with `keras.ops.where`, "
+                "and apply it in every step."
+            )
         if is_split(variable):
             value = lax.select_n(
                 region.index,

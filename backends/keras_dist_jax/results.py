@@ -1,92 +1,132 @@
-"""What a compiled function returns, on its way out of a program."""
+"""What a compiled function returns, on its way out of a program.
 
-from dataclasses import dataclass
+A program gives a flat list of arrays. What they were in is kept beside it: a
+nest that Python had to rebuild would let an interrupt in, after the program has
+run and before anybody has its arrays.
+"""
+
+import dataclasses
+import types
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 
+from keras_dist.errors import TraceError
 from keras_dist.regroup import map_nest
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.joined import Shapes
 from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.layout import Layout
 
-
-@dataclass(slots=True)
-class Packed:
-    """A per-replica value among the results of a program."""
-
-    joined: Any
-    stacked: bool
-    shapes: Shapes | None
-    layout: Layout
+ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
 
 
-@dataclass(slots=True)
-class Constant:
-    """A result that is no tensor."""
-
-    holder: "_Holder"
+class Slot:
+    """Stands for an array."""
 
 
-@dataclass(slots=True, eq=False)
-class _Holder:
-    """Any object, compared by identity."""
+class Joined:
+    """Stands for a per-replica value.
 
-    value: Any
+    Args:
+        stacked: Boolean, as of a `JoinedPerReplica`.
+        shapes: Shapes or `None`, likewise.
+        layout: The `Layout`.
+    """
+
+    def __init__(
+        self, stacked: bool, shapes: Shapes | None, layout: Layout
+    ) -> None:
+        self.stacked = stacked
+        self.shapes = shapes
+        self.layout = layout
 
 
-# In C, and with nothing but arrays and these in the results.
-jax.tree_util.register_dataclass(
-    Packed, ["joined"], ["stacked", "shapes", "layout"]
-)
-jax.tree_util.register_dataclass(Constant, [], ["holder"])
+ARRAY = Slot()
 
 
-def packed(nest: Any) -> tuple[Any, bool]:
-    """A result as JAX can return it.
+def packed(nest: Any) -> tuple[list[Any], Any]:
+    """A result as a program gives it.
 
     Returns:
-        Tuple of the nest, and whether it needs to be `unpacked`.
+        Tuple of a list of arrays and of the outline: the nest with what
+        stands for them.
+
+    Raises:
+        TraceError: If a tensor is hidden in some object.
     """
-    plain = True
+    arrays: list[Any] = []
 
     def pack(leaf: Any) -> Any:
-        nonlocal plain
         if isinstance(leaf, keras.Variable):
             leaf = leaf.value
-        if leaf is None or isinstance(
-            leaf, (jax.Array, np.ndarray, np.generic)
-        ):
-            return leaf
-        plain = False
         if isinstance(leaf, JoinedPerReplica):
-            joined = jax.lax.with_sharding_constraint(
-                leaf.joined, over_replicas(leaf.layout)
+            sharding = over_replicas(leaf.layout)
+            arrays.append(
+                jax.lax.with_sharding_constraint(leaf.joined, sharding)
             )
-            return Packed(joined, leaf.stacked, leaf.shapes, leaf.layout)
-        return Constant(_Holder(leaf))
+            return Joined(leaf.stacked, leaf.shapes, leaf.layout)
+        if isinstance(leaf, ARRAY_TYPES):
+            arrays.append(leaf)
+            return ARRAY
+        check_constant(leaf)
+        return leaf
 
-    result = map_nest(pack, nest)
-    return result, plain
+    return arrays, map_nest(pack, nest)
 
 
-def unpacked(nest: Any) -> Any:
+def unpacked(outline: Any, arrays: list[Any]) -> Any:
     """The result again, once it is out.
 
     Args:
-        nest: What the program returned.
+        outline: What `packed` made of the nest.
+        arrays: What the program gave.
     """
+    # The most usual ones, without more calls than needed.
+    if outline.__class__ is Joined:
+        return JoinedPerReplica(
+            arrays[0], outline.stacked, outline.layout, None, outline.shapes
+        )
+    if outline is ARRAY:
+        return arrays[0]
+    rest = iter(arrays)
 
     def unpack(leaf: Any) -> Any:
-        if leaf.__class__ is Packed:
-            return JoinedPerReplica(
-                leaf.joined, leaf.stacked, leaf.layout, None, leaf.shapes
-            )
-        if leaf.__class__ is Constant:
-            return leaf.holder.value
+        if leaf is ARRAY:
+            return next(rest)
+        if leaf.__class__ is Joined:
+            return unpacked(leaf, [next(rest)])
         return leaf
 
-    return map_nest(unpack, nest)
+    return map_nest(unpack, outline)
+
+
+def check_constant(value: Any) -> None:
+    """Refuses an object that takes a tensor out of its trace.
+
+    Raises:
+        TraceError: If there is one in its attributes or closure.
+    """
+    held: list[Any] = []
+    if dataclasses.is_dataclass(value):
+        held = [
+            getattr(value, field.name, None)
+            for field in dataclasses.fields(value)
+        ]
+    elif isinstance(value, types.FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+    elif isinstance(value, types.GeneratorType):
+        held = list(
+            (value.gi_frame.f_locals if value.gi_frame else {}).values()
+        )
+    elif not isinstance(value, type) and not isinstance(value, keras.Layer):
+        held = list(getattr(value, "__dict__", {}).values())
+    if any(isinstance(each, jax.core.Tracer) for each in held):
+        raise TraceError(
+            "A compiled function returned an object with a tensor in it, which "
+            f"has no value outside. Received: a {type(value).__name__}. "
+            "Expected: tensors in lists, tuples, dicts and named tuples. "
+            "Return the tensors, and make the object of them outside."
+        )

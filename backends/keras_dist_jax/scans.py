@@ -11,6 +11,7 @@ from jax import numpy as jnp
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.results import packed
+from keras_dist_jax.results import unpacked
 from keras_dist_jax.structure import unflatten
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current_trace
@@ -48,18 +49,26 @@ def scanned(
         args = unflatten(structure, iter(stacked))
         return run_region(strategy, layout, trace, fn, args, {}, scans=True)
 
-    def step(leaves: Sequence[Any]) -> Any:
+    outlines: list[Any] = []
+
+    def step(leaves: Sequence[Any]) -> list[Any]:
         args = unflatten(structure, iter(leaves))
-        return packed(strategy.run_uncompiled(fn, args))[0]
+        arrays, outline = packed(strategy.run_uncompiled(fn, args))
+        outlines.append(outline)
+        return arrays
 
     if trace.is_survey:
-        return step([leaf[0] for leaf in stacked])
-    return _on_one(trace, step, stacked)
+        arrays = step([leaf[0] for leaf in stacked])
+    else:
+        arrays = _on_one(trace, step, stacked)
+    return unpacked(outlines[-1], arrays)
 
 
 def _on_one(
-    trace: Trace, step: Callable[[Sequence[Any]], Any], stacked: list[Any]
-) -> Any:
+    trace: Trace,
+    step: Callable[[Sequence[Any]], list[Any]],
+    stacked: list[Any],
+) -> list[Any]:
     written: dict[int, Any] = {}
 
     def body(values: dict[int, Any], leaves: list[Any]) -> Any:
@@ -78,4 +87,5 @@ def _on_one(
     for key, variable in written.items():
         if key in values:
             trace.write(variable, values[key])
-    return results
+    arrays: list[Any] = results
+    return arrays

@@ -1,5 +1,6 @@
 """Variables as a compiled program takes them, and gives them back."""
 
+import threading
 import weakref
 from abc import ABC
 from abc import abstractmethod
@@ -8,6 +9,8 @@ from typing import Any
 import keras
 from jax import lax
 
+from keras_dist.training.overlay import opened
+from keras_dist.training.step import outside_replicas
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.joined import over_replicas
@@ -16,8 +19,11 @@ from keras_dist_jax.joined import stacked_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.placement import take
+from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
+# Held while the arrays of variables are exchanged.
+LOCK = threading.RLock()
 _STACKED = "_keras_dist_stacked"
 _COMBINED_CLASS = "_keras_dist_class"
 
@@ -191,9 +197,19 @@ def _uncombined(kind: type) -> type:
 def combine(variable: Any) -> Any:
     """Gives replicas their values, and the variable what they make."""
     attributes = vars(variable)
-    stacked = attributes.pop(_STACKED)
-    variable.__class__, layout = attributes.pop(_COMBINED_CLASS)
-    variable.set_components(parts_of(stacked, True, layout))
+    # Whoever asks first may be tracing, in a stateless scope or in a replica.
+    with LOCK, outside_replicas(), opened(None), eagerly():
+        if _STACKED in attributes:
+            stacked = attributes[_STACKED]
+            kind, layout = attributes[_COMBINED_CLASS]
+            parts = parts_of(stacked, True, layout)
+            variable.__class__ = kind
+            try:
+                variable.set_components(parts)
+            except BaseException:
+                variable.__class__ = _uncombined(kind)
+                raise
+            del attributes[_STACKED]
     return variable
 
 

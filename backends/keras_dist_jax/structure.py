@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
 from keras_dist.regroup import map_nest
@@ -66,6 +67,8 @@ def _other(item: Any, leaves: list[Any], join: Join) -> Any:
         return joined.stacked, joined.shapes, joined.layout
     if isinstance(item, (list, tuple, Mapping)):
         return _Nest(item, leaves, join)
+    if isinstance(item, keras.Variable):
+        return _Same(item)
     return _Static(item)
 
 
@@ -84,10 +87,25 @@ class _Static:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Static) or self.kind is not other.kind:
             return False
+        if isinstance(self.value, float):  # 0.0 is not -0.0
+            return repr(self.value) == repr(other.value)
         return self.value is other.value or bool(self.value == other.value)
 
     def __hash__(self) -> int:
         return hash(self.value)
+
+
+class _Same:
+    """A variable among the arguments: itself, whatever its value."""
+
+    def __init__(self, variable: keras.Variable) -> None:
+        self.value = variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 class _Nest:
@@ -118,7 +136,7 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     """
     if structure is ARRAY:
         return next(leaves)
-    if isinstance(structure, _Static):
+    if isinstance(structure, (_Static, _Same)):
         return structure.value
     if isinstance(structure, _Nest):
         return structure.build(leaves)

@@ -57,6 +57,8 @@ class Trace:
         self.unknown = False
         self._find = find
         self.scope = TraceScope(self)
+        # How many branches of control flow it is in.
+        self.branches = 0
         # Whether it is only to find the variables.
         self.is_survey = False
         # What it runs on, and who says when, where that is several devices.
