@@ -144,6 +144,18 @@ class Executor(ABC):
         here = [self.put(value, self.plan.primary) for value in values]
         return self.mirror(combine(op, here))
 
+    def combine_whole(self, op: ReduceOp, value: Any) -> Any:
+        """`combine`, of a per-replica value that is one thing to the framework.
+
+        Args:
+            op: `ReduceOp`.
+            value: Anything.
+
+        Returns:
+            Tensor where variables are; `None` for any other value.
+        """
+        return None
+
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
         """Joins tensors of each replica, on the primary device.
 

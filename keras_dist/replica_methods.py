@@ -151,6 +151,10 @@ class ReplicaMethods(StrategyBase):
     def _reduce(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
         if axis is None and self.num_replicas_in_sync == 1:
             return leaf
+        if axis is None and self.cross_device_ops is None:
+            combined = self.executor.combine_whole(op, leaf)
+            if combined is not None:
+                return combined
         values = self.to_combine(op, leaf)
         if axis is None:
             return leaf if values is None else self.combine(op, values)

@@ -25,7 +25,6 @@ from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import Parts
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
@@ -55,8 +54,11 @@ class JaxExecutor(Executor):
         self.compiler = JaxCompiler(
             layout, gate if plan.num_replicas > 1 else OpenGate()
         )
-        self._sum = jax.jit(_sum)
-        self._mean = jax.jit(_mean)
+        # Of values that are stacked: one collective, in one program.
+        self._totals = {
+            ReduceOp.SUM: jax.jit(_sum, out_shardings=layout.sharding),
+            ReduceOp.MEAN: jax.jit(_mean, out_shardings=layout.sharding),
+        }
         self._running: weakref.WeakKeyDictionary[keras.Model, Running] = (
             weakref.WeakKeyDictionary()
         )
@@ -154,20 +156,26 @@ class JaxExecutor(Executor):
             combined = trace.region.combine(op, values)
             if combined is not None:
                 return combined
+        return super().combine(op, values)
+
+    def combine_whole(self, op: ReduceOp, value: Any) -> Any:
+        total = self._totals.get(op)
         if (
-            not isinstance(values, Parts)
-            or values.stacked is None
-            or op not in (ReduceOp.SUM, ReduceOp.MEAN)
+            total is None
+            or not isinstance(value, JoinedPerReplica)
+            or value.joined is None
+            or not value.stacked
+            or value.shapes is not None
+            or value.layout is not self.layout
         ):
-            return super().combine(op, values)
-        total = self._sum if op is ReduceOp.SUM else self._mean
-        if trace is not None:
-            return total(values.stacked)
+            return None
+        if current_trace() is not None:
+            return total(value.joined)
         with self.gate.lock:
             self.gate.settle(None)
-            result = total(values.stacked)
+            result = total(value.joined)
             self.gate.enter(None, result)
-        return self.layout.place(result)
+        return result
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         return lend(variable, self.layout.devices[index])

@@ -14,12 +14,6 @@ from keras_dist_jax.layout import Layout
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Parts(tuple[Any, ...]):
-    """Components that are the parts of one array with an axis for them."""
-
-    stacked: Any = None
-
-
 class JoinedPerReplica(PerReplica):
     """Components that are the parts of one array, cut along its first axis.
 
@@ -55,12 +49,10 @@ class JoinedPerReplica(PerReplica):
     @property
     def values(self) -> tuple[Any, ...]:
         if self._parts is None:
-            parts = Parts(parts_of(self.joined, self.stacked, self.layout))
+            parts = parts_of(self.joined, self.stacked, self.layout)
             if self.shapes is not None:
-                parts = Parts(map(cut_to, parts, self.shapes))
-            elif self.stacked:
-                parts.stacked = self.joined
-            self._parts = parts
+                parts = list(map(cut_to, parts, self.shapes))
+            self._parts = tuple(parts)
         return self._parts
 
     @classmethod

@@ -16,8 +16,8 @@ BACKEND = keras.backend.backend()
 # device. Replica functions that are compiled as a whole come later.
 runs_compiled = pytest.mark.skipif(
     BACKEND == "jax",
-    reason="JAX compiles inside of `run`, not around it, until replica "
-    "functions can be compiled as a whole",
+    reason="`jax.jit` can't be around `run`; `keras_dist.function` can, and "
+    "tests/functions has it there",
 )
 
 
