@@ -13,7 +13,7 @@ import keras_dist
 BACKEND = keras.backend.backend()
 
 # `run` is a loop over replicas in Python, that `jax.jit` would trace on one
-# device. Replica functions that are compiled as a whole come later.
+# device. `keras_dist.function` compiles them as a whole.
 runs_compiled = pytest.mark.skipif(
     BACKEND == "jax",
     reason="`jax.jit` can't be around `run`; `keras_dist.function` can, and "
