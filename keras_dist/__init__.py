@@ -19,6 +19,7 @@ from keras_dist.errors import MetricMergeError
 from keras_dist.errors import OutOfRangeError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
+from keras_dist.errors import TraceError
 from keras_dist.errors import UnsupportedKerasError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
@@ -77,6 +78,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "StrategyMismatchError",
+    "TraceError",
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",

@@ -82,6 +82,7 @@ def run_region(
 
     def collect(leaf: Any) -> Any:
         if isinstance(leaf, JoinedPerReplica):
+            leaf = leaf.in_a_program()
             leaves.append(leaf.joined)
             specs.append(cut)
             return _Argument(leaf.stacked, leaf.shapes)

@@ -67,6 +67,16 @@ class JoinedPerReplica(PerReplica):
             return cls(jnp.stack(parts), True, layout, None, shapes)
         return cls(jnp.stack(parts), True, layout)
 
+    def in_a_program(self) -> "JoinedPerReplica":
+        """The same value, joined, where a function is being traced."""
+        if self.joined is not None:
+            return self
+        if any(isinstance(part, jax.core.Tracer) for part in self.values):
+            return self.of_traced(self.values, self.layout)
+        with jax.ensure_compile_time_eval():
+            self.join()
+        return self
+
     def join(self) -> None:
         """Makes `joined`.
 

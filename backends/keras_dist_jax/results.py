@@ -63,6 +63,7 @@ def packed(nest: Any) -> tuple[list[Any], Any]:
         if isinstance(leaf, keras.Variable):
             leaf = leaf.value
         if isinstance(leaf, JoinedPerReplica):
+            leaf = leaf.in_a_program()
             sharding = over_replicas(leaf.layout)
             arrays.append(
                 jax.lax.with_sharding_constraint(leaf.joined, sharding)

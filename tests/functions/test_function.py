@@ -324,3 +324,82 @@ def test_gradients_flow_through_a_function_in_a_replica_function():
         return keras_dist.gradient(lambda: square(x), v)
 
     assert numbers(strategy.run(step, (ids(strategy),))) == [0.0, 6.0]
+
+
+def test_methods_of_equal_objects_are_two_functions():
+    class Adder:
+        def __init__(self):
+            self.v = keras.Variable(0.0)
+
+        def __eq__(self, other):
+            return isinstance(other, Adder)
+
+        def __hash__(self):
+            return 1
+
+        @keras_dist.function
+        def step(self):
+            self.v.assign_add(1.0)
+
+    one, two = Adder(), Adder()
+    one.step()
+    two.step()
+    assert (float(array(one.v)), float(array(two.v))) == (1.0, 1.0)
+
+
+def test_a_first_call_that_failed_is_forgotten():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        layer = keras.layers.Dense(1)
+
+    @keras_dist.function
+    def step(x, y):
+        return layer(x) + y
+
+    x = cut(np.ones((4, 3), "float32"), 2)
+    with pytest.raises(TypeError):
+        strategy.run(step, (x,))
+    strategy.run(step, (x, 1.0))
+    assert layer.built
+
+
+def test_a_variable_as_an_argument():
+    add = keras_dist.function(lambda v, x: v.assign_add(x))
+    one, two = keras.Variable(0.0), keras.Variable(10.0)
+    for _ in range(2):
+        add(one, np.float32(1.0))
+    add(two, np.float32(1.0))
+    assert (float(array(one)), float(array(two))) == (2.0, 11.0)
+
+
+@replicas
+def test_local_results_in_a_function(num_replicas):
+    strategy = strategy_of(num_replicas)
+
+    @keras_dist.function
+    def outer():
+        result = strategy.run(lambda x: 2 * x, (ids(strategy),))
+        return strategy.experimental_local_results(result)
+
+    with strategy.scope():
+        values = [float(array(value)) for value in outer()]
+    assert values == [2.0 * i for i in range(num_replicas)]
+
+
+@replicas
+def test_values_of_the_closure_and_made_inside(num_replicas):
+    strategy = strategy_of(num_replicas)
+    outside = ids(strategy)
+
+    @keras_dist.function
+    def outer():
+        inside = ids(strategy)
+        result = strategy.run(lambda x, y: 2 * x + y, (outside, inside))
+        return result, outside, inside
+
+    with strategy.scope():
+        for _ in range(2):
+            result, same, made = outer()
+    each = [float(i) for i in range(num_replicas)]
+    assert numbers(same) == numbers(made) == each
+    assert numbers(result) == [3 * number for number in each]

@@ -32,6 +32,7 @@ NAMES = [
     "Strategy",
     "StrategyExtended",
     "StrategyMismatchError",
+    "TraceError",
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",

@@ -1,0 +1,280 @@
+"""What compiled functions must not lose, mix up or get wrong silently."""
+
+import signal
+import threading
+
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_dist
+
+
+def to_numpy(value):
+    return np.asarray(ops.convert_to_numpy(value))
+
+
+def strategy_of(num_replicas):
+    devices = [f"cpu:{i}" for i in range(num_replicas)]
+    return keras_dist.MirroredStrategy(devices)
+
+
+def uneven(rows=(3, 1)):
+    return keras_dist.PerReplica([np.ones((n, 2), "float32") for n in rows])
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_an_interrupt_loses_no_variable(num_replicas):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        v = keras.Variable(np.zeros(1000, "float32"))
+        mean = keras.metrics.Mean()
+
+    @keras_dist.function
+    def step(x):
+        mean.update_state(x)
+        v.assign(v + 1.0)
+        return ops.sum(x), "text", {"x": x}
+
+    x = strategy.experimental_distribute_values_from_function(
+        lambda context: ops.ones((3,))
+    )
+    strategy.run(step, (x,))
+
+    def stop(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, stop)
+    rng = np.random.default_rng(0)
+    stops = 0
+    try:
+        for _ in range(60):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(2e-4, 3e-3))
+                for _ in range(200):
+                    strategy.run(step, (x,))
+            except Interrupted:
+                stops += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            numbers = to_numpy(v)
+            assert (numbers == numbers[0]).all()
+            assert float(mean.result()) == 1.0
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert stops > 10
+
+
+def test_threads_get_their_own_results():
+    @keras_dist.function
+    def double(x):
+        return 2 * x
+
+    layer = keras.layers.Dropout(0.5, seed=1)
+    layer.build((4,))
+
+    @keras_dist.function
+    def drop(x):
+        return layer(x, training=True)
+
+    wrong = []
+
+    def call(number):
+        try:
+            for _ in range(200):
+                x = np.full(4, float(number), "float32")
+                if not (to_numpy(double(x)) == 2 * number).all():
+                    wrong.append(number)
+                drop(x)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("kind", ["loop", "jit"])
+def test_programs_inside_are_compared_to_the_last_constant(kind, dtype):
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v = keras.Variable(0, dtype=dtype, trainable=False)
+
+    @keras_dist.function
+    def step(x):
+        n = ops.cast(x.shape[0], dtype)
+        if kind == "jit":
+            v.assign(jax.jit(lambda a: a + n)(v.value))
+        else:
+            v.assign(ops.fori_loop(0, 1, lambda i, a: a + n, v.value))
+
+    if dtype == "int32":
+        with pytest.raises(keras_dist.ReplicaDivergenceError):
+            strategy.run(step, (uneven(),))
+        return
+    strategy.run(step, (uneven(),))
+    assert [float(each.value) for each in v.values] == [2.0, 2.0]
+
+
+def test_a_metric_is_combined_wherever_it_is_read_first():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        mean = keras.metrics.Mean()
+        v = keras.Variable(1.0)
+    step = keras_dist.function(lambda x: mean.update_state(3 * x))
+    ones = keras_dist.PerReplica([np.ones(2, "float32")] * 2)
+    strategy.run(step, (ones,))
+    grad = keras_dist.gradient(lambda: v * mean.result(), v)
+    assert float(grad) == 3.0
+    strategy.run(step, (ones,))
+    with keras.StatelessScope():
+        assert float(mean.result()) == 3.0
+    assert float(mean.result()) == 3.0
+    strategy.run(step, (ones,))
+    jax.jit(lambda: mean.result())()
+    assert float(mean.result()) == 3.0
+
+
+@pytest.mark.parametrize("rows", [(3, 2), (1, 0), (2, 1)])
+def test_random_layers_with_different_numbers_of_rows(rows):
+    strategy = strategy_of(2)
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5, seed=3)
+    step = keras_dist.function(lambda x: ops.sum(layer(x, training=True)))
+    for _ in range(2):
+        strategy.run(step, (uneven(rows),))
+    states = [to_numpy(c.value) for c in layer.seed_generator.state.values]
+    np.testing.assert_array_equal(states[0], states[1])
+    assert states[0][1] == 2
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_keras_own_seeds(num_replicas):
+    strategy = strategy_of(num_replicas)
+    draw = keras_dist.function(lambda: keras.random.uniform((3,)))
+    first, second = (
+        np.stack(
+            [
+                to_numpy(x)
+                for x in strategy.experimental_local_results(strategy.run(draw))
+            ]
+        )
+        for _ in range(2)
+    )
+    assert len(np.unique(np.concatenate([first, second]))) == 6 * num_replicas
+
+
+def test_indexing_a_variable():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v = keras.Variable([1.0, 2.0, 3.0])
+    step = keras_dist.function(lambda: (v[0], v[:2], v.value[1]))
+    first, two, second = strategy.run(step)
+    local = strategy.experimental_local_results
+    assert [float(x) for x in (*local(first), *local(second))] == [1, 1, 2, 2]
+    np.testing.assert_array_equal(local(two)[1], [1.0, 2.0])
+
+
+def test_meetings_that_only_some_come_to_are_refused():
+    strategy = strategy_of(2)
+
+    @keras_dist.function
+    def step(x):
+        context = keras_dist.get_replica_context()
+        return ops.cond(
+            ops.sum(x) > 2,
+            lambda: context.all_reduce("SUM", ops.sum(x)),
+            lambda: ops.sum(x),
+        )
+
+    x = keras_dist.PerReplica([np.ones(2, "float32"), np.ones(2, "float32")])
+    with pytest.raises(keras_dist.ReplicaDivergenceError, match="a branch"):
+        strategy.run(step, (x,))
+
+
+def test_updates_in_a_branch_are_refused():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v = keras.Variable(1.0)
+        optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([v])
+
+    @keras_dist.function
+    def step(x):
+        def update():
+            optimizer.apply([ops.sum(x)], [v])
+            return 0
+
+        return ops.cond(ops.equal(optimizer.iterations, 0), update, lambda: 0)
+
+    x = keras_dist.PerReplica([np.ones(2, "float32")] * 2)
+    with pytest.raises(keras_dist.UnsupportedModelError, match="in a branch"):
+        strategy.run(step, (x,))
+    assert float(v) == 1.0
+
+
+def test_a_print_after_a_collective_with_different_numbers_of_rows(capfd):
+    strategy = strategy_of(2)
+
+    @keras_dist.function
+    def step(x):
+        context = keras_dist.get_replica_context()
+        total = context.all_reduce("SUM", ops.sum(x))
+        keras_dist.print("own", ops.sum(x), "of", total)
+        return total
+
+    strategy.run(step, (uneven(),))
+    lines = sorted(capfd.readouterr().out.splitlines())
+    assert lines == [
+        "replica 0: own 6.0 of 8.0",
+        "replica 1: own 2.0 of 8.0",
+    ]
+
+
+def test_what_is_no_tensor_must_be_the_same():
+    strategy = strategy_of(2)
+    for fn in (
+        lambda x: f"{x.shape[0]} rows",
+        lambda x: None if x.shape[0] == 1 else ops.sum(x),
+        lambda x: [ops.sum(x)] * x.shape[0],
+    ):
+        with pytest.raises(keras_dist.ReplicaDivergenceError, match="tensors"):
+            strategy.run(keras_dist.function(fn), (uneven(),))
+
+
+def test_a_tensor_hidden_in_an_object_is_refused():
+    class Box:
+        def __init__(self, value):
+            self.value = value
+
+    step = keras_dist.function(Box)
+    with pytest.raises(keras_dist.TraceError, match="Box"):
+        step(np.ones(2, "float32"))
+
+
+def test_zeros_of_both_signs_are_two_values():
+    divide = keras_dist.function(lambda x, by: x / (x * by))
+    x = np.ones((), "float32")
+    assert float(divide(x, 0.0)) == np.inf
+    assert float(divide(x, -0.0)) == -np.inf
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_an_array_on_another_device(num_replicas):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        v = keras.Variable(1.0)
+    x = jax.device_put(np.float32(2.0), jax.devices()[3])
+    result = strategy.run(keras_dist.function(lambda x: v * x), (x,))
+    for part in strategy.experimental_local_results(result):
+        assert float(part) == 2.0
