@@ -30,7 +30,7 @@ from keras_dist_jax.results import unpacked
 from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
-from keras_dist_jax.trace_errors import explained
+from keras_dist_jax.trace_errors import raise_explained
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
 
@@ -141,15 +141,13 @@ class Program:
                 return self._keep(held[0])
             except _GrownError:
                 continue
-            except Exception as error:
+            except BaseException as error:
+                if held and not self._waits:  # an interrupt
+                    self._keep(held[0])
                 if "incompatible devices" in str(error) and not is_moved:
                     is_moved, leaves = True, [*map(self._here, leaves)]
                     continue
-                raise explained(error, self._name) from error
-            except BaseException:
-                if held:
-                    self._keep(held[0])
-                raise
+                raise_explained(error, self._name)
 
     def _here(self, leaf: Any) -> Any:
         """An argument that may lie on another device, where it can be used."""
@@ -198,7 +196,7 @@ class Program:
             with creation_hooks(), refusing:
                 program = jax.make_jaxpr(body)(leaves)
         except Exception as error:
-            raise explained(error, self._name) from error
+            raise_explained(error, self._name)
         self._waits = has_callbacks(program.jaxpr)
         self._adopt(trace)
 

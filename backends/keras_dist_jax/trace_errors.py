@@ -1,5 +1,7 @@
 """What JAX says of code that it can't trace, in words of this library."""
 
+from typing import NoReturn
+
 import jax
 
 from keras_dist.errors import TraceError
@@ -13,34 +15,31 @@ _NEEDS_VALUES = (
 )
 
 
-def explained(error: Exception, name: str) -> Exception:
-    """The error to raise for one of JAX's.
+def raise_explained(error: BaseException, name: str) -> NoReturn:
+    """Raises a `TraceError` for one of JAX's, or the error itself.
 
     Args:
         error: What was raised.
         name: String, the name of the compiled function.
-
-    Returns:
-        A `TraceError`, or `error` itself where it is clear.
     """
     received = (str(error).splitlines() or [""])[0]
     if isinstance(error, _NEEDS_VALUES) or (
         type(error) is TypeError and "of concrete values" in received
     ):
-        return TraceError(
+        raise TraceError(
             f"The compiled function '{name}' needs the value of a tensor while "
             "it is traced: for an `if` or `while`, `float()`, `int()`, "
             f"`convert_to_numpy`, or for a shape. Received: {received} "
             "Expected: operations on tensors. Use `keras.ops.where`, "
             "`keras.ops.cond` or `keras.ops.while_loop`, fixed shapes with a "
             "mask, or take that part out of `keras_dist.function`."
-        )
+        ) from error
     if isinstance(error, jax.errors.UnexpectedTracerError):
-        return TraceError(
+        raise TraceError(
             f"The compiled function '{name}' uses a tensor that belongs to "
             "another trace: Python kept it, in a list, a global or an "
             "attribute, and it has no value outside of the trace. Received: "
             f"{received} Expected: tensors that are returned, or kept in a "
             "`keras.Variable` with `assign`."
-        )
-    return error
+        ) from error
+    raise error

@@ -42,6 +42,10 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
     return _moments
 
 
+# It takes long, and scopes are entered often.
+_signature_of = functools.cache(inspect.signature)
+
+
 def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `keras.layers.BatchNormalization.__init__`.
 
@@ -61,7 +65,7 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
         object.__setattr__(self, _MADE_HERE, True)
 
     # Keras reads it to find a layer's configuration.
-    __init__.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+    __init__.__signature__ = _signature_of(original)  # type: ignore[attr-defined]
     return __init__
 
 
