@@ -17,6 +17,7 @@ import keras
 from keras import ops
 
 from keras_dist.aggregation import combine_on_primary
+from keras_dist.compilation import inlines
 from keras_dist.components import Component
 from keras_dist.components import VariableComponent
 from keras_dist.reduction import ReduceOp
@@ -243,8 +244,10 @@ class SyncOnReadVariable(DistributedVariable):
 
     def share_out(self) -> None:
         """Makes the components such that they combine to the value it has."""
-        # A graph may run when there are components, although there are none.
-        if self._components is not None or keras_internals.in_tf_graph():
+        # A compiled function may run when there are components, although
+        # there are none while it is traced.
+        will_have = inlines() and keras_internals.in_tf_graph()
+        if self._components is not None or will_have:
             for index, component in enumerate(self._kept()):
                 component.write(self._share(index))
 

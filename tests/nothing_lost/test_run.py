@@ -122,6 +122,8 @@ def test_a_signal_in_a_replica_thread():
             time.sleep(0.2)
         return replica_id()
 
+    # A process in the background of a shell ignores it to begin with.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     # In a finalizer that the collector runs, Python drops what is raised.
     gc.collect()
     gc.disable()
@@ -133,6 +135,7 @@ def test_a_signal_in_a_replica_thread():
             assert strategy.run(replica_id).values == (0, 1)
     finally:
         gc.enable()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_fit_in_a_replica_is_refused():
