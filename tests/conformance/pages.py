@@ -4,6 +4,7 @@ import itertools
 
 import keras
 
+import keras_dist
 from conformance.helpers import compiled
 from conformance.helpers import local
 
@@ -43,7 +44,9 @@ def shown(value):
     A value that is one for all replicas has no frame.
     """
     if hasattr(value, "values") and not keras.ops.is_tensor(value):
-        assert repr(value) == framed(type(value).__name__, value.values)
+        is_ours = isinstance(value, keras_dist.PerReplica)
+        kind = "PerReplica" if is_ours else type(value).__name__
+        assert repr(value) == framed(kind, value.values)
     return [part.tolist() for part in local(value)]
 
 
