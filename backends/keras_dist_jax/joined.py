@@ -30,8 +30,6 @@ class JoinedPerReplica(PerReplica):
             stacked, with something behind their ends to make them equal.
     """
 
-    _name = "PerReplica"
-
     def __init__(
         self,
         joined: Any,

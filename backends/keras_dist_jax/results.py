@@ -23,7 +23,7 @@ from keras_dist_jax.layout import Layout
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
 
 
-class Slot:
+class ArrayMark:
     """Stands for an array."""
 
 
@@ -44,7 +44,7 @@ class Joined:
         self.layout = layout
 
 
-ARRAY = Slot()
+ARRAY = ArrayMark()
 
 
 def packed(nest: Any) -> tuple[list[Any], Any]:
