@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from keras_dist.cluster import Cluster
 from keras_dist.device import Device
 
 
@@ -12,23 +13,49 @@ class Plan:
     A strategy builds one; an executor is bound to one and reads nothing else.
 
     Args:
-        replicas: Tuple with, for each replica, the tuple of its logical
-            devices (one, until a strategy splits a replica over several).
-        variable_devices: Tuple of the devices that hold a copy of each
-            variable. The first is the primary: its copy is the one saved.
+        replicas: Tuple with, for each replica of this worker, the tuple of
+            its logical devices (one, until a strategy splits a replica over
+            several). Each worker has as many.
+        variable_devices: Tuple of this worker's devices that hold a copy of
+            each variable. The first is the primary: its copy is the one
+            saved.
+        cluster: `Cluster`, the workers that do the same, or `None` where
+            there is only one.
     """
 
     replicas: tuple[tuple[Device, ...], ...]
     variable_devices: tuple[Device, ...]
+    cluster: Cluster | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return 1 if self.cluster is None else self.cluster.num_workers
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Number of replicas of this worker."""
+        return len(self.replicas)
 
     @property
     def num_replicas(self) -> int:
         """Number of replicas, over all workers."""
-        return len(self.replicas)
+        return len(self.replicas) * self.num_workers
+
+    @property
+    def first_replica(self) -> int:
+        """The position, among all replicas, of this worker's first one."""
+        index = 0 if self.cluster is None else self.cluster.index
+        return index * len(self.replicas)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker shows progress, and writes files."""
+        return self.cluster is None or self.cluster.is_chief
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The first logical device of each replica, in replica order."""
+        """The first logical device of each replica of this worker, in order."""
         return tuple(replica[0] for replica in self.replicas)
 
     @property

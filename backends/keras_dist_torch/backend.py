@@ -9,11 +9,14 @@ import torch
 
 from keras_dist.backend import Backend
 from keras_dist.backend import Executor
+from keras_dist.cluster import Cluster
 from keras_dist.device import Device
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.leaving import leave_at_exit
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
@@ -21,6 +24,7 @@ from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.differentiation import differentiate
 from keras_dist_torch.one_device import OneDeviceExecutor
 from keras_dist_torch.replicas import ReplicaExecutor
+from keras_dist_torch.workers import TorchWorkers
 
 
 class TorchBackend(Backend, Differentiates, BenchmarksLoops):
@@ -34,6 +38,7 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops):
         self._num_cpus = 1
         self._listed = False
         self._compiler = TorchCompiler()
+        self._workers: TorchWorkers | None = None
 
     def list_devices(self) -> Sequence[Device]:
         self._listed = True
@@ -54,10 +59,17 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops):
             )
         self._num_cpus = num_devices
 
+    def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
+        if self._workers is None:
+            self._workers = TorchWorkers(cluster, options)
+            leave_at_exit(self._workers)
+        else:
+            self._workers.check_same(cluster)
+
     def executor(self, plan: Plan) -> Executor:
         if plan.num_replicas == 1:
             return OneDeviceExecutor(plan)
-        return ReplicaExecutor(plan)
+        return ReplicaExecutor(plan, self._workers if plan.cluster else None)
 
     def compiler(self) -> TorchCompiler:
         return self._compiler

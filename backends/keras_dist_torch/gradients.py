@@ -47,7 +47,8 @@ def _sum(replica: Replica, what: str, value: torch.Tensor) -> torch.Tensor:
         total = values[0].clone()
         for other in values[1:]:
             total += other.to(total.device)
-        return total
+        workers = replica.group.workers
+        return total if workers is None else workers.sum([total])[0]
 
     # Each replica its own tensor: what it does to it is its own affair.
     return replica.meet(what, add, value).clone()
@@ -73,7 +74,13 @@ def weighted_sum(
         present = [i for i, g in enumerate(own) if g is not None]
         if not present:
             continue
-        terms = torch._foreach_mul([own[i].to(device) for i in present], weight)
+        here = [own[i].to(device) for i in present]
+        # With no weight, NaN is silenced too.
+        terms = (
+            torch._foreach_mul(here, weight)
+            if weight
+            else [torch.zeros_like(gradient) for gradient in here]
+        )
         both = [
             (total[i], term)
             for i, term in zip(present, terms, strict=True)

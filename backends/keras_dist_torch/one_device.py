@@ -12,6 +12,7 @@ from keras import ops
 from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.plan import Plan
+from keras_dist.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import parameter_of
@@ -35,8 +36,8 @@ def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
 class TorchExecutor(Executor):
     """What both executors share: variables are kept on the primary device."""
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
+        super().__init__(plan, workers)
         self.compiler = TorchCompiler()
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:

@@ -16,18 +16,23 @@ from keras_dist.plan import Plan
 from keras_dist.training.baton import BatonPool
 from keras_dist.training.baton import Round
 from keras_dist.training.metrics import hook_metrics
+from keras_dist.training.replica import Group
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.replica import StepRunner
+from keras_dist.training.replica import group_of
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import bounds
 from keras_dist.training.step import outside_replicas
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
+from keras_dist.workers import Workers
 from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut
 from keras_dist_torch.batches import move
+from keras_dist_torch.buckets import Overlap
+from keras_dist_torch.buckets import sum_in_buckets
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import install_zero_grad
 from keras_dist_torch.gradients import weighted_sum
@@ -54,8 +59,8 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         plan: The `Plan` it is bound to.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
+    def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
+        super().__init__(plan, workers)
         install_zero_grad()
         self._devices = [torch_device(device) for device in plan.devices]
         # Threads and meetings are not to be traced by torch.compile.
@@ -82,29 +87,44 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
         rows, alike = count_rows(batch)
         # Of arrays of unequal lengths nobody knows which axis is the batch's.
-        edges = bounds(rows, self.plan.num_replicas) if alike else [0, rows]
+        edges = bounds(rows, self.plan.num_replicas) if alike else [0]
+        edges += [rows] * (self.plan.num_replicas + 1 - len(edges))
+        group = group_of(self.plan, self.workers, edges)
+        first = self.plan.first_replica
+        parts = list(zip(edges[:-1], edges[1:], strict=True))[
+            first : first + self.plan.num_local_replicas
+        ]
         round_members = [
             (index, start, stop)
-            for index, (start, stop) in enumerate(
-                zip(edges[:-1], edges[1:], strict=True)
-            )
+            for index, (start, stop) in enumerate(parts)
             if stop > start
         ]
+        # A worker without rows takes part with one that counts nowhere.
+        round_members = round_members or [(0, 0, 0)]
         round_ = Round(len(round_members))
+        shares = [Share(stop - start, rows) for _, start, stop in round_members]
+        overlap = None
+        if self.workers is not None:
+            weights = [share.weight for share in shares]
+            overlap = Overlap(self.workers, weights)
         fns = []
         for position, (index, start, stop) in enumerate(round_members):
-            share = Share(stop - start, rows)
-            replica = self._replica(index, share, round_, position)
-            own = slice(start, stop) if alike else slice(None)
+            replica = self._replica(
+                index, shares[position], round_, position, group, overlap
+            )
+            own = slice(start, max(stop, 1)) if alike else slice(None)
             part = cut(batch, own, self._devices[index])
             fns.append(
                 functools.partial(self._on_device, index, fn, replica, part)
             )
         results: list[T] = self._play(round_, fns)
+        if overlap is not None:
+            overlap.close()
         return results
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
-        count = self.plan.num_replicas
+        count = self.plan.num_local_replicas
+        group = Group(self.workers, self.plan.first_replica)
         round_ = Round(count)
         results: list[T] = self._play(
             round_,
@@ -113,7 +133,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
                     self._on_device,
                     index,
                     fn,
-                    self._replica(index, WHOLE, round_, index),
+                    self._replica(index, WHOLE, round_, index, group),
                 )
                 for index in range(count)
             ],
@@ -121,16 +141,24 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         return results
 
     def _replica(
-        self, index: int, share: Share, round_: Round, position: int
+        self,
+        index: int,
+        share: Share,
+        round_: Round,
+        position: int,
+        group: Group,
+        overlap: Overlap | None = None,
     ) -> Replica:
         return TorchReplica(
             index,
             share,
+            group,
             self._devices[index],
             round_,
             position,
             meeting_place=str(torch_device(self.plan.primary)),
             one_device=len(set(self._devices)) == 1,
+            overlap=overlap,
         )
 
     def _on_device(self, index: int, fn: Callable[..., T], *args: Any) -> T:
@@ -143,7 +171,24 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
-        return weighted_sum(gradients, weights, torch_device(self.plan.primary))
+        own = weighted_sum(gradients, weights, torch_device(self.plan.primary))
+        if self.workers is None:
+            return own
+        return sum_in_buckets(own, self.workers)
+
+    def sum_gradients(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
+        assert isinstance(replica, TorchReplica)
+        if replica.overlap is None:
+            return self.weighted_sum(gradients, weights)
+        device = torch_device(self.plan.primary)
+        own = weighted_sum(gradients, weights, device)
+        return replica.overlap.sum(gradients, own, variables)
 
 
 class TorchReplica(Replica):
@@ -156,13 +201,16 @@ class TorchReplica(Replica):
         self,
         index: int,
         share: Share,
+        group: Group,
         device: torch.device,
         round_: Round,
         position: int,
         meeting_place: str,
         one_device: bool,
+        overlap: Overlap | None = None,
     ) -> None:
-        super().__init__(index, share)
+        super().__init__(index, share, group)
+        self.overlap = overlap
         self._meeting_place = meeting_place
         self._one_device = one_device
         self._device = device
@@ -197,7 +245,10 @@ class TorchReplica(Replica):
         if parameter is None:
             return None
         value = parameter.detach().to(self._device)
-        return value.requires_grad_(variable.trainable)
+        value.requires_grad_(variable.trainable)
+        if self.overlap is not None and variable.trainable:
+            self.overlap.watch(variable, value, self._position)
+        return value
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
         held: torch.Tensor = value.detach()

@@ -1,0 +1,357 @@
+"""The workers of a cluster, over torch.distributed."""
+
+import contextlib
+import datetime
+import errno
+import socket
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from keras_dist.cluster import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.errors import WorkerLostError
+from keras_dist.heartbeats import SILENCE
+from keras_dist.heartbeats import Blackboard
+from keras_dist.heartbeats import Heartbeats
+from keras_dist.inputs.communication import CommunicationImplementation
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.workers import Workers
+
+# Seconds that a collective waits for workers that are alive, by default.
+TIMEOUT = 600.0
+# Seconds that a worker that has ended waits for the others to end.
+PARTING = 10.0
+
+
+class TorchWorkers(Workers):
+    """Collectives over gloo, or NCCL where every worker has GPUs.
+
+    The process group is its own, not torch's default one: libraries take
+    that for an order to distribute models themselves.
+
+    Args:
+        cluster: The `Cluster`.
+        options: `CommunicationOptions`.
+
+    Raises:
+        ClusterError: If an address is taken or unknown, or if options don't
+            fit.
+        WorkerLostError: If not all workers came in time.
+    """
+
+    def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
+        super().__init__(cluster, options)
+        self._timeout = options.timeout_seconds or TIMEOUT
+        self._store = _store(cluster, self._timeout)
+        self._is_nccl = _uses_nccl(options.implementation)
+        with self._named():
+            self.group = self._group()
+        self._beats = Heartbeats(
+            cluster,
+            StoreBoard(_client(cluster, self._timeout)),
+            keeper=0,
+            silence=min(SILENCE, self._timeout),
+            on_loss=self.group.abort,
+        )
+        self._beats.start()
+
+    def _group(self) -> Any:
+        cluster = self.cluster
+        timeout = datetime.timedelta(seconds=self._timeout)
+        store = dist.PrefixStore("keras_dist/group", self._store)
+        if self._is_nccl:
+            nccl = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = timeout
+            return dist.ProcessGroupNCCL(
+                store, cluster.index, cluster.num_workers, nccl
+            )
+        gloo = dist.ProcessGroupGloo._Options()
+        gloo._timeout = timeout
+        # Else it listens wherever the host's name leads.
+        gloo._devices = [
+            dist.ProcessGroupGloo.create_device(hostname=_own_host(cluster))
+        ]
+        return dist.ProcessGroupGloo(
+            store, cluster.index, cluster.num_workers, gloo
+        )
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        return self._by_dtype(tensors, self._sum_flat)
+
+    def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
+        """Sums a tensor in place, while other work goes on.
+
+        Args:
+            flat: Tensor of one axis.
+
+        Returns:
+            Callable that waits until it is done.
+        """
+        with self._named():
+            work = self.group.allreduce([flat])
+
+        def wait() -> None:
+            with self._named():
+                work.wait()
+
+        return wait
+
+    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        columns = self._by_dtype(tensors, self._gather_flat)
+        return [
+            [column[worker] for column in columns]
+            for worker in range(self.cluster.num_workers)
+        ]
+
+    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+        return self._by_dtype(tensors, self._broadcast_flat)
+
+    def concatenate(self, tensor: Any, axis: int) -> Any:
+        moved = torch.movedim(tensor, axis, 0).contiguous()
+        sizes = self.concatenate_numbers([moved.shape[0]])
+        padded = moved.new_zeros((max(sizes), *moved.shape[1:]))
+        padded[: moved.shape[0]] = moved
+        parts = [
+            each[0][:size]
+            for each, size in zip(self.gather([padded]), sizes, strict=True)
+        ]
+        return torch.movedim(torch.cat(parts), 0, axis)
+
+    def leave(self, reason: str, failed: bool) -> None:
+        self._beats.stop(reason)
+        deadline = time.monotonic() + (0 if failed else PARTING)
+        # What was sent last may not have arrived yet.
+        while time.monotonic() < deadline and not self._beats.have_ended():
+            time.sleep(0.02)
+        if failed:
+            self.group.abort()
+
+    def lost(self, error: BaseException | None = None) -> WorkerLostError:
+        """The error that names the workers that were lost."""
+        who = self._beats.describe_lost() or (
+            "every worker is alive, but not all of them took part within "
+            f"{self._timeout:g} seconds"
+        )
+        return WorkerLostError(
+            f"Worker {self.cluster.index} can't go on without the others: "
+            f"{who}. See what that worker printed, and start all workers "
+            "again, for instance with `keras-dist run --max-restarts`."
+        )
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Says who is missing when a collective fails."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, WorkerLostError) or not hasattr(
+                self, "_beats"
+            ):
+                raise
+            raise self.lost(error) from error
+
+    def _by_dtype(
+        self,
+        tensors: Sequence[torch.Tensor],
+        collective: Callable[[torch.Tensor], list[torch.Tensor]],
+    ) -> list[Any]:
+        """Runs a collective on all tensors of a dtype at once.
+
+        Args:
+            tensors: Sequence of tensors.
+            collective: Callable from a flat tensor to one flat tensor for
+                each of its results.
+
+        Returns:
+            List of what it makes of each tensor: a tensor, or a list.
+        """
+        results: list[Any] = [None] * len(tensors)
+        by_dtype: dict[Any, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            by_dtype.setdefault((tensor.dtype, tensor.device), []).append(index)
+        for indices in by_dtype.values():
+            chosen = [tensors[i].detach() for i in indices]
+            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
+            flats = collective(_sendable(flat))
+            sizes = [tensor.numel() for tensor in chosen]
+            parts = [
+                [
+                    part.reshape(tensor.shape)
+                    for part, tensor in zip(
+                        each.to(flat.dtype).split(sizes), chosen, strict=True
+                    )
+                ]
+                for each in flats
+            ]
+            for position, index in enumerate(indices):
+                own = [part[position] for part in parts]
+                is_list = collective == self._gather_flat
+                results[index] = own if is_list else own[0]
+        return results
+
+    def _sum_flat(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        if flat.numel():
+            self.start_sum(flat)()
+        return [flat]
+
+    def _gather_flat(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        count = self.cluster.num_workers
+        if not flat.numel():
+            return [flat] * count
+        outputs = [torch.empty_like(flat) for _ in range(count)]
+        with self._named():
+            self.group.allgather([outputs], [flat]).wait()
+        return outputs
+
+    def _broadcast_flat(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        if flat.numel():
+            with self._named():
+                self.group.broadcast([flat]).wait()
+        return [flat]
+
+
+class StoreBoard(Blackboard):
+    """A `torch.distributed` store as a blackboard.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def write(self, key: str, text: str) -> None:
+        with _connected():
+            self._store.set(key, text)
+
+    def read(self, keys: Sequence[str]) -> list[str]:
+        with _connected():
+            return [
+                self._store.get(key).decode()
+                if self._store.check([key])
+                else ""
+                for key in keys
+            ]
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # all that a store raises
+        raise ConnectionError(str(error)) from error
+
+
+def _sendable(flat: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor, of a dtype that collectives know."""
+    if flat.dtype == torch.bool:
+        return flat.to(torch.uint8)
+    if flat.dtype in (torch.int16, torch.uint16, torch.uint32, torch.uint64):
+        return flat.to(torch.int64)
+    return flat.clone()
+
+
+def _uses_nccl(implementation: CommunicationImplementation) -> bool:
+    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    if implementation is CommunicationImplementation.NCCL and not has_nccl:
+        raise ClusterError(
+            "NCCL needs GPUs. Received: implementation=NCCL on a worker "
+            "without any. Expected: AUTO or RING."
+        )
+    return has_nccl and implementation is not CommunicationImplementation.RING
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _own_host(cluster: Cluster) -> str:
+    """The name or address of this host, as the others reach it."""
+    own = cluster.addresses[cluster.index]
+    if own:
+        return _split(own)[0]
+    # The one that this host would use to reach the chief; nothing is sent.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(_split(cluster.leader))
+        return str(probe.getsockname()[0])
+
+
+def _store(cluster: Cluster, timeout: float) -> Any:
+    """The store where workers meet to begin with; waits for all of them."""
+    host, port = _split(cluster.leader)
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise ClusterError(
+            f"The chief's host is unknown. Received: '{cluster.leader}' "
+            f"({error}). Expected: a name or address that every worker can "
+            "resolve."
+        ) from error
+    deadline = time.monotonic() + timeout
+    store = _served(cluster) if cluster.is_chief else _client(cluster, timeout)
+    keys = [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]
+    store.set(keys[cluster.index], "yes")
+    try:
+        left = max(deadline - time.monotonic(), 0.1)
+        store.wait(keys, datetime.timedelta(seconds=left))
+    except RuntimeError as error:
+        missing = [i for i, key in enumerate(keys) if not store.check([key])]
+        raise WorkerLostError(
+            f"Not all workers came within {timeout:g} seconds. Missing: "
+            f"{', '.join(f'worker {i}' for i in missing)}. Expected: "
+            f"{cluster.num_workers} workers, each started with its own index. "
+            "See what they printed."
+        ) from error
+    return store
+
+
+def _served(cluster: Cluster) -> Any:
+    host, port = _split(cluster.leader)
+    # Bound here, because a store of its own listens on every interface.
+    family, _, _, _, where = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    )[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(where)
+    except OSError as error:
+        what = "is taken" if error.errno == errno.EADDRINUSE else "is not ours"
+        raise ClusterError(
+            f"The chief can't listen: its address {what}. Received: "
+            f"'{cluster.leader}' ({error}). Expected: an address of this host "
+            "with a free port."
+        ) from error
+    listener.listen()
+    return dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _client(cluster: Cluster, timeout: float) -> Any:
+    host, port = _split(cluster.leader)
+    try:
+        return dist.TCPStore(
+            host,
+            port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=timeout),
+        )
+    except RuntimeError as error:
+        raise WorkerLostError(
+            f"The chief can't be reached: worker 0 at '{cluster.leader}' did "
+            f"not answer within {timeout:g} seconds. Expected: a worker 0, "
+            "started with the same addresses. See what it printed."
+        ) from error

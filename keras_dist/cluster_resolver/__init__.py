@@ -1,0 +1,46 @@
+"""Cluster resolvers: who the workers are, and which of them this process is.
+
+```
+resolver ──cluster_of──> Cluster ──> a strategy of several workers
+```
+
+`detect` finds the one that fits the environment variables of this process.
+"""
+
+from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.detection import detect
+from keras_dist.cluster_resolver.gce import GCEClusterResolver
+from keras_dist.cluster_resolver.kubernetes import KubernetesClusterResolver
+from keras_dist.cluster_resolver.kubernetes import KubernetesExecutableLocation
+from keras_dist.cluster_resolver.launched import KerasDistClusterResolver
+from keras_dist.cluster_resolver.mpi import MPIClusterResolver
+from keras_dist.cluster_resolver.simple import SimpleClusterResolver
+from keras_dist.cluster_resolver.slurm import SlurmClusterResolver
+from keras_dist.cluster_resolver.slurm_lists import expand_hostlist
+from keras_dist.cluster_resolver.slurm_lists import expand_tasks_per_node
+from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.cluster_resolver.tasks import cluster_of
+from keras_dist.cluster_resolver.tf_config import TFConfigClusterResolver
+from keras_dist.cluster_resolver.torchrun import TorchrunClusterResolver
+from keras_dist.cluster_resolver.tpu import TPUClusterResolver
+from keras_dist.cluster_resolver.union import UnionResolver
+
+__all__ = [
+    "ClusterResolver",
+    "ClusterSpec",
+    "GCEClusterResolver",
+    "KerasDistClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "MPIClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "TorchrunClusterResolver",
+    "UnionResolver",
+    "cluster_of",
+    "detect",
+    "expand_hostlist",
+    "expand_tasks_per_node",
+]

@@ -1,0 +1,181 @@
+"""ClusterResolver: says who the workers are, and which of them this is."""
+
+from abc import ABC
+from abc import abstractmethod
+from collections import Counter
+from typing import Any
+
+from keras_dist.backend import get_backend
+from keras_dist.cluster_resolver.spec import ClusterSpec
+
+
+class ClusterResolver(ABC):
+    """Says which tasks a cluster has, and which of them this process is.
+
+    A class of your own defines `cluster_spec` and `master`, and tells its own
+    task by assigning `self.task_type` and `self.task_id`, or by defining
+    `own_task`. Give an instance to `MultiWorkerMirroredStrategy`.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import ClusterResolver
+    >>> from keras_dist.cluster_resolver import ClusterSpec
+    >>> class Pair(ClusterResolver):
+    ...     def __init__(self, index):
+    ...         self.task_type = "worker"
+    ...         self.task_id = index
+    ...
+    ...     def cluster_spec(self):
+    ...         return ClusterSpec({"worker": ["left:9000", "right:9000"]})
+    ...
+    ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+    ...         return self.address_of(task_type, task_id, rpc_layer)
+    >>> Pair(1).master()
+    'right:9000'
+    """
+
+    _task_type: str | None = None
+    _task_id: int | None = None
+    _rpc_layer: str | None = None
+
+    @abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster as it is now: asked for anew at each call."""
+
+    @abstractmethod
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """The address of a task, with its protocol.
+
+        Args:
+            task_type: String, its job, or `None` for this process'.
+            task_id: Integer, or `None` for this process'.
+            rpc_layer: String, a protocol such as `"grpc"`, or `None` for the
+                resolver's own.
+
+        Returns:
+            String, such as `"grpc://10.0.0.1:9000"`.
+        """
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """How many accelerators this worker has, by type.
+
+        Args:
+            task_type: String, or `None`.
+            task_id: Integer, or `None`. With `task_type`, another task than
+                this one is counted as having none: what devices it has can't
+                be seen from here.
+            config_proto: Ignored.
+
+        Returns:
+            Dict such as `{"GPU": 2}`, in which a type that is absent counts
+            0; empty where there are only CPUs.
+        """
+        if task_type is not None and task_id is not None:
+            own = (self.task_type, self.task_id)
+            if (task_type, task_id) != own:
+                return Counter()
+        return local_accelerators()
+
+    @property
+    def environment(self) -> str | None:
+        """A name for where this runs; empty if there is nothing to say."""
+        return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """This process' job, such as `"worker"`; `None` if unknown."""
+        return (
+            self.own_task()[0] if self._task_type is None else self._task_type
+        )
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = None if task_type is None else str(task_type)
+
+    @property
+    def task_id(self) -> int | None:
+        """This process' index within its job; `None` if unknown."""
+        return self.own_task()[1] if self._task_id is None else self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = None if task_id is None else int(task_id)
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol that `master` puts before addresses."""
+        return (
+            self.own_rpc_layer() if self._rpc_layer is None else self._rpc_layer
+        )
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def coordinator(self) -> str | None:
+        """Address of a service outside of the workers, if there is one."""
+        return None
+
+    @property
+    def restarts(self) -> int:
+        """How often the workers have been started again."""
+        return 0
+
+    def own_task(self) -> tuple[str | None, int | None]:
+        """Type and index of this process' task, where nobody has set them."""
+        return None, None
+
+    def own_rpc_layer(self) -> str | None:
+        """The protocol, where nobody has set it."""
+        return None
+
+    def address_of(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """`master` as most resolvers want it: a task's address in the spec.
+
+        Args:
+            task_type: As in `master`.
+            task_id: As in `master`.
+            rpc_layer: As in `master`.
+
+        Returns:
+            String, empty if the task is not known.
+
+        Raises:
+            ClusterError: If the cluster has no such task.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        address = self.cluster_spec().task_address(task_type, task_id)
+        return self.with_protocol(address, rpc_layer)
+
+    def with_protocol(self, address: str, rpc_layer: str | None) -> str:
+        """An address with a protocol, or the resolver's own, before it."""
+        layer = self.rpc_layer if rpc_layer is None else rpc_layer
+        return f"{layer}://{address}" if layer else address
+
+
+def local_accelerators() -> dict[str, int]:
+    """This worker's accelerators, counted by type."""
+    return Counter(
+        device.type.upper()
+        for device in get_backend().list_devices()
+        if device.is_accelerator
+    )

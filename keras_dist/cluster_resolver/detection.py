@@ -1,0 +1,185 @@
+"""detect: which resolver fits the variables of this process."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
+from keras_dist.cluster_resolver import launched
+from keras_dist.cluster_resolver import mpi
+from keras_dist.cluster_resolver import tf_config
+from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.environment import EnvironmentResolver
+from keras_dist.cluster_resolver.environment import rank_below
+from keras_dist.cluster_resolver.launched import KerasDistClusterResolver
+from keras_dist.cluster_resolver.mpi import MPIClusterResolver
+from keras_dist.cluster_resolver.slurm import SlurmClusterResolver
+from keras_dist.cluster_resolver.tasks import cluster_of
+from keras_dist.cluster_resolver.tf_config import TFConfigClusterResolver
+from keras_dist.cluster_resolver.torchrun import TorchrunClusterResolver
+from keras_dist.errors import ClusterError
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+Environ = MutableMapping[str, str]
+
+
+class _Source(NamedTuple):
+    """A launcher whose variables can be there.
+
+    Attributes:
+        found: The words that say by what it is known; empty if it is not.
+        told: The words that say which worker this is, of how many.
+        resolver: The class that reads its variables.
+    """
+
+    found: Callable[[Environ], str]
+    told: Callable[[Environ], str]
+    resolver: type[EnvironmentResolver]
+
+
+def detect(
+    environ: Environ = os.environ,
+) -> tuple[ClusterResolver | None, str]:
+    """Finds the resolver that fits this process' environment variables.
+
+    The first that is there wins: `KERAS_DIST_WORKERS`, `TF_CONFIG`, what
+    torchrun sets, a step of Slurm with several tasks (unless Open MPI's
+    mpirun started this process in it), several processes of MPI.
+
+    Args:
+        environ: Dict of strings; by default the process' own.
+
+    Returns:
+        A `ClusterResolver`, or `None` without a cluster, and a line that says
+        why.
+
+    Raises:
+        ClusterError: If the variables of the first can't be read.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import detect
+    >>> resolver, reason = detect({
+    ...     "KERAS_DIST_WORKERS": "10.0.0.1:9000,10.0.0.2:9000",
+    ...     "KERAS_DIST_WORKER_INDEX": "1",
+    ... })
+    >>> reason
+    'KERAS_DIST_WORKERS is set: 2 workers, this is worker 1'
+    """
+    present = [
+        (source, found)
+        for source in _SOURCES
+        if (found := source.found(environ))
+    ]
+    if not present:
+        return None, _alone(environ)
+    (source, found), *others = present
+    told = source.told(environ)
+    reason = f"{found}: {told}"
+    for other, also_found in others:
+        reason += f"; passed over: {also_found}"
+        other_told = _quietly(other, environ)
+        if other_told != told:
+            reason += f", which says otherwise ({other_told})"
+    return source.resolver.reading(environ), reason
+
+
+def _alone(environ: Environ) -> str:
+    reason = "no variables of a cluster are set: this is the only worker"
+    if environ.get(tf_config.VARIABLE):
+        reason += f" ({tf_config.VARIABLE} is, but has no cluster)"
+    tasks = environ.get("SLURM_NTASKS", "")
+    if tasks.isdecimal() and int(tasks) > 1 and "SLURM_PROCID" in environ:
+        reason += (
+            f" (SLURM_NTASKS is {tasks}, but this is not one of the tasks of a "
+            "step: start the script with `srun`)"
+        )
+    return reason
+
+
+def _quietly(source: _Source, environ: Environ) -> str:
+    try:
+        return source.told(environ)
+    except ClusterError as error:
+        return f"it can't be read: {error}"
+
+
+def _position(index: int, number: int) -> str:
+    workers = "1 worker" if number == 1 else f"{number} workers"
+    return f"{workers}, this is worker {index}"
+
+
+def _keras_dist_found(environ: Environ) -> str:
+    name = launched.WORKERS
+    return f"{name} is set" if environ.get(name) else ""
+
+
+def _keras_dist_says(environ: Environ) -> str:
+    resolver = KerasDistClusterResolver.reading(environ)
+    return _position(resolver.index(), len(resolver.addresses()))
+
+
+def _tf_config_found(environ: Environ) -> str:
+    resolver = TFConfigClusterResolver.reading(environ)
+    with contextlib.suppress(ClusterError):
+        if not resolver.cluster_spec():
+            return ""
+    return f"{tf_config.VARIABLE} is set"
+
+
+def _tf_config_says(environ: Environ) -> str:
+    resolver = TFConfigClusterResolver.reading(environ)
+    cluster = cluster_of(resolver)
+    if cluster is not None:
+        return _position(cluster.index, cluster.num_workers)
+    if resolver.task_type == "evaluator":
+        return "this is the evaluator, which works alone"
+    return _position(0, 1)
+
+
+def _torchrun_found(environ: Environ) -> str:
+    if all(environ.get(name) for name in _TORCHRUN):
+        return "torchrun's RANK and WORLD_SIZE are set"
+    return ""
+
+
+def _torchrun_says(environ: Environ) -> str:
+    return _position(*rank_below(environ, "RANK", "WORLD_SIZE", "torchrun"))
+
+
+def _slurm_found(environ: Environ) -> str:
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    # mpirun may start its daemons by a step of Slurm's own, whose variables
+    # its workers inherit.
+    is_mpirun = environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1"
+    if environ.get("SLURM_PROCID") and tasks not in ("", "1") and not is_mpirun:
+        return "SLURM_PROCID is set, in a step of several tasks"
+    return ""
+
+
+def _slurm_says(environ: Environ) -> str:
+    return _position(
+        *rank_below(environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "srun")
+    )
+
+
+def _mpi_found(environ: Environ) -> str:
+    for rank, size in mpi.RANKS:
+        if environ.get(size, "1") != "1":
+            return f"MPI's {rank} and {size} are set"
+    return ""
+
+
+def _mpi_says(environ: Environ) -> str:
+    return _position(*mpi.place(environ))
+
+
+_SOURCES = (
+    _Source(_keras_dist_found, _keras_dist_says, KerasDistClusterResolver),
+    _Source(_tf_config_found, _tf_config_says, TFConfigClusterResolver),
+    _Source(_torchrun_found, _torchrun_says, TorchrunClusterResolver),
+    _Source(_slurm_found, _slurm_says, SlurmClusterResolver),
+    _Source(_mpi_found, _mpi_says, MPIClusterResolver),
+)

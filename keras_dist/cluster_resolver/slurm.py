@@ -1,0 +1,240 @@
+"""SlurmClusterResolver: the tasks of a Slurm job step."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from keras_dist.cluster_resolver.environment import EnvironmentResolver
+from keras_dist.cluster_resolver.environment import host_port
+from keras_dist.cluster_resolver.environment import integer
+from keras_dist.cluster_resolver.slurm_gpus import VISIBLE
+from keras_dist.cluster_resolver.slurm_gpus import count_gpus
+from keras_dist.cluster_resolver.slurm_gpus import own_gpus
+from keras_dist.cluster_resolver.slurm_lists import expand_hostlist
+from keras_dist.cluster_resolver.slurm_lists import expand_tasks_per_node
+from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.errors import ClusterError
+
+
+class _Place(NamedTuple):
+    host: str
+    local_rank: int
+
+
+class SlurmClusterResolver(EnvironmentResolver):
+    """The tasks that `srun` started, on any backend.
+
+    Hosts are taken in the order of the step's node list, which is that of
+    Slurm's ranks where it fills node after node (`--distribution=block`, its
+    default); where Slurm did otherwise, an error says so. A node's tasks are
+    given the ports `port_base`, `port_base + 1` and so on. Jobs take tasks in
+    the order of their names.
+
+    It reads `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST` and
+    `SLURM_STEP_TASKS_PER_NODE` when it is made.
+
+    Args:
+        jobs: Dict from the names of jobs to their numbers of tasks. By
+            default all tasks are `worker`s.
+        port_base: Integer, the first port on each node.
+        gpus_per_node: Integer. By default what `SLURM_GPUS_ON_NODE`,
+            `CUDA_VISIBLE_DEVICES` or nvidia-smi says; 0 without any.
+        gpus_per_task: Integer. By default a node's GPUs are shared evenly.
+        tasks_per_node: Integer, or dict from hosts to integers. By default
+            what Slurm says.
+        auto_set_gpu: Boolean. Whether `cluster_spec()` sets
+            `CUDA_VISIBLE_DEVICES` to this task's GPUs. It stays as it is if
+            the task has none, or if Slurm gave it its own already. It only
+            helps before the framework uses a GPU.
+        rpc_layer: String, the protocol that `master` puts before addresses.
+
+    Raises:
+        RuntimeError: Outside of a step, or if more tasks or GPUs are asked
+            for than there are.
+        ClusterError: If a variable can't be read.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import SlurmClusterResolver
+    >>> resolver = SlurmClusterResolver.reading({
+    ...     "SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "3",
+    ...     "SLURM_STEP_NODELIST": "n[1-2]",
+    ...     "SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_GPUS_ON_NODE": "0",
+    ... })
+    >>> resolver.cluster_spec().job_tasks("worker"), resolver.get_task_info()
+    (['n1:8888', 'n1:8889', 'n2:8888'], ('worker', 2))
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, int] | None = None,
+        port_base: int = 8888,
+        gpus_per_node: int | None = None,
+        gpus_per_task: int | None = None,
+        tasks_per_node: int | Mapping[str, int] | None = None,
+        auto_set_gpu: bool = True,
+        rpc_layer: str | None = "grpc",
+    ) -> None:
+        rank = self._number("SLURM_PROCID")
+        self._jobs = (
+            {"worker": self._number("SLURM_STEP_NUM_TASKS")}
+            if jobs is None
+            else dict(jobs)
+        )
+        self._port_base = port_base
+        self.rpc_layer = rpc_layer
+        by_host = self._tasks_by_host(tasks_per_node)
+        self._places = [
+            _Place(host, local_rank)
+            for host, number in by_host.items()
+            for local_rank in range(number)
+        ]
+        self._rank = rank
+        self._check_tasks(sum(self._jobs.values()))
+        if not isinstance(tasks_per_node, Mapping):
+            self._check_place()
+        self._set_gpus(
+            gpus_per_node, gpus_per_task, max(by_host.values()), auto_set_gpu
+        )
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The step's tasks by job; sets `CUDA_VISIBLE_DEVICES` if it has to."""
+        if self._own_gpus is not None:
+            self._environ[VISIBLE] = self._own_gpus
+        spec, first = {}, 0
+        for job, number in sorted(self._jobs.items()):
+            spec[job] = [
+                host_port(
+                    place.host,
+                    self._port_base + place.local_rank,
+                    f"port_base={self._port_base}",
+                )
+                for place in self._places[first : first + number]
+            ]
+            first += number
+        return ClusterSpec(spec)
+
+    def get_task_info(self) -> tuple[str | None, int | None]:
+        """Type and index of this process' task."""
+        return self.task_type, self.task_id
+
+    def own_task(self) -> tuple[str | None, int | None]:
+        """Type and index, as `SLURM_PROCID` says."""
+        index = self._rank
+        for job, number in sorted(self._jobs.items()):
+            if index < number:
+                return job, index
+            index -= number
+        return None, None
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """This task's address, or that of the task that is asked for."""
+        return self.address_of(task_type, task_id, rpc_layer)
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> dict[str, int]:
+        """The GPUs that each task has."""
+        return {"GPU": self._gpus_per_task}
+
+    def _variable(self, name: str) -> str:
+        if not self._environ.get(name):
+            raise RuntimeError(
+                f"{name} not found in environment. Not running inside a SLURM "
+                "step? Start the script with `srun`."
+            )
+        return self._environ[name]
+
+    def _number(self, name: str) -> int:
+        self._variable(name)
+        return integer(self._environ, name, "srun")
+
+    def _tasks_by_host(
+        self, tasks_per_node: int | Mapping[str, int] | None
+    ) -> dict[str, int]:
+        if isinstance(tasks_per_node, Mapping):
+            return self._in_order(tasks_per_node)
+        hosts = expand_hostlist(self._variable("SLURM_STEP_NODELIST"))
+        if tasks_per_node is not None:
+            return dict.fromkeys(hosts, int(tasks_per_node))
+        name = "SLURM_STEP_TASKS_PER_NODE"
+        tasks = expand_tasks_per_node(self._variable(name))
+        if len(hosts) != len(tasks):
+            raise ClusterError(
+                f"SLURM_STEP_NODELIST names {len(hosts)} hosts, but {name} has "
+                f"{len(tasks)} numbers. Received: "
+                f"{self._environ['SLURM_STEP_NODELIST']!r} and "
+                f"{self._environ[name]!r}."
+            )
+        return dict(zip(hosts, tasks, strict=True))
+
+    def _in_order(self, by_host: Mapping[str, int]) -> dict[str, int]:
+        nodes = self._environ.get("SLURM_STEP_NODELIST", "")
+        known = expand_hostlist(nodes) if nodes else []
+        ordered = [host for host in known if host in by_host]
+        ordered += sorted(by_host.keys() - set(ordered))
+        return {host: by_host[host] for host in ordered}
+
+    def _check_tasks(self, requested: int) -> None:
+        if requested != len(self._places):
+            raise RuntimeError(
+                f"Requested {requested} tasks but only {len(self._places)} "
+                "were assigned."
+            )
+        if self._rank >= requested:
+            raise ClusterError(
+                f"SLURM_PROCID={self._rank} does not fit {requested} tasks. "
+                f"Expected: 0 to {requested - 1}."
+            )
+
+    def _check_place(self) -> None:
+        """Whether Slurm put this task where a block distribution would."""
+        node = self._environ.get("SLURM_NODEID", "")
+        local_rank = self._environ.get("SLURM_LOCALID", "")
+        hosts = list(dict.fromkeys(place.host for place in self._places))
+        if not (node.isdecimal() and local_rank.isdecimal()):
+            return
+        place = self._places[self._rank]
+        if (hosts.index(place.host), place.local_rank) != (
+            int(node),
+            int(local_rank),
+        ):
+            raise ClusterError(
+                f"SLURM_PROCID={self._rank} should be task {place.local_rank} "
+                f"of node {hosts.index(place.host)}, but it is task "
+                f"{local_rank} of node {node}. Start the step with `srun "
+                "--distribution=block`."
+            )
+
+    def _set_gpus(
+        self,
+        per_node: int | None,
+        per_task: int | None,
+        tasks: int,
+        auto_set_gpu: bool,
+    ) -> None:
+        if per_node is None:
+            per_node = count_gpus(self._environ)
+        if per_task is None:
+            per_task = per_node // tasks
+        if tasks * per_task > per_node:
+            raise RuntimeError(
+                f"Requested more GPUs per node than available: {tasks} tasks "
+                f"of {per_task} GPUs, on nodes of {per_node}."
+            )
+        self._gpus_per_task = per_task
+        self._own_gpus: str | None = None
+        if auto_set_gpu and per_task:
+            self._own_gpus = own_gpus(
+                self._environ,
+                per_node,
+                per_task,
+                self._places[self._rank].local_rank,
+            )

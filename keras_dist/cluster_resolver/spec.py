@@ -1,0 +1,193 @@
+"""ClusterSpec: the addresses of a cluster's tasks, by job."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from keras_dist.errors import ClusterError
+
+
+class ClusterSpec:
+    """The tasks of a cluster and their addresses.
+
+    A job is a name, such as `"chief"`, `"worker"` or `"evaluator"`, with
+    tasks that are numbered from 0.
+
+    Args:
+        cluster: Dict from the names of jobs to the addresses of their tasks:
+            a list of strings `"host:port"`, or, where some are unknown, a
+            dict from task indices to strings. Or another `ClusterSpec`, one
+            of TensorFlow's included.
+
+    Raises:
+        TypeError: If it is anything else.
+        ClusterError: If a task index is no integer of at least 0.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import ClusterSpec
+    >>> spec = ClusterSpec({"worker": ["10.0.0.1:9000", "10.0.0.2:9000"]})
+    >>> spec.num_tasks("worker"), spec.task_address("worker", 1)
+    (2, '10.0.0.2:9000')
+    """
+
+    def __init__(self, cluster: Any) -> None:
+        if not isinstance(cluster, Mapping):
+            cluster = _dict_of(cluster)
+        self._jobs = {_name(job): _tasks(job, cluster[job]) for job in cluster}
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (ClusterSpec, Mapping)):
+            return NotImplemented
+        try:
+            return self._jobs == ClusterSpec(other)._jobs
+        except (ClusterError, TypeError):
+            return False
+
+    # As of a dict: what compares by content that is made of dicts.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        jobs = dict(sorted(self.as_dict().items()))
+        return f"ClusterSpec({jobs!r})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Each job's addresses, in a form that `ClusterSpec` takes.
+
+        Returns:
+            Dict from the names of jobs to a list of addresses, or to a dict
+            from task indices to addresses if some are missing, or there are
+            none.
+        """
+        return {
+            job: self.job_tasks(job)
+            if tasks and len(tasks) == max(tasks) + 1
+            else dict(sorted(tasks.items()))
+            for job, tasks in self._jobs.items()
+        }
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of the jobs."""
+        return list(self._jobs)
+
+    def num_tasks(self, job_name: str) -> int:
+        """How many tasks a job has.
+
+        Args:
+            job_name: String.
+
+        Raises:
+            ClusterError: If there is no such job.
+        """
+        return len(self._job(job_name))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """The indices of a job's tasks, in order.
+
+        Args:
+            job_name: String.
+
+        Raises:
+            ClusterError: If there is no such job.
+        """
+        return sorted(self._job(job_name))
+
+    def task_address(self, job_name: str | None, task_index: Any) -> str:
+        """The address of one task.
+
+        Args:
+            job_name: String.
+            task_index: Integer.
+
+        Raises:
+            ClusterError: If there is no such job or task.
+        """
+        tasks = self._job(job_name)
+        if task_index not in tasks:
+            raise ClusterError(
+                f"No task with index {task_index!r} in job {job_name!r}. "
+                f"Expected one of: {sorted(tasks)}."
+            )
+        return tasks[task_index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """A job's addresses by task index.
+
+        Args:
+            job_name: String.
+
+        Returns:
+            List of strings, with `None` in the place of tasks that are
+            missing.
+
+        Raises:
+            ClusterError: If there is no such job.
+        """
+        tasks = self._job(job_name)
+        return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
+
+    def _job(self, name: str | None) -> dict[int, str]:
+        if name not in self._jobs:
+            raise ClusterError(
+                f"No such job in cluster: {name!r}. Expected one of: "
+                f"{self.jobs}."
+            )
+        return self._jobs[name]
+
+
+def _dict_of(spec: Any) -> Mapping[str, Any]:
+    as_dict = getattr(spec, "as_dict", None)
+    if not callable(as_dict):
+        raise TypeError(
+            "`cluster` must be a dict from the names of jobs to lists of "
+            "addresses, or dicts from task indices to addresses, or a "
+            f"ClusterSpec. Received: {spec!r} of type {type(spec).__name__}."
+        )
+    found: Mapping[str, Any] = as_dict()
+    return found
+
+
+def _name(job: Any) -> str:
+    if not isinstance(job, str):
+        raise TypeError(f"Job name {job!r} must be a string.")
+    return job
+
+
+def _tasks(job: str, tasks: Any) -> dict[int, str]:
+    if isinstance(tasks, (list, tuple)):
+        tasks = dict(enumerate(tasks))
+    if not isinstance(tasks, Mapping):
+        raise TypeError(
+            f"The tasks for job {job!r} must be a list of addresses or a dict "
+            f"from task indices to addresses. Received: {tasks!r}."
+        )
+    return {
+        _index(job, index): _address(job, address)
+        for index, address in tasks.items()
+    }
+
+
+def _index(job: str, index: Any) -> int:
+    try:
+        # JSON's keys are strings.
+        number = int(index)
+    except (TypeError, ValueError):
+        number = -1
+    if number < 0:
+        raise ClusterError(
+            f"A task index of job {job!r} must be an integer of at least 0. "
+            f"Received: {index!r}."
+        )
+    return number
+
+
+def _address(job: str, address: Any) -> str:
+    if not isinstance(address, str):
+        raise TypeError(
+            f"Task address {address!r} of job {job!r} must be a string "
+            "'host:port'."
+        )
+    return address

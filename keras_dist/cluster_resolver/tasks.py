@@ -1,0 +1,283 @@
+"""Which task does what in a cluster, and the workers that train together."""
+
+import re
+from typing import Any
+
+from keras_dist.cluster import Cluster
+from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.errors import ClusterError
+
+_TASK_TYPES = ("chief", "worker", "evaluator", "ps")
+_SINGLE = ("chief", "evaluator")
+_ADDRESS = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\]:/\s]+):(\d{1,5})")
+
+
+def is_chief(
+    cluster_spec: Any = None,
+    task_type: str | None = None,
+    task_id: int | None = None,
+) -> bool:
+    """Whether a task leads: a chief, an evaluator, or else worker 0.
+
+    Args:
+        cluster_spec: `ClusterSpec`, or a dict that makes one.
+        task_type: String, the task's job.
+        task_id: Integer, its index.
+
+    Raises:
+        ClusterError: If the cluster has jobs that it can't have, or has no
+            such task.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver.tasks import is_chief
+    >>> is_chief({"worker": ["a:9000", "b:9000"]}, "worker", 0)
+    True
+    """
+    spec = _checked(cluster_spec or {}, task_type, task_id)
+    if task_type in _SINGLE:
+        return True
+    return (task_type, task_id) == ("worker", 0) and "chief" not in spec.jobs
+
+
+def worker_count(cluster_spec: Any, task_type: str | None) -> int:
+    """How many tasks work together with one of a type.
+
+    Args:
+        cluster_spec: `ClusterSpec`, or a dict that makes one.
+        task_type: String, `"chief"`, `"worker"` or `"evaluator"`.
+
+    Returns:
+        Integer: the evaluator is alone; a chief counts as a worker.
+
+    Raises:
+        ClusterError: As for `is_chief`, and for other types of tasks.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver.tasks import worker_count
+    >>> worker_count({"chief": ["a:9000"], "worker": ["b:9000"]}, "worker")
+    2
+    """
+    spec = _checked(cluster_spec, task_type, 0)
+    if task_type == "evaluator":
+        return max(1, _count(spec, "evaluator"))
+    if task_type not in ("chief", "worker"):
+        raise ClusterError(
+            f"Unexpected `task_type` {task_type!r}. Expected: 'chief', "
+            "'worker' or 'evaluator'."
+        )
+    return _count(spec, "chief") + _count(spec, "worker")
+
+
+def id_in_cluster(
+    cluster_spec: Any, task_type: str | None, task_id: int | None
+) -> int:
+    """A task's position among those that work together; the chief has 0.
+
+    Args:
+        cluster_spec: `ClusterSpec`, or a dict that makes one.
+        task_type: String, `"chief"`, `"worker"` or `"evaluator"`.
+        task_id: Integer, its index.
+
+    Raises:
+        ClusterError: As for `is_chief`, and for other types of tasks.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver.tasks import id_in_cluster
+    >>> id_in_cluster({"chief": ["a:9000"], "worker": ["b:9000"]}, "worker", 0)
+    1
+    """
+    spec = _checked(cluster_spec, task_type, task_id)
+    if task_type == "worker" and task_id is not None:
+        return task_id + _count(spec, "chief")
+    if task_type in _SINGLE:
+        return 0
+    raise ClusterError(
+        f"There is no id for task_type {task_type!r}. Expected: 'chief', "
+        "'worker' or 'evaluator'."
+    )
+
+
+def collective_leader(
+    cluster_spec: Any, task_type: str | None, task_id: int | None
+) -> str:
+    """The name of the task that leads collectives.
+
+    Args:
+        cluster_spec: `ClusterSpec`, or a dict that makes one.
+        task_type: String, this task's job.
+        task_id: Integer, its index.
+
+    Returns:
+        String; empty without a cluster, and for an evaluator.
+
+    Raises:
+        ClusterError: As for `is_chief`.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver.tasks import collective_leader
+    >>> collective_leader({"worker": ["a:9000", "b:9000"]}, "worker", 1)
+    '/job:worker/replica:0/task:0'
+    """
+    spec = ClusterSpec(cluster_spec)
+    if not spec:
+        return ""
+    _checked(spec, task_type, task_id)
+    if task_type == "evaluator":
+        return ""
+    job = "chief" if "chief" in spec.jobs else "worker"
+    return f"/job:{job}/replica:0/task:0"
+
+
+def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
+    """The workers that train together, as a resolver's process sees them.
+
+    Args:
+        resolver: `ClusterResolver`, or one of TensorFlow's; or `None`.
+
+    Returns:
+        `Cluster` with the chief, if there is one, before the workers. `None`
+        where this process works alone: without a resolver, with an empty
+        cluster or one of a single worker, and for an evaluator.
+
+    Raises:
+        ClusterError: If there is anything that workers can't train with: no
+            own task, a parameter server, a missing or unreadable address.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import ClusterSpec
+    >>> from keras_dist.cluster_resolver import SimpleClusterResolver
+    >>> from keras_dist.cluster_resolver import cluster_of
+    >>> spec = ClusterSpec({"chief": ["a:9000"], "worker": ["b:9000"]})
+    >>> resolver = SimpleClusterResolver(spec, task_type="worker", task_id=0)
+    >>> cluster = cluster_of(resolver)
+    >>> cluster.index, cluster.addresses
+    (1, ('a:9000', 'b:9000'))
+    """
+    if resolver is None:
+        return None
+    spec = ClusterSpec(resolver.cluster_spec() or {})
+    if not spec:
+        return None
+    task_type, task_id = resolver.task_type, resolver.task_id
+    _check_jobs(spec)
+    number = _count(spec, "chief") + _count(spec, "worker")
+    if task_type is None and number <= 1:
+        return None
+    if task_type is None or task_id is None:
+        raise ClusterError(
+            f"The cluster has {number} workers, but it is not known which of "
+            f"them this process is. Received: task_type={task_type!r} and "
+            f"task_id={task_id!r} of {type(resolver).__name__}. Expected: "
+            "both; in TF_CONFIG they stand in 'task'."
+        )
+    _checked(spec, task_type, task_id)
+    if task_type == "evaluator":
+        return None
+    if _count(spec, "ps"):
+        raise ClusterError(
+            "Parameter servers take no part in training with collectives. "
+            f"Received: {spec}. Leave out the job 'ps'."
+        )
+    if number <= 1:
+        return None
+    addresses = _addresses(spec)
+    coordinator = getattr(resolver, "coordinator", None)
+    if coordinator is not None:
+        _check_address(coordinator, "The coordinator's address")
+    return Cluster(
+        index=id_in_cluster(spec, task_type, task_id),
+        leader=addresses[0],
+        addresses=addresses,
+        coordinator=coordinator,
+        restarts=getattr(resolver, "restarts", 0),
+    )
+
+
+def _addresses(spec: ClusterSpec) -> tuple[str, ...]:
+    """The addresses of chief and workers; empty where one is not known."""
+    addresses: list[str] = []
+    for job in ("chief", "worker"):
+        if job not in spec.jobs:
+            continue
+        for index, address in enumerate(spec.job_tasks(job)):
+            if address is None:
+                raise ClusterError(
+                    f"Task {index} of job {job!r} has no address. Received: "
+                    f"{spec}. Expected: an address for each index."
+                )
+            if address or not addresses:
+                _check_address(address, f"The address of {job} {index}")
+            if address and address in addresses:
+                raise ClusterError(
+                    f"Two workers have the address {address!r}. Received: "
+                    f"{spec}. Give each a host and port of its own."
+                )
+            addresses.append(address)
+    return tuple(addresses)
+
+
+def _check_address(address: str, what: str) -> None:
+    match = _ADDRESS.fullmatch(address)
+    if not match or not 0 < int(match[1]) < 65536:
+        raise ClusterError(
+            f"{what} must be 'host:port', with a port of 1 to 65535. Received: "
+            f"{address!r}."
+        )
+
+
+def _checked(
+    cluster_spec: Any, task_type: str | None, task_id: int | None
+) -> ClusterSpec:
+    """The cluster, if it can be one and has the task."""
+    spec = ClusterSpec(cluster_spec)
+    _check_jobs(spec)
+    if task_type is None:
+        return spec
+    if task_type not in _TASK_TYPES:
+        raise ClusterError(
+            f"Unrecognized task_type: {task_type!r}. Expected one of: "
+            f"{', '.join(_TASK_TYPES)}."
+        )
+    if task_type not in spec.jobs:
+        # An evaluator need not be part of the cluster that it watches.
+        if task_type == "evaluator":
+            return spec
+        raise ClusterError(
+            f"`task_type` {task_type!r} not found in cluster_spec. Received: "
+            f"{spec}."
+        )
+    if task_id is None or task_id < 0:
+        raise ClusterError(
+            "`task_id` must be an integer of at least 0. Received: "
+            f"{task_id!r}."
+        )
+    if task_id >= spec.num_tasks(task_type):
+        raise ClusterError(
+            f"The `task_id` {task_id} exceeds the maximum id of {task_type}. "
+            f"Expected: 0 to {spec.num_tasks(task_type) - 1}, as in {spec}."
+        )
+    return spec
+
+
+def _check_jobs(spec: ClusterSpec) -> None:
+    strange = [job for job in spec.jobs if job not in _TASK_TYPES]
+    if strange:
+        raise ClusterError(
+            f"Disallowed task type found in cluster spec: {strange[0]!r}. "
+            f"Expected: {', '.join(_TASK_TYPES)}. Received: {spec}."
+        )
+    for job in _SINGLE:
+        if _count(spec, job) > 1:
+            raise ClusterError(
+                f"There must be at most one {job!r}. Received: {spec}."
+            )
+
+
+def _count(spec: ClusterSpec, job: str) -> int:
+    return spec.num_tasks(job) if job in spec.jobs else 0

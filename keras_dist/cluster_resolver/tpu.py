@@ -1,0 +1,246 @@
+"""TPUClusterResolver: where the workers of a Cloud TPU are."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.base import local_accelerators
+from keras_dist.cluster_resolver.google_api import build_service
+from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.errors import ClusterError
+
+_ENDPOINTS = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
+_LOCAL = "local"
+_PORT = "8470"
+_PROTOCOL = "grpc://"
+
+
+class TPUClusterResolver(ClusterResolver):
+    """Finds the addresses of a Cloud TPU's workers.
+
+    Only addresses are found. TensorFlow's way to drive a TPU from afar (its
+    `connect`, topology and system metadata) does not exist in Keras 3: run
+    one process on each host of the TPU, with JAX.
+
+    Args:
+        tpu: String: a TPU's name, `"grpc://host:port"` addresses with commas
+            between, or `"local"` for the TPU of this host. By default, and if
+            empty, what `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, `TPU_NAME` or
+            `TPU_CONFIG` says.
+        zone: String; by default this machine's, asked of Google Cloud.
+        project: String; by default this machine's, asked of Google Cloud.
+        job_name: String, the job that the TPU's workers are.
+        coordinator_name: String, a job to add for the coordinator, or `None`.
+        coordinator_address: String, its `"host:port"`; none is started here.
+        credentials: Credentials of Google's API client; by default those of
+            the environment. Not used with `service`.
+        service: What `googleapiclient.discovery.build("tpu", "v1")` gives, in
+            place of one that is made here.
+        discovery_url: String, where the API's description is; by default
+            what `TPU_API_DISCOVERY_URL` says, if anything.
+
+    Raises:
+        ClusterError: If no TPU is named, or several, or a coordinator without
+            its address.
+        ImportError: If there is no service, and Google's API client is not
+            installed.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import TPUClusterResolver
+    >>> resolver = TPUClusterResolver("grpc://10.0.0.1:8470,grpc://10.0.0.2")
+    >>> resolver.cluster_spec()
+    ClusterSpec({'worker': ['10.0.0.1:8470', '10.0.0.2:8470']})
+    """
+
+    def __init__(
+        self,
+        tpu: str | Sequence[str] | None = None,
+        zone: str | None = None,
+        project: str | None = None,
+        job_name: str = "worker",
+        coordinator_name: str | None = None,
+        coordinator_address: str | None = None,
+        credentials: Any = "default",
+        service: Any = None,
+        discovery_url: str | None = None,
+    ) -> None:
+        if coordinator_name and not coordinator_address:
+            raise ClusterError(
+                f"`coordinator_name` needs `coordinator_address`. Received: "
+                f"coordinator_name={coordinator_name!r}. No coordinator is "
+                "started here: pass its 'host:port', or leave both out."
+            )
+        self.task_type = job_name
+        self.task_id = 0
+        self._coordinator = (
+            {coordinator_name: [coordinator_address]}
+            if coordinator_name
+            else {}
+        )
+        self._tpu, zone, project = _named(tpu, zone, project)
+        self._node, self._service = "", service
+        if self._tpu == _LOCAL or self._tpu.startswith(_PROTOCOL):
+            return
+        project = project or _metadata("project/project-id")
+        zone = zone or _metadata("instance/zone").rsplit("/", 1)[-1]
+        self._node = f"projects/{project}/locations/{zone}/nodes/{self._tpu}"
+        if service is None:
+            url = os.environ.get("TPU_API_DISCOVERY_URL") or discovery_url
+            self._service = build_service(
+                "tpu",
+                "v1",
+                credentials,
+                type(self).__name__,
+                **({"discoveryServiceUrl": url} if url else {}),
+            )
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The TPU's workers as they are now; empty for a local TPU.
+
+        Raises:
+            RuntimeError: If the TPU is not ready, or unhealthy.
+            ClusterError: If there is no such TPU.
+        """
+        if self._tpu == _LOCAL:
+            return ClusterSpec({})
+        addresses = (
+            self._found()
+            if self._node
+            else [_address(each) for each in self._tpu.split(",")]
+        )
+        return ClusterSpec(
+            {str(self.task_type): addresses, **self._coordinator}
+        )
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """A worker's address, the first one's by default; empty if local."""
+        if self._tpu == _LOCAL:
+            return ""
+        return self.address_of(task_type, task_id, rpc_layer)
+
+    def own_rpc_layer(self) -> str | None:
+        """`"grpc"`."""
+        return "grpc"
+
+    def get_master(self) -> str:
+        """`master()`."""
+        return self.master()
+
+    def get_job_name(self) -> str | None:
+        """The job that the TPU's workers are."""
+        return self.task_type
+
+    def get_coordination_service_leader(self) -> str:
+        """The name of the task that leads."""
+        return f"/job:{self.get_job_name()}/task:0"
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """The TPU cores of this host; those of others can't be seen."""
+        return {"TPU": local_accelerators().get("TPU", 0)}
+
+    def _found(self) -> list[str]:
+        nodes = self._service.projects().locations().nodes()
+        try:
+            node = nodes.get(name=self._node).execute()
+        except Exception as error:
+            raise ClusterError(
+                f"Could not lookup TPU metadata of {self._node!r}. Check "
+                "`tpu`, `zone` and `project`, and that the credentials may "
+                f"read them. The error was: {error!r}."
+            ) from error
+        if node.get("state") != "READY":
+            raise RuntimeError(
+                f"TPU {self._tpu!r} is not yet ready; state: "
+                f"{node.get('state')!r}."
+            )
+        if node.get("health") not in (None, "HEALTHY", "HEALTH_UNSPECIFIED"):
+            raise RuntimeError(
+                f"TPU {self._tpu!r} is unhealthy; health: {node['health']!r}."
+            )
+        return [
+            f"{endpoint['ipAddress']}:{endpoint['port']}"
+            for endpoint in node.get("networkEndpoints") or [node]
+        ]
+
+
+def _named(
+    tpu: str | Sequence[str] | None, zone: str | None, project: str | None
+) -> tuple[str, str | None, str | None]:
+    """The TPU's name with its zone and project, from the environment too."""
+    if tpu is not None and not isinstance(tpu, str):
+        if len(tpu) != 1:
+            raise ClusterError(
+                f"One TPU must be named. Received: tpu={list(tpu)!r}."
+            )
+        (tpu,) = tpu
+    if tpu:
+        return tpu, zone, project
+    if os.environ.get(_ENDPOINTS):
+        endpoints = os.environ[_ENDPOINTS].removeprefix(_PROTOCOL)
+        return _PROTOCOL + endpoints, zone, project
+    if os.environ.get("TPU_NAME"):
+        return os.environ["TPU_NAME"], zone, project
+    config = _tpu_config()
+    if not config.get("tpu_node_name"):
+        raise ClusterError(
+            'Please provide a TPU Name to connect to. Pass `tpu` ("local" for '
+            f"the TPU of this host), or set TPU_NAME or {_ENDPOINTS}."
+        )
+    return (
+        config["tpu_node_name"],
+        zone or config.get("zone"),
+        project or config.get("project"),
+    )
+
+
+def _tpu_config() -> dict[str, Any]:
+    value = os.environ.get("TPU_CONFIG") or "{}"
+    try:
+        config = json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ClusterError(
+            f"The environment variable TPU_CONFIG is not JSON: {error}. "
+            f"Received: {value!r}."
+        ) from error
+    return config if isinstance(config, dict) else {}
+
+
+def _address(endpoint: str) -> str:
+    host, _, port = endpoint.strip().removeprefix(_PROTOCOL).partition(":")
+    return f"{host}:{port or _PORT}"
+
+
+def _metadata(path: str) -> str:
+    """What Google Cloud says of the machine that this runs on."""
+    host = (
+        os.environ.get("GCE_METADATA_HOST")
+        or os.environ.get("GCE_METADATA_IP")
+        or "metadata.google.internal"
+    )
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/{path}",
+        headers={"Metadata-Flavor": "Google"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return str(response.read().decode())
+    except (OSError, urllib.error.URLError) as error:
+        raise ClusterError(
+            f"Google Cloud's metadata server at {host} does not answer. Pass "
+            f"`project` and `zone`. The error was: {error!r}."
+        ) from error

@@ -1,0 +1,138 @@
+"""UnionResolver: several resolvers as one."""
+
+from typing import Any
+
+from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.errors import ClusterError
+
+_OVERRIDES = ("rpc_layer", "task_type", "task_id")
+
+
+class UnionResolver(ClusterResolver):
+    """The tasks of several resolvers together; the rest is the first one's.
+
+    Where two resolvers know the same job, their lists of addresses are
+    joined in order. If one of them gives its tasks by index, all are merged
+    by index.
+
+    Args:
+        *args: `ClusterResolver`s, at least one.
+        **kwargs: `task_type`, `task_id` and `rpc_layer`, each in place of the
+            first resolver's.
+
+    Raises:
+        TypeError: If an argument is no `ClusterResolver`.
+        ClusterError: If there is none, or a keyword is unknown.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import ClusterSpec
+    >>> from keras_dist.cluster_resolver import SimpleClusterResolver
+    >>> from keras_dist.cluster_resolver import UnionResolver
+    >>> here, there = [
+    ...     SimpleClusterResolver(ClusterSpec({"worker": [address]}))
+    ...     for address in ("10.0.0.1:9000", "10.0.0.2:9000")
+    ... ]
+    >>> union = UnionResolver(here, there, task_type="worker", task_id=0)
+    >>> union.cluster_spec()
+    ClusterSpec({'worker': ['10.0.0.1:9000', '10.0.0.2:9000']})
+    """
+
+    def __init__(self, *args: ClusterResolver, **kwargs: Any) -> None:
+        unknown = sorted(kwargs.keys() - set(_OVERRIDES))
+        if unknown:
+            raise ClusterError(
+                f"Unexpected keyword arguments. Received: {', '.join(unknown)}."
+                f" Expected: some of {', '.join(_OVERRIDES)}."
+            )
+        if not args:
+            raise ClusterError("At least one ClusterResolver is required.")
+        for resolver in args:
+            if not isinstance(resolver, ClusterResolver):
+                raise TypeError(
+                    "All arguments must be ClusterResolvers. Received: "
+                    f"{resolver!r} of type {type(resolver).__name__}."
+                )
+        self._resolvers = args
+        self.task_type = kwargs.get("task_type")
+        self.task_id = kwargs.get("task_id")
+        self.rpc_layer = kwargs.get("rpc_layer")
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks of all resolvers.
+
+        Raises:
+            KeyError: If two give the same task index of a job.
+        """
+        by_job: dict[str, list[Any]] = {}
+        for resolver in self._resolvers:
+            for job, tasks in resolver.cluster_spec().as_dict().items():
+                by_job.setdefault(job, []).append(tasks)
+        return ClusterSpec(
+            {job: _joined(job, several) for job, several in by_job.items()}
+        )
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """The address of the task that is asked for, else the first's."""
+        if task_type is None or task_id is None:
+            return self._resolvers[0].master(rpc_layer=rpc_layer)
+        return self.address_of(task_type, task_id, rpc_layer)
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """The first resolver's."""
+        return self._resolvers[0].num_accelerators(
+            task_type, task_id, config_proto
+        )
+
+    @property
+    def environment(self) -> str | None:
+        """The first resolver's."""
+        return self._resolvers[0].environment
+
+    @property
+    def coordinator(self) -> str | None:
+        """The first resolver's."""
+        return self._resolvers[0].coordinator
+
+    @property
+    def restarts(self) -> int:
+        """The first resolver's."""
+        return self._resolvers[0].restarts
+
+    def own_task(self) -> tuple[str | None, int | None]:
+        """The first resolver's."""
+        first = self._resolvers[0]
+        return first.task_type, first.task_id
+
+    def own_rpc_layer(self) -> str | None:
+        """The first resolver's."""
+        return self._resolvers[0].rpc_layer
+
+
+def _joined(job: str, several: list[Any]) -> Any:
+    several = [tasks for tasks in several if tasks]
+    if all(isinstance(tasks, list) for tasks in several):
+        return [address for tasks in several for address in tasks]
+    merged: dict[int, str] = {}
+    for tasks in several:
+        if isinstance(tasks, list):
+            tasks = dict(enumerate(tasks))
+        twice = sorted(merged.keys() & tasks.keys())
+        if twice:
+            raise KeyError(
+                "Duplicate keys detected when merging two ClusterSpecs: tasks "
+                f"{twice} of job {job!r}. Give each task to one resolver only."
+            )
+        merged.update(tasks)
+    return merged

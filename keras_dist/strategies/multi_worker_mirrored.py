@@ -1,0 +1,76 @@
+"""MultiWorkerMirroredStrategy: a copy of the model on each worker's devices."""
+
+from typing import Any
+from typing import final
+
+from keras_dist.backend import get_backend
+from keras_dist.cluster_resolver import ClusterResolver
+from keras_dist.cluster_resolver import cluster_of
+from keras_dist.cluster_resolver import detect
+from keras_dist.device import default_devices
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.plan import Plan
+from keras_dist.strategy import Strategy
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on the devices of several workers.
+
+    Every worker runs the same script, on the same data and with the global
+    batch size; it computes on its own rows. Make the strategy before anything
+    uses the framework. Without a cluster, there is one worker.
+
+    Args:
+        cluster_resolver: A `ClusterResolver`; `None` looks for the variables
+            of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI.
+        communication_options: A `CommunicationOptions`, or `None`.
+
+    Raises:
+        ClusterError: If the workers can't be told or can't be met.
+        WorkerLostError: If not all of them came in time.
+        RuntimeError: If the framework has been used already.
+
+    Example:
+
+    >>> strategy = keras_dist.MultiWorkerMirroredStrategy()
+    >>> strategy.extended.should_checkpoint
+    True
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        if cluster_resolver is None:
+            cluster_resolver, _ = detect()
+        self._cluster_resolver = cluster_resolver
+        super().__init__(
+            multi_worker_plan(
+                cluster_resolver,
+                communication_options or CommunicationOptions(),
+            )
+        )
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The cluster resolver in use; `None` without a cluster."""
+        return self._cluster_resolver
+
+
+def multi_worker_plan(
+    resolver: ClusterResolver | None, options: CommunicationOptions
+) -> Plan:
+    """The plan of a replica on each device of each worker; joins the cluster.
+
+    Args:
+        resolver: As for `MultiWorkerMirroredStrategy`; `None` for no cluster.
+        options: `CommunicationOptions`.
+    """
+    cluster = None if resolver is None else cluster_of(resolver)
+    backend = get_backend()
+    if cluster is not None:
+        backend.join(cluster, options)
+    devices = default_devices(backend.list_devices())
+    return Plan(tuple((device,) for device in devices), devices, cluster)

@@ -1,0 +1,156 @@
+"""Resolvers of the variables that launchers set."""
+
+import pytest
+
+from keras_dist.cluster import Cluster
+from keras_dist.cluster_resolver import KerasDistClusterResolver
+from keras_dist.cluster_resolver import MPIClusterResolver
+from keras_dist.cluster_resolver import TorchrunClusterResolver
+from keras_dist.cluster_resolver import cluster_of
+from keras_dist.errors import ClusterError
+
+LAUNCHED = {
+    "KERAS_DIST_WORKERS": "a:9000, b:9001",
+    "KERAS_DIST_WORKER_INDEX": "1",
+}
+TORCHRUN = {
+    "RANK": "2",
+    "WORLD_SIZE": "3",
+    "LOCAL_WORLD_SIZE": "3",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+HERE = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-7@1"}
+LEADER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "9000"}
+
+
+def _spec(resolver, *addresses):
+    return resolver.cluster_spec() == {"worker": list(addresses)}
+
+
+def test_keras_dist_run(environ):
+    environ.update(LAUNCHED)
+    resolver = KerasDistClusterResolver()
+    assert _spec(resolver, "a:9000", "b:9001")
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    assert resolver.master() == "b:9001"
+    assert resolver.master("worker", 0, "grpc") == "grpc://a:9000"
+    assert (resolver.coordinator, resolver.restarts) == (None, 0)
+    environ.update(KERAS_DIST_COORDINATOR="c:1", KERAS_DIST_RESTARTS="2")
+    assert (resolver.coordinator, resolver.restarts) == ("c:1", 2)
+    resolver.task_id = 0
+    assert resolver.master() == "a:9000"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"KERAS_DIST_WORKERS": ""},
+            "KERAS_DIST_WORKERS is not set. .*-dist r",
+        ),
+        ({"KERAS_DIST_WORKERS": "a:1,,b:1"}, "separated by commas.*'a:1,,b:1'"),
+        ({"KERAS_DIST_WORKER_INDEX": ""}, "_WORKER_INDEX is not set"),
+        ({"KERAS_DIST_WORKER_INDEX": "-1"}, "integer of at least 0.*'-1'"),
+        ({"KERAS_DIST_WORKER_INDEX": "2"}, "names 2 workers.*Expected: 0 to 1"),
+        ({"KERAS_DIST_RESTARTS": "once"}, "_RESTARTS must be .*'once'"),
+    ],
+)
+def test_keras_dist_run_misread(variables, message):
+    resolver = KerasDistClusterResolver.reading(LAUNCHED | variables)
+    with pytest.raises(ClusterError, match=message):
+        cluster_of(resolver)
+
+
+def test_torchrun_on_one_host(environ):
+    environ.update(TORCHRUN)
+    resolver = TorchrunClusterResolver()
+    addresses = tuple(f"127.0.0.1:{29501 + i}" for i in range(3))
+    assert cluster_of(resolver) == Cluster(2, addresses[0], addresses)
+    environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    assert cluster_of(resolver).restarts == 1
+
+
+@pytest.mark.parametrize("local", [{"LOCAL_WORLD_SIZE": "2"}, {}])
+def test_torchrun_on_several_hosts(local):
+    variables = {k: v for k, v in TORCHRUN.items() if "LOCAL" not in k}
+    resolver = TorchrunClusterResolver.reading(
+        {**variables, **local, "MASTER_ADDR": "head"}
+    )
+    assert cluster_of(resolver) == Cluster(
+        2, "head:29501", ("head:29501", "", "")
+    )
+
+
+def test_torchrun_and_ipv6():
+    variables = TORCHRUN | {"MASTER_ADDR": "::1"}
+    resolver = TorchrunClusterResolver.reading(variables)
+    assert cluster_of(resolver).leader == "[::1]:29501"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "3"}, "RANK=3 does not fit WORLD_SIZE=3.*0 to 2"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be an integer of at least 1"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set. .* torchrun"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT must be .* 1 to 65535.*'http'"),
+        ({"MASTER_PORT": "65533"}, "MASTER_PORT=65533 with 3 .*port 65536"),
+    ],
+)
+def test_torchrun_misread(variables, message):
+    resolver = TorchrunClusterResolver.reading(TORCHRUN | variables)
+    with pytest.raises(ClusterError, match=message):
+        cluster_of(resolver)
+
+
+def test_open_mpi_on_this_host(environ):
+    environ.update(OPEN_MPI | HERE)
+    first, second = MPIClusterResolver().addresses()
+    host, port = first.split(":")
+    assert host == "127.0.0.1"
+    assert 10240 <= int(port) < 30240
+    assert second == f"127.0.0.1:{int(port) + 1}"
+    assert MPIClusterResolver().task_id == 1
+    environ["OMPI_COMM_WORLD_RANK"] = "0"
+    assert MPIClusterResolver().addresses() == [first, second]
+    environ["PMIX_NAMESPACE"] = "prterun-8@1"
+    assert MPIClusterResolver().addresses() != [first, second]
+    environ.update(LEADER)
+    assert MPIClusterResolver().addresses() == [
+        "10.0.0.1:9000",
+        "10.0.0.1:9001",
+    ]
+
+
+@pytest.mark.parametrize("name", ["PMI", "OMPI_COMM_WORLD"])
+def test_mpi_on_several_hosts(name):
+    resolver = MPIClusterResolver.reading(
+        {f"{name}_RANK": "1", f"{name}_SIZE": "2", **LEADER}
+    )
+    assert cluster_of(resolver) == Cluster(
+        1, "10.0.0.1:9000", ("10.0.0.1:9000", "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (OPEN_MPI, "2 workers, but does not say where .*MASTER_ADDR"),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "PMI_JOBID": "1"},
+            "where they meet",
+        ),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "job has an id"),
+        (OPEN_MPI | {"MASTER_ADDR": "a"}, "where they meet"),
+        (OPEN_MPI | {"MASTER_PORT": "1"}, "where they meet"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "_RANK=2 does not fit"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE is not set. .* mpirun"),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK is set, but"),
+        ({}, "not started by MPI.*OMPI_COMM_WORLD_RANK and"),
+    ],
+)
+def test_mpi_misread(variables, message):
+    with pytest.raises(ClusterError, match=message):
+        cluster_of(MPIClusterResolver.reading(dict(variables)))

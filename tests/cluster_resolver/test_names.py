@@ -1,0 +1,126 @@
+"""The public names, their signatures, and the numbers that tests carry."""
+
+import ast
+import inspect
+import pathlib
+
+import pytest
+
+from cluster_resolver.helpers import NUMBERS
+from cluster_resolver.helpers import contract
+from keras_dist import cluster_resolver
+
+NAMES = [
+    "ClusterResolver",
+    "ClusterSpec",
+    "GCEClusterResolver",
+    "KerasDistClusterResolver",
+    "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "MPIClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "TorchrunClusterResolver",
+    "UnionResolver",
+    "cluster_of",
+    "detect",
+    "expand_hostlist",
+    "expand_tasks_per_node",
+]
+RESOLVERS = [
+    "SimpleClusterResolver",
+    "TFConfigClusterResolver",
+    "SlurmClusterResolver",
+    "KubernetesClusterResolver",
+    "GCEClusterResolver",
+    "TPUClusterResolver",
+    "UnionResolver",
+]
+
+
+def test_names_are_those():
+    assert sorted(cluster_resolver.__all__) == cluster_resolver.__all__ == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_an_example(name):
+    assert "Example:" in getattr(cluster_resolver, name).__doc__
+
+
+def _arguments(function):
+    return ", ".join(
+        str(p.replace(annotation=p.empty))
+        if p.default is p.empty
+        else f"{p.name}={getattr(p.default, 'name', p.default)!r}"
+        for p in inspect.signature(function).parameters.values()
+    )
+
+
+@contract("R-1")
+@pytest.mark.parametrize(
+    ("name", "signature"),
+    [
+        (
+            "SimpleClusterResolver",
+            "cluster_spec, master='', task_type=None, task_id=None, "
+            "environment='', num_accelerators=None, rpc_layer=None",
+        ),
+        (
+            "TFConfigClusterResolver",
+            "task_type=None, task_id=None, rpc_layer=None, environment=None",
+        ),
+        (
+            "SlurmClusterResolver",
+            "jobs=None, port_base=8888, gpus_per_node=None, "
+            "gpus_per_task=None, tasks_per_node=None, auto_set_gpu=True, "
+            "rpc_layer='grpc'",
+        ),
+        (
+            "KubernetesClusterResolver",
+            "job_to_label_mapping=None, tf_server_port=8470, "
+            "rpc_layer='grpc', override_client=None, "
+            "executable_location='WITHIN_CLUSTER'",
+        ),
+        (
+            "GCEClusterResolver",
+            "project, zone, instance_group, port, task_type='worker', "
+            "task_id=0, rpc_layer='grpc', credentials='default', service=None",
+        ),
+        (
+            "TPUClusterResolver",
+            "tpu=None, zone=None, project=None, job_name='worker', "
+            "coordinator_name=None, coordinator_address=None, "
+            "credentials='default', service=None, discovery_url=None",
+        ),
+        ("UnionResolver", "*args, **kwargs"),
+    ],
+)
+def test_arguments(api, name, signature):
+    assert _arguments(getattr(api, name)) == signature
+
+
+@contract("R-1")
+@pytest.mark.parametrize("name", ["ClusterResolver", *RESOLVERS])
+def test_arguments_of_methods(api, name):
+    cls = getattr(api, name)
+    assert _arguments(cls.cluster_spec) == "self"
+    assert _arguments(cls.master) == (
+        "self, task_type=None, task_id=None, rpc_layer=None"
+    )
+    assert _arguments(cls.num_accelerators) == (
+        "self, task_type=None, task_id=None, config_proto=None"
+    )
+
+
+def test_every_number_is_carried():
+    carried = set()
+    for path in pathlib.Path(__file__).parent.glob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", None) == "contract"
+            ):
+                carried |= {argument.value for argument in node.args}
+    assert sorted(carried) == sorted(NUMBERS)

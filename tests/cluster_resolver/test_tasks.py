@@ -1,0 +1,213 @@
+"""Which task does what in a cluster."""
+
+import pytest
+
+from cluster_resolver.helpers import contract
+from keras_dist.cluster import Cluster
+from keras_dist.cluster_resolver import ClusterSpec
+from keras_dist.cluster_resolver import KerasDistClusterResolver
+from keras_dist.cluster_resolver import SimpleClusterResolver
+from keras_dist.cluster_resolver import cluster_of
+from keras_dist.cluster_resolver import tasks
+from keras_dist.errors import ClusterError
+
+ALL = {
+    "chief": ["c:1"],
+    "worker": ["w:1", "w:2"],
+    "ps": ["p:1", "p:2"],
+    "evaluator": ["e:1"],
+}
+WORKERS = {"worker": ["w:1", "w:2"]}
+RULES = ["is_chief", "id_in_cluster", "collective_leader"]
+
+
+@contract("R-21")
+@pytest.mark.parametrize("rule", RULES)
+def test_jobs_that_a_cluster_can_have(api, rule):
+    ask = getattr(api.tasks, rule)
+    with pytest.raises(ValueError, match="Disallowed task type"):
+        ask({"boss": ["a:1"]}, "worker", 0)
+    with pytest.raises(ValueError, match="Unrecognized task_type"):
+        ask(WORKERS, "boss", 0)
+    with pytest.raises(ValueError, match="'chief' not found in cluster_spec"):
+        ask(WORKERS, "chief", 0)
+    for job in ("chief", "evaluator"):
+        with pytest.raises(ValueError, match=f"at most one '{job}'"):
+            ask({job: ["a:1", "b:1"]}, job, 0)
+
+
+@contract("R-22")
+def test_is_chief(api):
+    is_chief = api.tasks.is_chief
+    assert is_chief(ALL, "chief", 0)
+    assert is_chief(ALL, "evaluator", 0)
+    assert not is_chief(ALL, "worker", 0)
+    assert not is_chief(ALL, "ps", 0)
+    assert is_chief(WORKERS, "worker", 0)
+    assert not is_chief(WORKERS, "worker", 1)
+    assert is_chief(WORKERS, "evaluator", 0)
+    assert is_chief(api.ClusterSpec(WORKERS), "worker", 0)
+
+
+@contract("R-22")
+@pytest.mark.parametrize("rule", RULES)
+def test_an_index_too_large(api, rule):
+    with pytest.raises(ValueError, match="`task_id` 2 exceeds the maximum id"):
+        getattr(api.tasks, rule)(WORKERS, "worker", 2)
+
+
+@contract("R-23")
+def test_worker_count(api):
+    worker_count = api.tasks.worker_count
+    assert worker_count(ALL, "chief") == worker_count(ALL, "worker") == 3
+    assert worker_count(ALL, "evaluator") == 1
+    assert worker_count(WORKERS, "worker") == 2
+    with pytest.raises(ValueError, match="Unexpected `task_type` 'ps'"):
+        worker_count(ALL, "ps")
+
+
+@contract("R-23", native=False)
+def test_an_evaluator_outside_of_the_cluster_is_one(api):
+    assert api.tasks.worker_count(WORKERS, "evaluator") == 1
+
+
+@contract("R-23")
+def test_id_in_cluster(api):
+    id_in_cluster = api.tasks.id_in_cluster
+    assert id_in_cluster(ALL, "chief", 0) == 0
+    assert id_in_cluster(ALL, "worker", 0) == 1
+    assert id_in_cluster(ALL, "worker", 1) == 2
+    assert id_in_cluster(WORKERS, "worker", 1) == 1
+    assert id_in_cluster(ALL, "evaluator", 0) == 0
+    with pytest.raises(ValueError, match="There is no id for task_type 'ps'"):
+        id_in_cluster(ALL, "ps", 0)
+
+
+@contract("R-23")
+def test_collective_leader(api):
+    leader = api.tasks.collective_leader
+    assert leader(ALL, "worker", 1) == "/job:chief/replica:0/task:0"
+    assert leader(WORKERS, "worker", 1) == "/job:worker/replica:0/task:0"
+    assert leader(ALL, "evaluator", 0) == leader({}, None, 0) == ""
+
+
+@pytest.mark.parametrize("task_id", [None, -1])
+def test_an_index_is_needed(task_id):
+    with pytest.raises(ClusterError, match=f"at least 0. Received: {task_id}"):
+        tasks.is_chief(WORKERS, "worker", task_id)
+
+
+def _cluster(spec, task_type=None, task_id=None):
+    return cluster_of(
+        SimpleClusterResolver(ClusterSpec(spec), "", task_type, task_id)
+    )
+
+
+def test_workers_in_order():
+    two = ("w:1", "w:2")
+    assert _cluster(WORKERS, "worker", 0) == Cluster(0, "w:1", two)
+    assert _cluster(WORKERS, "worker", 1) == Cluster(1, "w:1", two)
+
+
+def test_the_chief_is_first():
+    spec = {"worker": ["w:1", "w:2"], "chief": ["c:1"], "evaluator": ["e:1"]}
+    three = ("c:1", "w:1", "w:2")
+    assert _cluster(spec, "chief", 0) == Cluster(0, "c:1", three)
+    assert _cluster(spec, "worker", 1) == Cluster(2, "c:1", three)
+
+
+@pytest.mark.parametrize(
+    ("spec", "task_type"),
+    [
+        ({}, None),
+        ({}, "worker"),
+        ({"worker": []}, None),
+        ({"worker": ["w:1"]}, None),
+        ({"worker": ["w:1"]}, "worker"),
+        ({"chief": ["c:1"], "evaluator": ["e:1"]}, "chief"),
+        (ALL, "evaluator"),
+        (WORKERS, "evaluator"),
+    ],
+)
+def test_a_process_that_works_alone(spec, task_type):
+    assert _cluster(spec, task_type, 0) is None
+
+
+def test_no_resolver_is_no_cluster():
+    assert cluster_of(None) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "task", "message"),
+    [
+        (WORKERS, (None, None), "has 2 workers, but .* task_type=None"),
+        (WORKERS, ("worker", None), "task_id=None of SimpleClusterResolver"),
+        (WORKERS, ("worker", 2), "`task_id` 2 exceeds .*Expected: 0 to 1"),
+        (WORKERS, ("boss", 0), "Unrecognized task_type: 'boss'"),
+        ({"boss": ["a:1"], **WORKERS}, ("worker", 0), "Disallowed .*'boss'"),
+        (ALL, ("worker", 0), "Parameter servers .*Leave out the job 'ps'"),
+        (ALL, ("ps", 0), "Parameter servers"),
+        (
+            {"worker": {0: "a:1", 2: "c:1"}},
+            ("worker", 0),
+            "Task 1 of job 'worker' has no address",
+        ),
+        ({"worker": ["a:1", "a:1"]}, ("worker", 0), "Two workers .*'a:1'"),
+        ({"worker": ["", "b:1"]}, ("worker", 1), "address of worker 0 must"),
+        ({"chief": ["c"], **WORKERS}, ("chief", 0), "of chief 0 .*: 'c'"),
+    ],
+)
+def test_what_workers_cannot_train_with(spec, task, message):
+    with pytest.raises(ClusterError, match=message):
+        _cluster(spec, *task)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "host",
+        "host:",
+        ":1",
+        "host:0",
+        "host:65536",
+        "h o:1",
+        "grpc://h:1",
+        "::1",
+    ],
+)
+def test_addresses_that_cannot_be_read(address):
+    with pytest.raises(ClusterError, match="must be 'host:port'") as error:
+        _cluster({"worker": ["a:1", address]}, "worker", 0)
+    assert repr(address) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["a.example:1", "10.0.0.1:65535", "[::1]:9000", "a_b-c:80"]
+)
+def test_addresses_that_can_be_read(address):
+    assert _cluster({"worker": [address, ""]}, "worker", 1) == Cluster(
+        1, address, (address, "")
+    )
+
+
+def test_coordinator_and_restarts_are_carried():
+    variables = {
+        "KERAS_DIST_WORKERS": "a:1,b:1",
+        "KERAS_DIST_WORKER_INDEX": "1",
+        "KERAS_DIST_COORDINATOR": "c:2",
+        "KERAS_DIST_RESTARTS": "3",
+    }
+    assert cluster_of(KerasDistClusterResolver.reading(variables)) == Cluster(
+        1, "a:1", ("a:1", "b:1"), "c:2", 3
+    )
+    variables["KERAS_DIST_COORDINATOR"] = "nowhere"
+    with pytest.raises(ClusterError, match="coordinator's address .*'nowhere'"):
+        cluster_of(KerasDistClusterResolver.reading(variables))
+
+
+@contract("R-23")
+def test_resolvers_of_the_original_are_taken(api):
+    resolver = api.SimpleClusterResolver(
+        api.ClusterSpec(WORKERS), task_type="worker", task_id=1
+    )
+    assert cluster_of(resolver) == Cluster(1, "w:1", ("w:1", "w:2"))
