@@ -1,5 +1,6 @@
 """tf.distribute's programming model for Keras 3, on every backend."""
 
+from keras_dist import cluster_resolver
 from keras_dist import compat
 from keras_dist import experimental
 from keras_dist import testing
@@ -13,6 +14,7 @@ from keras_dist.cross_device_ops import HierarchicalCopyAllReduce
 from keras_dist.cross_device_ops import NcclAllReduce
 from keras_dist.cross_device_ops import ReductionToOneDevice
 from keras_dist.errors import BackendNotFoundError
+from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import MetricMergeError
@@ -23,6 +25,7 @@ from keras_dist.errors import TraceError
 from keras_dist.errors import UnsupportedKerasError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.errors import WorkerLostError
 from keras_dist.extended import StrategyExtended
 from keras_dist.function import function
 from keras_dist.gradients import gradient
@@ -40,6 +43,9 @@ from keras_dist.replica_context import get_replica_context
 from keras_dist.scan import scan_steps
 from keras_dist.strategies.default import get_strategy
 from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.strategies.multi_worker_mirrored import (
+    MultiWorkerMirroredStrategy,
+)
 from keras_dist.strategies.one_device import OneDeviceStrategy
 from keras_dist.strategy import Strategy
 from keras_dist.values import DistributedValues
@@ -53,6 +59,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BackendNotFoundError",
+    "ClusterError",
     "CrossDeviceOps",
     "DeviceError",
     "DistributedDataset",
@@ -66,6 +73,7 @@ __all__ = [
     "MetricMergeError",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "OutOfRangeError",
@@ -82,6 +90,8 @@ __all__ = [
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",
+    "WorkerLostError",
+    "cluster_resolver",
     "compat",
     "compute_average_loss",
     "experimental",

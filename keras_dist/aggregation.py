@@ -23,9 +23,11 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
     Raises:
         ValueError: If a plain number, the same on each replica, is summed.
     """
+    workers = variable.distribute_strategy.executor.workers
     if variable.aggregation == "only_first_replica":
-        return _mirrored(variable, values[0])
-    if all(value is values[0] for value in values):
+        return _mirrored(variable, first_of_all(variable, values[0]))
+    is_alone = workers is None or len(values) > 1
+    if is_alone and all(value is values[0] for value in values):
         if variable.aggregation == "sum" and not is_zero(values[0]):
             raise ValueError(
                 f"A non-DistributedValues value {values[0]!r} cannot be "
@@ -49,17 +51,40 @@ def _mirrored(variable: Any, value: Any) -> Any:
     return variable.distribute_strategy.executor.mirror(value)
 
 
+def first_of_all(variable: Any, value: Any) -> Any:
+    """What the first replica of all gives, of what this worker's first does."""
+    workers = variable.distribute_strategy.executor.workers
+    if workers is None:
+        return value
+    tensor = ops.cast(ops.convert_to_tensor(value), variable.dtype)
+    return workers.broadcast([tensor])[0]
+
+
 def combine_on_primary(
     variable: Any, op: ReduceOp, values: Sequence[Any]
 ) -> Any:
     """Combines values, on the device whose copy is saved, in its dtype."""
-    strategy = variable.distribute_strategy
-    primary = strategy.plan.primary
-    here = [strategy.executor.put(value, primary) for value in values]
-    if op is not ReduceOp.MEAN:
-        here = [ops.cast(value, variable.dtype) for value in here]
-    combined = ops.cast(strategy.combine(op, here), variable.dtype)
-    return strategy.executor.mirror(combined)
+    return combine_all_on_primary(op, [(variable, values)])[0]
+
+
+def combine_all_on_primary(
+    op: ReduceOp, pairs: Sequence[tuple[Any, Sequence[Any]]]
+) -> list[Any]:
+    """`combine_on_primary` of several variables of one strategy, at once."""
+    if not pairs:
+        return []
+    strategy = pairs[0][0].distribute_strategy
+    everyone = []
+    for variable, values in pairs:
+        here = [strategy.executor.put(v, strategy.plan.primary) for v in values]
+        if op is not ReduceOp.MEAN:
+            here = [ops.cast(value, variable.dtype) for value in here]
+        everyone.append(here)
+    combined = strategy.combine_all(op, everyone)
+    return [
+        strategy.executor.mirror(ops.cast(value, variable.dtype))
+        for (variable, _), value in zip(pairs, combined, strict=True)
+    ]
 
 
 def agreed_value(variable: Any, values: Sequence[Any]) -> Any:

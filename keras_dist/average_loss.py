@@ -2,7 +2,6 @@
 
 import functools
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -179,15 +178,11 @@ def _weighted(losses: Any, sample_weight: Any) -> Any:
 def _average(total: Any, rows: Any, size: Any) -> Any:
     step, call = current_step(), current_call()
     if size is None and call is not None:
-        size = call.replica.meet("the number of rows", _sum, rows)
+        size = call.total("the number of rows", rows)
     elif size is not None and step is not None:
         # There, gradients are weighted by the replica's share of the rows.
         total = scaled(total, step.share.inverse)
     return _quotient(total, rows if size is None else size)
-
-
-def _sum(everyone: Sequence[Any]) -> Any:
-    return functools.reduce(operator.add, everyone)
 
 
 def _quotient(total: Any, size: Any) -> Any:

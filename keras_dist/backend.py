@@ -20,16 +20,21 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_dist.cluster import Cluster
 from keras_dist.compilation import Compiler
 from keras_dist.components import Component
 from keras_dist.components import HeldComponent
 from keras_dist.device import Device
 from keras_dist.errors import BackendNotFoundError
+from keras_dist.errors import ClusterError
+from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import combine
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.values import PerReplica
+from keras_dist.workers import Workers
+from keras_dist.workers import total_of
 
 ENTRY_POINT_GROUP = "keras_dist.backends"
 
@@ -39,13 +44,15 @@ class Executor(ABC):
 
     Args:
         plan: The `Plan` it is bound to.
+        workers: The `Workers` of its cluster, or `None` without one.
     """
 
     # What compiles functions for the plan, where the framework can.
     compiler: Compiler | None = None
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         self.plan = plan
+        self.workers = workers
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         """Entered wherever variables are made under the strategy."""
@@ -129,11 +136,11 @@ class Executor(ABC):
         return HeldComponent(value())
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Combines tensors of one shape element by element.
+        """Combines tensors of one shape element by element, of all workers.
 
         Args:
             op: `ReduceOp`.
-            values: Sequence with each replica's tensor or number.
+            values: Sequence with each local replica's tensor or number.
 
         Returns:
             Tensor where variables are.
@@ -142,7 +149,34 @@ class Executor(ABC):
             ValueError: If shapes differ.
         """
         here = [self.put(value, self.plan.primary) for value in values]
-        return self.mirror(combine(op, here))
+        if self.workers is None:
+            return self.mirror(combine(op, here))
+        own = combine(total_of(op), here)
+        count = self.plan.num_replicas
+        return self.mirror(self.workers.combine(op, own, count))
+
+    def combine_all(
+        self, op: ReduceOp, values: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        """`combine` of several values, in as few collectives as can be.
+
+        Args:
+            op: `ReduceOp`.
+            values: Sequence with, for each value, what `combine` takes.
+        """
+        if self.workers is None or op not in (ReduceOp.SUM, ReduceOp.MEAN):
+            return [self.combine(op, each) for each in values]
+        own = [
+            combine(
+                ReduceOp.SUM, [self.put(v, self.plan.primary) for v in each]
+            )
+            for each in values
+        ]
+        totals = self.workers.sum(own)
+        if op is ReduceOp.MEAN:
+            count = self.plan.num_replicas
+            totals = [ops.true_divide(total, count) for total in totals]
+        return [self.mirror(total) for total in totals]
 
     def combine_whole(self, op: ReduceOp, value: Any) -> Any:
         """`combine`, of a per-replica value that is one thing to the framework.
@@ -157,20 +191,33 @@ class Executor(ABC):
         return None
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        """Joins tensors of each replica, on the primary device.
+        """Joins tensors of all replicas, on the primary device.
 
         Args:
-            values: Sequence of tensors that fit together.
+            values: Sequence of each local replica's, which fit together.
             axis: Integer, not negative.
         """
         here = [self.put(value, self.plan.primary) for value in values]
-        return ops.concatenate(here, axis=axis)
+        own = ops.concatenate(here, axis=axis)
+        if self.workers is None:
+            return own
+        return self.workers.concatenate(own, axis)
 
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
     ) -> None:
-        """Raises `error()` unless all values are equal, up to rounding."""
-        first, *others = [ops.convert_to_numpy(value) for value in values]
+        """Raises `error()` unless all values are equal, up to rounding.
+
+        Args:
+            values: Sequence of each local replica's tensor. Those of other
+                workers are looked at too.
+            error: Callable that makes the exception.
+        """
+        everyone = list(values)
+        if self.workers is not None:
+            tensor = ops.convert_to_tensor(values[0])
+            everyone += [each[0] for each in self.workers.gather([tensor])]
+        first, *others = [ops.convert_to_numpy(value) for value in everyone]
         for other in others:
             if not np.allclose(first, other, rtol=1e-4, equal_nan=True):
                 raise error()
@@ -216,6 +263,28 @@ class Backend(ABC):
             VirtualDevicesError: If the framework has started already.
             DeviceError: If that type can't be split.
         """
+
+    def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
+        """Makes this process a worker of a cluster, for as long as it lives.
+
+        Called before devices are listed. Executors of plans with a cluster
+        use what it made. Joining the same cluster again does nothing.
+
+        Args:
+            cluster: The `Cluster`.
+            options: `CommunicationOptions`.
+
+        Raises:
+            ClusterError: If it belongs to another cluster already, if an
+                address is taken or unknown, or if options don't fit.
+            WorkerLostError: If not all workers came in time.
+            RuntimeError: If the framework has started already.
+        """
+        raise ClusterError(
+            f"The backend '{keras.backend.backend()}' trains on one worker "
+            f"only. Received: a cluster of {cluster.num_workers}. Choose "
+            "another backend with KERAS_BACKEND."
+        )
 
     @abstractmethod
     def executor(self, plan: Plan) -> Executor:

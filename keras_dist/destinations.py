@@ -103,6 +103,6 @@ def _devices_of_components(
 ) -> tuple[Device, ...]:
     strategy = context.current_strategy()
     # Known without a look, which tensors in a trace would not bear.
-    if strategy is not None and len(values) == strategy.num_replicas_in_sync:
+    if strategy is not None and len(values) == strategy.plan.num_local_replicas:
         return strategy.plan.devices
     return tuple(executor.device_of(value) for value in values)

@@ -11,6 +11,8 @@ KerasDistError
 ├── MetricMergeError         (ValueError)    metric state with no exact merge
 ├── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
 ├── TraceError               (TypeError)     code that can't be compiled
+├── ClusterError             (ValueError)    workers that can't be found or met
+├── WorkerLostError          (RuntimeError)  a worker died, hangs or never came
 └── OutOfRangeError          (StopIteration) no data is left
 ```
 
@@ -20,6 +22,10 @@ was received, what was expected and what to do.
 """
 
 from typing import TYPE_CHECKING
+
+# A worker that ends with it asks to be started again: it has saved its state,
+# or lost another worker.
+RESTART_EXIT_CODE = 42
 
 
 class KerasDistError(Exception):
@@ -97,6 +103,23 @@ class TraceError(KerasDistError, TypeError):
     Cause: Python that depends on the values of tensors, a variable that is
     made in each call, or a tensor that outlived the trace it belongs to. Fix:
     as the message says, or run it without `keras_dist.function`.
+    """
+
+
+class ClusterError(KerasDistError, ValueError):
+    """The workers of a cluster can't be told, or can't be met.
+
+    Cause: variables that contradict each other or miss something, an address
+    that is taken or unknown. Fix: what the message says.
+    """
+
+
+class WorkerLostError(KerasDistError, RuntimeError):
+    """A worker died, stopped answering, or never came.
+
+    Cause: it was killed, raised an error of its own, hangs or lost its
+    network. Fix: see what that worker printed; start all workers again, for
+    instance with `keras-dist run --max-restarts`.
     """
 
 

@@ -284,23 +284,23 @@ class StrategyExtended(ExtendedReductions):
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker has a program of its own: no."""
-        return False
+        """Whether each worker runs the program: yes, if there are several."""
+        return self._strategy.plan.cluster is not None
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this worker initializes variables: there is no other."""
-        return True
+        """Whether this worker initializes variables: the chief does."""
+        return self._strategy.plan.is_chief
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker saves: there is no other."""
-        return True
+        """Whether this worker saves: the chief does."""
+        return self._strategy.plan.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker writes logs: there is no other."""
-        return True
+        """Whether this worker writes logs: the chief does."""
+        return self._strategy.plan.is_chief
 
 
 @final

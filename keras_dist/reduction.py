@@ -198,6 +198,7 @@ def reduce_axes(
     values: Sequence[Any],
     axis: Any,
     combine_fn: Callable[[ReduceOp, Sequence[Any]], Any],
+    has_others: bool = False,
 ) -> Any:
     """Reduces tensors along axes, then over replicas.
 
@@ -209,6 +210,8 @@ def reduce_axes(
         values: Sequence of tensors on one device.
         axis: Integer, or list or tuple of them.
         combine_fn: Callable that combines tensors of one shape over replicas.
+        has_others: Boolean, whether it combines them with tensors of other
+            workers.
 
     Raises:
         ValueError: If an axis does not exist, or nothing is left to reduce.
@@ -216,6 +219,8 @@ def reduce_axes(
     axes = checked_axes(axis, len(values[0].shape))
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         values = [v for v in values if 0 not in tuple(v.shape)] or values[:1]
+        if has_others and 0 in tuple(values[0].shape):
+            values = [_nothing(op, values[0], axes)]
     reduce = _ALONG_AXES[op]
     total = combine_fn(
         ReduceOp.SUM if op is ReduceOp.MEAN else op,
@@ -223,7 +228,25 @@ def reduce_axes(
     )
     if op is not ReduceOp.MEAN:
         return total
-    return ops.true_divide(total, sum(_size(v, axes) for v in values))
+    size = sum(_size(v, axes) for v in values)
+    if has_others:
+        size = combine_fn(
+            ReduceOp.SUM, [ops.cast(ops.convert_to_tensor(size), "float32")]
+        )
+    return ops.true_divide(total, size)
+
+
+def _nothing(op: ReduceOp, value: Any, axes: tuple[int, ...]) -> Any:
+    """One element along each axis, which any other element takes over."""
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    if keras.backend.is_float_dtype(dtype):
+        worst = np.inf
+    else:
+        limits = np.iinfo(dtype)
+        worst = limits.max if op is ReduceOp.MIN else limits.min
+    shape = [1 if i in axes else n for i, n in enumerate(value.shape)]
+    worst = -worst if worst == np.inf and op is ReduceOp.MAX else worst
+    return ops.full(shape, worst, dtype=dtype)
 
 
 def _size(value: Any, axes: tuple[int, ...]) -> Any:

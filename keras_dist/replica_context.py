@@ -74,7 +74,9 @@ class ReplicaContext:
     @property
     def devices(self) -> tuple[str, ...]:
         """Names of the devices of this replica."""
-        return tuple(str(d) for d in self._strategy.plan.replicas[self._id])
+        return tuple(
+            str(d) for d in self._strategy.plan.replicas[self._replica.index]
+        )
 
     def merge_call(
         self,
@@ -267,7 +269,7 @@ def get_replica_context() -> ReplicaContext | None:
         return current
     step = current_step()
     if step is not None:
-        return ReplicaContext(step.strategy, step.replica.index, step.replica)
+        return ReplicaContext(step.strategy, step.replica.id, step.replica)
     if context.has_strategy() or context.in_cross_replica_context():
         return None
     return ReplicaContext(default_strategy(), 0)

@@ -14,6 +14,7 @@ from keras_dist.function import Function
 from keras_dist.inputs.options import ValueContext
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
+from keras_dist.reduction import combine
 from keras_dist.reduction import is_zero
 from keras_dist.reduction import parse_reduce_op
 from keras_dist.reduction import reduce_axes
@@ -27,6 +28,7 @@ from keras_dist.training import keras_internals
 from keras_dist.training.call import run_on_one
 from keras_dist.training.call import run_on_replicas
 from keras_dist.training.creation import creation_hooks
+from keras_dist.training.togetherness import raise_explained
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
 from keras_dist.variables import SyncOnReadVariable
@@ -92,7 +94,7 @@ class ReplicaMethods(StrategyBase):
         context.check_cross_replica(self, "run")
         check_args(args)
         keywords = dict(kwargs or {})
-        check_counts((tuple(args), keywords), self.num_replicas_in_sync)
+        check_counts((tuple(args), keywords), self.plan.num_local_replicas)
         self.executor.check_arguments((tuple(args), keywords))
 
         def here(leaf: Any, index: int) -> Any:
@@ -111,10 +113,14 @@ class ReplicaMethods(StrategyBase):
     def _run_on_replicas(self, on_replica: Callable[[int], Any]) -> list[Any]:
         keras_internals.make_global_seed()
         runner = self.executor.replicas
-        with creation_hooks():
-            if runner is None:
-                return [run_on_one(self, on_replica)]
-            return run_on_replicas(self, runner, on_replica)
+        try:
+            with creation_hooks():
+                if runner is None:
+                    return [run_on_one(self, on_replica)]
+                return run_on_replicas(self, runner, on_replica)
+        except Exception as error:
+            raise_explained(error, self.executor.workers)
+            raise
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combines a value over replicas, and along axes if asked to.
@@ -159,11 +165,14 @@ class ReplicaMethods(StrategyBase):
         if axis is None:
             return leaf if values is None else self.combine(op, values)
         primary = self.plan.primary
-        here = [
-            self.executor.put(value, primary)
-            for value in ((leaf,) if values is None else values)
-        ]
-        return reduce_axes(op, here, axis, self.combine)
+        if values is None:
+            return reduce_axes(
+                op, [self.executor.put(leaf, primary)], axis, combine
+            )
+        here = [self.executor.put(value, primary) for value in values]
+        return reduce_axes(
+            op, here, axis, self.combine, self.executor.workers is not None
+        )
 
     def to_combine(self, op: ReduceOp, leaf: Any) -> tuple[Any, ...] | None:
         """A value's components, to be combined over replicas.
@@ -235,8 +244,12 @@ class ReplicaMethods(StrategyBase):
             return tuple(component.value for component in leaf.values)
         if isinstance(leaf, (keras.Variable, Mirrored)):
             return None
-        check_counts(leaf, self.num_replicas_in_sync)
-        return leaf.values if isinstance(leaf, DistributedValues) else None
+        check_counts(leaf, self.plan.num_local_replicas)
+        if isinstance(leaf, DistributedValues):
+            return leaf.values
+        # A worker's only replica gives its values as they are.
+        is_only = self.plan.num_local_replicas == 1 < self.plan.num_workers
+        return (leaf,) if is_only else None
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a per-replica value that are on this worker.
@@ -267,7 +280,7 @@ class ReplicaMethods(StrategyBase):
 
         return tuple(
             map_nest(functools.partial(component, index=index), value)
-            for index in range(self.num_replicas_in_sync)
+            for index in range(self.plan.num_local_replicas)
         )
 
     def experimental_distribute_values_from_function(
@@ -277,7 +290,7 @@ class ReplicaMethods(StrategyBase):
 
         Args:
             value_fn: Callable, given a `keras_dist.experimental.ValueContext`
-                and called once for each replica.
+                and called once for each replica of this worker.
 
         Returns:
             `PerReplica` of what it returned, also where that is equal. With
@@ -297,9 +310,10 @@ class ReplicaMethods(StrategyBase):
         context.check_cross_replica(
             self, "experimental_distribute_values_from_function"
         )
-        count = self.num_replicas_in_sync
+        plan = self.plan
         values = [
-            value_fn(ValueContext(index, count)) for index in range(count)
+            value_fn(ValueContext(plan.first_replica + i, plan.num_replicas))
+            for i in range(plan.num_local_replicas)
         ]
         return regroup(values, self.executor.per_replica, always=True)
 

@@ -89,7 +89,7 @@ def _column(
     if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
         return _tensor(leaves, join)
     each = [strategy.experimental_local_results(leaf) for leaf in leaves]
-    count = strategy.num_replicas_in_sync
+    count = strategy.plan.num_local_replicas
     parts = [parts if len(parts) == count else parts * count for parts in each]
     return strategy.executor.per_replica(
         [_tensor(list(own), join) for own in zip(*parts, strict=True)]

@@ -158,7 +158,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         return self.extended.colocate_vars_with(colocate_with_variable)
 
     @property
-    def cluster_resolver(self) -> None:
+    def cluster_resolver(self) -> Any:
         """The cluster resolver in use: `None` on one worker."""
         return None
 
@@ -174,4 +174,8 @@ class Strategy(V1Methods, LogicalDeviceMethods):
 
     def __repr__(self) -> str:
         devices = ", ".join(str(d) for d in self.plan.devices)
-        return f"<{type(self).__name__} on {devices}>"
+        of = ""
+        if self.plan.cluster is not None:
+            index, count = self.plan.cluster.index, self.plan.num_workers
+            of = f" of worker {index} of {count}"
+        return f"<{type(self).__name__} on {devices}{of}>"

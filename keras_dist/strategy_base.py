@@ -85,7 +85,7 @@ class StrategyBase:
             values: Sequence with, for each value, what `combine` takes.
         """
         if self._cross_device_ops is None:
-            return [self.executor.combine(op, each) for each in values]
+            return self.executor.combine_all(op, values)
         primary = str(self.plan.primary)
         with self.cross_replica():
             reduced = self._cross_device_ops.batch_reduce(

@@ -16,7 +16,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_dist.aggregation import combine_on_primary
+from keras_dist.aggregation import combine_all_on_primary
+from keras_dist.aggregation import first_of_all
 from keras_dist.compilation import inlines
 from keras_dist.components import Component
 from keras_dist.components import VariableComponent
@@ -40,7 +41,7 @@ class DistributedVariable(keras.Variable):
     @property
     def values(self) -> tuple["VariableComponent", ...]:
         """The components, in replica order."""
-        count = self.distribute_strategy.plan.num_replicas
+        count = self.distribute_strategy.plan.num_local_replicas
         return tuple(VariableComponent(self, index) for index in range(count))
 
     @property
@@ -238,9 +239,13 @@ class SyncOnReadVariable(DistributedVariable):
 
     def set_components(self, values: Sequence[Any]) -> None:
         """Replaces what each replica reads, and so what all of them make."""
+        set_all_components([(self, values)])
+
+    def hold_components(self, values: Sequence[Any], combined: Any) -> None:
+        """Replaces what each replica reads, and what all of them make."""
         for component, value in zip(self._kept(), values, strict=True):
             component.write(value)
-        self.write_plainly(self._combined(values))
+        self.write_plainly(combined)
 
     def share_out(self) -> None:
         """Makes the components such that they combine to the value it has."""
@@ -254,7 +259,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _kept(self) -> "list[Component]":
         if self._components is None:
             executor = self.distribute_strategy.executor
-            count = self.distribute_strategy.plan.num_replicas
+            count = self.distribute_strategy.plan.num_local_replicas
             self._components = [
                 executor.component(
                     self, index, functools.partial(self._share, index)
@@ -266,25 +271,21 @@ class SyncOnReadVariable(DistributedVariable):
 
     def _share(self, index: int) -> Any:
         value = keras_internals.value_of(self)
+        plan = self.distribute_strategy.plan
+        is_first = plan.first_replica + index == 0
         if self.aggregation == "sum" and self.is_total:
             # Not in equal parts, whose sum might be off by a rounding error.
-            value = value if index == 0 else ops.zeros_like(value)
+            value = value if is_first else ops.zeros_like(value)
         elif self.aggregation == "sum":
-            count = self.distribute_strategy.plan.num_replicas
+            count = plan.num_replicas
             if keras.backend.is_int_dtype(self._dtype):
-                rest = ops.mod(value, count) if index == 0 else 0
+                rest = ops.mod(value, count) if is_first else 0
                 value = ops.floor_divide(value, count) + rest
             else:
                 value = value / count
         executor = self.distribute_strategy.executor
-        device = self.distribute_strategy.plan.devices[index]
+        device = plan.devices[index]
         return executor.put(ops.copy(ops.cast(value, self._dtype)), device)
-
-    def _combined(self, values: Sequence[Any]) -> Any:
-        if self.aggregation in ("sum", "mean"):
-            op = ReduceOp.from_variable_aggregation(self.aggregation)
-            return combine_on_primary(self, op, values)
-        return self.distribute_strategy.executor.mirror(values[0])
 
     def _write_in_replica(self, call: Any, method: str, value: Any) -> Any:
         return keras.Variable.assign(self, written(self, method, value))
@@ -334,6 +335,32 @@ class UnaggregatedVariable(SyncOnReadVariable):
                 "`strategy.experimental_local_results`."
             )
         return super().value
+
+
+def set_all_components(
+    pairs: Sequence[tuple[SyncOnReadVariable, Sequence[Any]]],
+) -> None:
+    """Gives variables of one strategy each replica's value, all at once.
+
+    Args:
+        pairs: Sequence of variables and of their components' values.
+    """
+    combined: dict[int, Any] = {}
+    for aggregation in ("sum", "mean"):
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        chosen = [p for p in pairs if p[0].aggregation == aggregation]
+        totals = combine_all_on_primary(op, chosen)
+        for (variable, _), total in zip(chosen, totals, strict=True):
+            combined[id(variable)] = total
+    for variable, values in pairs:
+        if id(variable) not in combined:
+            value = values[0]
+            if variable.aggregation == "only_first_replica":
+                value = first_of_all(variable, value)
+            executor = variable.distribute_strategy.executor
+            combined[id(variable)] = executor.mirror(value)
+    for variable, values in pairs:
+        variable.hold_components(values, combined[id(variable)])
 
 
 DistributedValues.register(DistributedVariable)

@@ -375,6 +375,9 @@ class TracedCall(ReplicaCall):
             self._region.write(variable, value)
 
     def sum_gradients(
-        self, gradients: Sequence[Sequence[Any]], shares: Sequence[Share]
+        self,
+        gradients: Sequence[Sequence[Any]],
+        shares: Sequence[Share],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         return self.runner.weighted_sum(gradients, [])

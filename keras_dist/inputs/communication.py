@@ -25,6 +25,7 @@ class _CommunicationOptions(NamedTuple):
     bytes_per_pack: int
     timeout_seconds: float | None
     implementation: CommunicationImplementation
+    dtype: str | None
 
 
 class CommunicationOptions(_CommunicationOptions):
@@ -35,10 +36,12 @@ class CommunicationOptions(_CommunicationOptions):
             about this many bytes; 0 leaves it to the backend.
         timeout_seconds: Float or `None`. How long a collective may take.
         implementation: A `CommunicationImplementation`.
+        dtype: String, `"float16"` or `"bfloat16"`, in which gradients of
+            `float32` travel between workers; `None` for their own.
 
     Raises:
-        ValueError: If `bytes_per_pack` is negative, or `implementation` is
-            something else.
+        ValueError: If `bytes_per_pack` is negative, or `implementation` or
+            `dtype` is something else.
 
     Example:
 
@@ -58,6 +61,7 @@ class CommunicationOptions(_CommunicationOptions):
         implementation: CommunicationImplementation = (
             CommunicationImplementation.AUTO
         ),
+        dtype: str | None = None,
     ) -> Self:
         if bytes_per_pack < 0:
             raise ValueError(
@@ -72,8 +76,13 @@ class CommunicationOptions(_CommunicationOptions):
                 f"CommunicationImplementation`. Received: {implementation!r} "
                 f"of type {type(implementation).__name__}."
             )
+        if dtype not in (None, "float16", "bfloat16"):
+            raise ValueError(
+                "`dtype` must be None, 'float16' or 'bfloat16'. Received: "
+                f"{dtype!r}."
+            )
         return super().__new__(
-            cls, bytes_per_pack, timeout_seconds, implementation
+            cls, bytes_per_pack, timeout_seconds, implementation, dtype
         )
 
     def __str__(self) -> str:
@@ -83,7 +92,8 @@ class CommunicationOptions(_CommunicationOptions):
         return (
             f"{type(self).__name__}(bytes_per_pack={self.bytes_per_pack}, "
             f"timeout_seconds={self.timeout_seconds}, "
-            f"implementation={self.implementation})"
+            f"implementation={self.implementation}"
+            + (f", dtype={self.dtype!r})" if self.dtype else ")")
         )
 
 

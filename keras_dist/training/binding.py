@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -17,6 +18,9 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.inputs.dataset import DistributedDataset
 from keras_dist.training import keras_internals
 from keras_dist.training.step import current_call
+from keras_dist.training.togetherness import not_taken
+from keras_dist.training.togetherness import raise_explained
+from keras_dist.training.togetherness import take_chiefs_values
 from keras_dist.variables import adopt
 
 if TYPE_CHECKING:
@@ -40,12 +44,27 @@ def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
     Raises:
         StrategyMismatchError: If another strategy owns it.
     """
-    check_owner(variable, strategy)
-    if "distribute_strategy" not in vars(variable):
-        variable.distribute_strategy = strategy
-        if strategy.num_replicas_in_sync > 1:
-            adopt(variable)
-    strategy.executor.place(variable)
+    claim_variables([variable], strategy)
+
+
+def claim_variables(
+    variables: Sequence[keras.Variable], strategy: "Strategy"
+) -> None:
+    """`claim_variable` of several, which other workers get at once.
+
+    Raises:
+        StrategyMismatchError: If another strategy owns one.
+    """
+    for variable in variables:
+        check_owner(variable, strategy)
+        if "distribute_strategy" not in vars(variable):
+            variable.distribute_strategy = strategy
+            if strategy.num_replicas_in_sync > 1:
+                adopt(variable)
+        strategy.executor.place(variable)
+    workers = strategy.executor.workers
+    if workers is not None:
+        take_chiefs_values(not_taken(variables), workers)
 
 
 def check_owner(variable: keras.Variable, strategy: "StrategyBase") -> None:
@@ -138,9 +157,8 @@ class Binding:
 
     def claim(self) -> None:
         """Takes every variable of the model and its optimizer."""
-        model = self.model
-        for variable in keras_internals.all_variables(model):
-            claim_variable(variable, self.strategy)
+        variables = keras_internals.all_variables(self.model)
+        claim_variables(variables, self.strategy)
 
     def _share_out(self) -> None:
         """Tells replicas' own values of metric states what `fit` has made."""
@@ -198,9 +216,14 @@ class Binding:
                     self.claim()
                     self._claimed_for = optimizer
                 executor.prepare(model)
+                if executor.workers is not None and not each_batch:
+                    take_chiefs_values(
+                        keras_internals.all_variables(model), executor.workers
+                    )
                 yield
-        except BaseException:
+        except BaseException as error:
             executor.recover(model)
+            raise_explained(error, executor.workers)
             raise
         finally:
             self._entered.already = False

@@ -28,6 +28,7 @@ from keras_dist.training.step import set_current_call
 from keras_dist.values import PerReplica
 from keras_dist.variables import MirroredVariable
 from keras_dist.variables import SyncOnReadVariable
+from keras_dist.variables import set_all_components
 
 if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase
@@ -47,7 +48,7 @@ class ReplicaCall(ReplicaState):
         self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
     ) -> None:
         super().__init__(replica, runner, strategy)
-        self.context = ReplicaContext(strategy, replica.index, replica)
+        self.context = ReplicaContext(strategy, replica.id, replica)
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -147,25 +148,29 @@ class ReplicaCall(ReplicaState):
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         written = {key: own[key][0] for own in writes for key in own}
-        agreed = []
+        agreed, on_read = [], []
         for key, variable in written.items():
             values = [
                 own[key][1] if key in own else self._unwritten(variable, index)
                 for index, own in enumerate(writes)
             ]
             if isinstance(variable, SyncOnReadVariable):
-                agreed.append((variable.set_components, values))
+                on_read.append((variable, values))
             else:
-                agreed.append((variable.assign, self._agreed(variable, values)))
+                agreed.append((variable, self._agreed(variable, values)))
         # Only now: one variable that is refused leaves all as they were.
-        for assign, value in agreed:
-            assign(value)
+        for variable, value in agreed:
+            variable.assign(value)
+        set_all_components(on_read)
 
     def sum_gradients(
-        self, gradients: Sequence[Sequence[Any]], shares: Sequence[Share]
+        self,
+        gradients: Sequence[Sequence[Any]],
+        shares: Sequence[Share],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         if self.strategy.cross_device_ops is None:
-            return super().sum_gradients(gradients, shares)
+            return super().sum_gradients(gradients, shares, variables)
         columns = [
             [gradient for gradient in each if gradient is not None]
             for each in zip(*gradients, strict=True)

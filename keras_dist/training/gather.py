@@ -21,7 +21,9 @@ class Gathered:
     def __init__(self, step: ReplicaStep, what: str, value: Any) -> None:
         self._own = value
         self._own_share = step.share
-        self._everyone = step.exchange(what, (detached(value), step.share))
+        self._everyone = step.replica.meet(
+            what, step.exchange, (detached(value), step.share)
+        )
 
     def merge(self, with_gradients: bool = False) -> Any:
         """What one device would have had, as `join` makes it.

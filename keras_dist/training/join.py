@@ -1,6 +1,7 @@
 """Joining what the replicas have into what one device would have had."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -35,13 +36,34 @@ def join(
     """
     values = [leaves for leaves, _ in everyone]
     shares = [share for _, share in everyone]
-    return nests.pack(
-        like,
-        [
-            _join_leaf(list(parts), shares, combine)
-            for parts in zip(*values, strict=True)
-        ],
-    )
+    return nests.pack(like, join_leaves(values, shares, combine))
+
+
+def join_leaves(
+    values: Sequence[Sequence[Any]],
+    shares: Sequence[Share],
+    combine: Combine,
+) -> list[Any]:
+    """`join`, of nests that are flat already."""
+    return [
+        _join_leaf(list(parts), list(shares), combine)
+        for parts in zip(*values, strict=True)
+    ]
+
+
+class RowCount:
+    """A weight that says how many rows a value is of, as Keras' trainer
+    gives to its running loss: replicas' weights add up."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+
+def mean_or_count(values: list[Any], shares: list[Share]) -> Any:
+    """`mean_over_rows`; of `RowCount`s, their sum."""
+    if isinstance(values[0], RowCount):
+        return sum_over_replicas([value.rows for value in values], shares)
+    return mean_over_rows(values, shares)
 
 
 def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
@@ -51,7 +73,7 @@ def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
     a float is the first replica's.
     """
     first = values[0]
-    if not _is_float(first) or all(value is first for value in values):
+    if not is_float(first) or all(value is first for value in values):
         return first
     # On the device that the meeting is on.
     first = ops.convert_to_tensor(first)
@@ -61,6 +83,15 @@ def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
         equal = ops.logical_and(equal, value == first)
         total = total + scaled(share.keep(value), share.weight)
     return ops.where(equal, first, total)
+
+
+def sum_over_rows(values: list[Any], shares: list[Share]) -> Any:
+    """What some replicas add to the mean over all rows: a float tensor."""
+    terms = []
+    for value, share in zip(values, shares, strict=True):
+        tensor = ops.convert_to_tensor(value)
+        terms.append(scaled(share.keep(tensor), share.weight))
+    return sum(terms[1:], terms[0])
 
 
 def sum_over_replicas(values: list[Any], shares: list[Share]) -> Any:
@@ -92,7 +123,8 @@ def _join_leaf(parts: list[Any], shares: list[Share], combine: Combine) -> Any:
     return combine(parts, shares)
 
 
-def _is_float(value: Any) -> bool:
+def is_float(value: Any) -> bool:
+    """Whether a value is a float number, or a tensor of them."""
     if isinstance(value, (int, float)):
         return isinstance(value, float)
     dtype = getattr(value, "dtype", None)
@@ -113,4 +145,6 @@ def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
         for part, share in zip(parts, shares, strict=True)
         if not (isinstance(share.rows, int) and share.rows == 0)
     ]
+    if not kept:
+        return parts[0][:0]
     return kept[0] if len(kept) == 1 else ops.concatenate(kept, axis=0)

@@ -175,8 +175,7 @@ def _size(values: Any, dtype: Any) -> Any:
 
 def _sum_over_replicas(step: ReplicaStep, own: list[Any]) -> Any:
     counted = step.share.keep(ops.stop_gradient(ops.stack(own)))
-    everyone = step.exchange("the divisor of a loss", counted)
-    total = sum(everyone[1:], everyone[0])
+    total = step.total("the divisor of a loss", counted)
     return [total[i] for i in range(len(own))]
 
 

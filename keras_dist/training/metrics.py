@@ -1,34 +1,86 @@
 """Metrics see the global batch: gathered over replicas, updated once.
 
 That is exact for any metric, whatever its state: nothing has to be known
-about how states merge.
+about how states merge. Updates wait until a result is wanted, or the step
+ends, so that replicas meet once for all of them.
 """
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from keras_dist.training import keras_internals
+from keras_dist.training import nests
+from keras_dist.training.exchange import Entry
+from keras_dist.training.join import RowCount
 from keras_dist.training.join import detached
 from keras_dist.training.join import is_row_shaped
 from keras_dist.training.join import join
-from keras_dist.training.join import mean_over_rows
-from keras_dist.training.join import sum_over_replicas
-from keras_dist.training.shares import Share
+from keras_dist.training.join import mean_or_count
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
+
+
+@dataclass(frozen=True)
+class MetricUpdate:
+    """One replica's call of a metric's `update_state`.
+
+    Args:
+        metric: The metric.
+        update_state: Its own method.
+        args: Tuple of what it was given.
+        kwargs: Dict of what it was given by name.
+        leaves: List of all of that, flat and without gradients.
+    """
+
+    metric: keras.metrics.Metric
+    update_state: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+
+    def run(self, everyone: list[Entry]) -> None:
+        """Updates the metric with what all replicas gave."""
+        passed = [*self.args, *self.kwargs.values()]
+        merged = join(passed, everyone, mean_or_count)
+        count = len(self.args)
+        named = zip(self.kwargs, merged[count:], strict=True)
+        self.update_state(*merged[:count], **dict(named))
 
 
 def hook_metrics(model: keras.Model) -> None:
     """Gathers the updates of a model's metrics while it runs on replicas."""
     for metric in keras_internals.all_metrics(model):
         if "update_state" not in vars(metric):
-            object.__setattr__(metric, "update_state", _hooked(metric))
+            object.__setattr__(metric, "update_state", _hooked_update(metric))
+            object.__setattr__(metric, "result", _hooked_result(metric))
 
 
-def _hooked(metric: keras.metrics.Metric) -> Callable[..., Any]:
+def flush(step: ReplicaStep) -> None:
+    """Meets the other replicas for the updates that wait, if there are any."""
+    updates, step.updates = step.updates, []
+    if not updates:
+        return
+
+    def update_all(everyone: list[Entry]) -> None:
+        everyone = step.exchange(everyone, mean_or_count)
+        start = 0
+        for update in updates:
+            stop = start + len(update.leaves)
+            update.run([(own[start:stop], share) for own, share in everyone])
+            start = stop
+
+    leaves = [leaf for update in updates for leaf in update.leaves]
+    names = ", ".join(f"'{update.metric.name}'" for update in updates)
+    step.replica.meet(f"the metrics {names}", update_all, (leaves, step.share))
+    for update in updates:
+        step.forget(update.metric.variables)
+
+
+def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
     update_state = metric.update_state
     parameters = list(inspect.signature(update_state).parameters)
 
@@ -39,45 +91,32 @@ def _hooked(metric: keras.metrics.Metric) -> Callable[..., Any]:
         if len(args) > 1 and parameters[len(args) - 1] == "sample_weight":
             kwargs["sample_weight"] = args[-1]
             args = args[:-1]
-        _gathered_update(step, metric, update_state, args, kwargs)
+        if _is_integer_scalar(kwargs.get("sample_weight")):
+            kwargs["sample_weight"] = RowCount(kwargs["sample_weight"])
+        step.replica.check_meeting(f"metric '{metric.name}'")
+        leaves = detached([*args, *kwargs.values()])
+        step.updates.append(
+            MetricUpdate(metric, update_state, args, kwargs, leaves)
+        )
         return None
 
     return update_on_replicas
 
 
-def _gathered_update(
-    step: ReplicaStep,
-    metric: keras.metrics.Metric,
-    update_state: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    if _is_integer_scalar(kwargs.get("sample_weight")):
-        kwargs["sample_weight"] = _RowCount(kwargs["sample_weight"])
-    passed = [*args, *kwargs.values()]
+def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
+    result = metric.result
 
-    def update(everyone: list[Any]) -> None:
-        merged = join(passed, everyone, _combine)
-        named = zip(kwargs, merged[len(args) :], strict=True)
-        update_state(*merged[: len(args)], **dict(named))
+    def result_on_replicas() -> Any:
+        step = current_step()
+        if step is None:
+            return result()
+        flush(step)
+        value = result()
+        # Metrics have the same state on each replica.
+        step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
+        return value
 
-    own = (detached(passed), step.share)
-    step.replica.meet(f"metric '{metric.name}'", update, own)
-    step.forget(metric.variables)
-
-
-class _RowCount:
-    """A weight that says how many rows a value is of, as Keras' trainer
-    gives to its running loss."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-
-def _combine(values: list[Any], shares: list[Share]) -> Any:
-    if isinstance(values[0], _RowCount):
-        return sum_over_replicas([value.rows for value in values], shares)
-    return mean_over_rows(values, shares)
+    return result_on_replicas
 
 
 def _is_integer_scalar(value: Any) -> bool:

@@ -27,6 +27,7 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
         if call is not None and self.synchronized:
             step = call
         if step is not None:
+            step.same_on_all([self.moving_mean, self.moving_variance])
             return _global_moments(step, self, inputs, mask)
         if not self.synchronized or _MADE_HERE not in vars(self):
             mean, variance = original(self, inputs, mask)

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
@@ -17,6 +19,10 @@ from keras_dist.reduction import check_gather
 from keras_dist.regroup import select
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
+
+if TYPE_CHECKING:
+    from keras_dist.plan import Plan
+    from keras_dist.workers import Workers
 
 T = TypeVar("T")
 # Odd, large: seeds of different replicas do not meet while counters grow.
@@ -56,21 +62,68 @@ def named(index: int, total: int) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class Group:
+    """The workers that a replica's worker is among.
+
+    Args:
+        workers: `Workers`, or `None` without others.
+        first: Integer, the position of this worker's first replica among all.
+        shares: Tuple with the `Share` of each worker, of the step's batch.
+    """
+
+    workers: "Workers | None" = None
+    first: int = 0
+    shares: tuple[Share, ...] = ()
+
+
+ALONE = Group()
+
+
+def group_of(
+    plan: "Plan", workers: "Workers | None", edges: Sequence[Any]
+) -> Group:
+    """The workers of a step's replicas, and the rows that each has.
+
+    Args:
+        plan: The `Plan`.
+        workers: Its `Workers`, or `None`.
+        edges: Sequence with, for each replica of all workers, the row where
+            its share begins, and in the end the number of rows.
+    """
+    if workers is None:
+        return ALONE
+    each = plan.num_local_replicas
+    ends = edges[::each]
+    shares = tuple(
+        Share(stop - start, edges[-1])
+        for start, stop in zip(ends[:-1], ends[1:], strict=True)
+    )
+    return Group(workers, plan.first_replica, shares)
+
+
 class Replica(ABC):
     """One replica while it runs one step.
 
     Args:
-        index: Integer, its position among all replicas.
+        index: Integer, its position among the replicas of this worker.
         share: `Share`, its rows of the step's batch.
+        group: `Group`, the workers that this one is among.
     """
 
-    def __init__(self, index: int, share: Share) -> None:
+    def __init__(self, index: int, share: Share, group: Group = ALONE) -> None:
         self.index = index
         self.share = share
+        self.group = group
+
+    @property
+    def id(self) -> int:
+        """Its position among the replicas of all workers."""
+        return self.group.first + self.index
 
     @abstractmethod
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
-        """Waits for all replicas of the step, then gives all `fn(values)`.
+        """Waits for this worker's replicas, then gives all `fn(values)`.
 
         Args:
             what: String that names the meeting in errors. Replicas that meet
@@ -89,7 +142,7 @@ class Replica(ABC):
 
     @abstractmethod
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        """Sum of a float tensor over replicas, with gradients.
+        """Sum of a float tensor over all replicas, with gradients.
 
         Gradients of the step are weighted by each replica's `share.weight`
         when they are added up, so the backward pass here uses the same
@@ -117,6 +170,16 @@ class Replica(ABC):
         there is nothing left to hold.
         """
 
+    def check_meeting(self, what: str) -> None:
+        """Refuses a place where the replicas can't meet.
+
+        Args:
+            what: String that names the meeting in the error.
+
+        Raises:
+            UnsupportedModelError: In a part that the framework traces apart.
+        """
+
     def check_write(self, variable: keras.Variable) -> None:
         """Refuses an assignment where its value could not be held.
 
@@ -130,7 +193,7 @@ class Replica(ABC):
     @property
     def seed_offset(self) -> Any:
         """What it adds to seeds that it draws, below 2**31; 0 on the first."""
-        return (self.index * SEED_STRIDE) % 2**31
+        return (self.id * SEED_STRIDE) % 2**31
 
     def own(self, nest: Any) -> Any:
         """This replica's view of a nest: its component of each value."""
@@ -145,13 +208,18 @@ class Replica(ABC):
             axis: Integer, along which sizes may differ between replicas.
         """
 
+        workers = self.group.workers
+
         def sizes_of(tensors: list[Any]) -> tuple[int, list[Any]]:
             positive = check_gather(tensors, axis)
-            return positive, [ops.shape(t)[positive] for t in tensors]
+            sizes = [ops.shape(t)[positive] for t in tensors]
+            if workers is not None:
+                sizes = workers.concatenate_numbers(sizes)
+            return positive, sizes
 
         along, sizes = self.meet(what, sizes_of, ops.stop_gradient(value))
-        before = sum(sizes[: self.index])
-        after = sum(sizes[self.index + 1 :])
+        before = sum(sizes[: self.id])
+        after = sum(sizes[self.id + 1 :])
         padding = [(0, 0)] * len(value.shape)
         padding[along] = (before, after)
         # A sum of what each has in its place, for the sake of its gradient.
@@ -181,17 +249,34 @@ class ReplicaRunner(ABC):
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
-        """Sums gradients over replicas, in as few collectives as possible.
+        """Sums gradients over all replicas, in as few collectives as can be.
 
         Args:
-            gradients: For each replica, its gradients, `None` where there is
-                none.
-            weights: For each replica, a float or float scalar tensor.
+            gradients: For each local replica, its gradients, `None` where
+                there is none.
+            weights: For each local replica, a float or float scalar tensor.
 
         Returns:
             List with a gradient for each variable, `None` where no replica
             has one.
         """
+
+    def sum_gradients(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
+        """`weighted_sum`, in a meeting of a step's replicas.
+
+        Args:
+            replica: One of them.
+            gradients: As for `weighted_sum`.
+            weights: As for `weighted_sum`.
+            variables: Sequence of the variables that they belong to.
+        """
+        return self.weighted_sum(gradients, weights)
 
     def updating(
         self, optimizer: keras.optimizers.Optimizer

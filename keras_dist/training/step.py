@@ -1,6 +1,8 @@
 """What one replica reads and writes while it runs, and its meetings."""
 
 import contextlib
+import functools
+import operator
 import threading
 from abc import ABC
 from abc import abstractmethod
@@ -13,12 +15,18 @@ from typing import Self
 from typing import TypeVar
 
 import keras
+from keras import ops
 
 from keras_dist import context
 from keras_dist.errors import MetricMergeError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import keras_internals
+from keras_dist.training.exchange import Entry
+from keras_dist.training.exchange import with_other_workers
+from keras_dist.training.join import Combine
+from keras_dist.training.join import is_float
 from keras_dist.training.join import mean_over_rows
+from keras_dist.training.join import sum_over_rows
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.shares import Share
@@ -192,7 +200,10 @@ class ReplicaState(ABC):
             self.writes[id(variable)] = (variable, held)
 
     def sum_gradients(
-        self, gradients: Sequence[Sequence[Any]], shares: Sequence[Share]
+        self,
+        gradients: Sequence[Sequence[Any]],
+        shares: Sequence[Share],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         """Sums gradients over replicas, weighted by their shares.
 
@@ -201,13 +212,38 @@ class ReplicaState(ABC):
         Args:
             gradients: For each replica, its gradients or `None`s.
             shares: For each replica, its rows.
+            variables: Sequence of the variables that they belong to.
         """
         weights = [share.weight for share in shares]
-        return self.runner.weighted_sum(gradients, weights)
+        return self.runner.sum_gradients(
+            self.replica, gradients, weights, variables
+        )
+
+    def total(self, what: str, value: Any) -> Any:
+        """The sum over all replicas of a number, or of a tensor.
+
+        Args:
+            what: String that names the meeting in errors.
+            value: Number, or tensor of one shape on each replica. No
+                gradients flow.
+        """
+
+        def add(values: list[Any]) -> Any:
+            own = functools.reduce(operator.add, values)
+            workers = self.replica.group.workers
+            if workers is None:
+                return own
+            total = workers.sum([ops.convert_to_tensor(own)])[0]
+            return int(total) if isinstance(own, int) else total
+
+        return self.replica.meet(what, add, value)
 
     def of_its_own(self, values: list[Any]) -> list[Any]:
         """A list of tensors, as it is passed to a meeting that sums them."""
         return values
+
+    def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
+        """Notes that each replica gives variables the same values."""
 
     def check_owners(self, variables: Sequence[keras.Variable]) -> None:
         """Refuses to update variables of another strategy, or does nothing."""
@@ -219,7 +255,22 @@ class ReplicaState(ABC):
 
 
 class ReplicaStep(ReplicaState):
-    """One replica's part of one step of `fit` or a relative."""
+    """One replica's part of one step of `fit` or a relative.
+
+    Attributes:
+        alike: Set of the ids of variables that every replica gives the same
+            value.
+        updates: List of the metric updates that replicas have not met for.
+        results: By its id, each tensor that is the same on every replica.
+    """
+
+    def __init__(
+        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+    ) -> None:
+        super().__init__(replica, runner, strategy)
+        self.alike: set[int] = set()
+        self.updates: list[Any] = []
+        self.results: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -244,8 +295,39 @@ class ReplicaStep(ReplicaState):
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         # All of them first: one that is refused leaves all as they were.
         self.check(writes)
-        for variable, values, of in _by_variable(writes, shares):
-            variable.assign(mean_over_rows(values, of))
+        given = list(_by_variable(writes, shares))
+        differing = [g for g in given if id(g[0]) not in self.alike]
+        means = iter(self.means([(values, of) for _, values, of in differing]))
+        for variable, values, _ in given:
+            known = id(variable) in self.alike
+            variable.assign(values[0] if known else next(means))
+
+    def means(
+        self, given: Sequence[tuple[list[Any], list[Share]]]
+    ) -> list[Any]:
+        """Means over the rows of all replicas, in one collective at most.
+
+        Args:
+            given: Sequence with, for each value, what local replicas have,
+                and their shares.
+
+        Returns:
+            List with the mean of each value; of what is no float, the first
+            replica's value.
+        """
+        workers = self.replica.group.workers
+        if workers is None:
+            return [mean_over_rows(values, shares) for values, shares in given]
+        floats = [g for g in given if is_float(g[0][0])]
+        parts = [sum_over_rows(values, shares) for values, shares in floats]
+        totals = iter(workers.sum(parts) if parts else [])
+        return [
+            next(totals) if is_float(values[0]) else values[0]
+            for values, _ in given
+        ]
+
+    def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
+        self.alike.update(map(id, variables))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -256,9 +338,18 @@ class ReplicaStep(ReplicaState):
         finally:
             _current.step = self
 
-    def exchange(self, what: str, value: T) -> list[T]:
-        """Every replica's `value`, to every replica. No gradients flow."""
-        return self.replica.meet(what, list, value)
+    def exchange(
+        self, own: list[Entry], combine: Combine = mean_over_rows
+    ) -> list[Entry]:
+        """The entries of all replicas, of those of this worker.
+
+        Called in a meeting. No gradients flow.
+
+        Args:
+            own: List with the `Entry` of each local replica.
+            combine: Callable for values without rows.
+        """
+        return with_other_workers(self.replica.group, own, combine)
 
 
 def _by_variable(

@@ -1,7 +1,6 @@
 """The meetings that change variables: the update, and the end of a step."""
 
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,7 +10,7 @@ from keras_dist.training.join import detached
 from keras_dist.training.join import is_row_shaped
 from keras_dist.training.join import join
 from keras_dist.training.join import mean_over_rows
-from keras_dist.training.shares import Share
+from keras_dist.training.metrics import flush
 from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import Writes
@@ -44,7 +43,8 @@ def update(
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
-        reduced = step.sum_gradients(gradients, shares)
+        own = optimizer.trainable_variables if variables is None else variables
+        reduced = step.sum_gradients(gradients, shares, own)
         with step.runner.updating(optimizer):
             apply(optimizer, reduced, variables)
         # Here, and not as each replica goes on: those before it may have
@@ -82,21 +82,36 @@ def finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         What one device would have returned.
     """
 
+    flush(step)
+    known = [id(leaf) in step.results for leaf in nests.flatten(result)]
+
     def end(everyone: list[Any]) -> Any:
         leaves, shares, writes = zip(*everyone, strict=True)
         step.commit(writes, shares)
         if join_rows:
-            each = list(zip(leaves, shares, strict=True))
+            each = step.exchange(list(zip(leaves, shares, strict=True)))
             return join(result, each, mean_over_rows)
-        numbers = zip(*leaves, strict=True)
-        logs = [_joined_log(list(values), shares) for values in numbers]
-        return nests.pack(result, logs)
+        logs = [list(values) for values in zip(*leaves, strict=True)]
+        known_to_all = [
+            is_known or is_row_shaped(values[0])
+            for is_known, values in zip(known, logs, strict=True)
+        ]
+        means = iter(
+            step.means(
+                [
+                    (values, list(shares))
+                    for values, is_known in zip(logs, known_to_all, strict=True)
+                    if not is_known
+                ]
+            )
+        )
+        return nests.pack(
+            result,
+            [
+                values[0] if is_known else next(means)
+                for values, is_known in zip(logs, known_to_all, strict=True)
+            ],
+        )
 
     own = (detached(result), step.share, step.writes)
     return step.replica.meet("the end of the step", end, own)
-
-
-def _joined_log(values: list[Any], shares: Sequence[Share]) -> Any:
-    if is_row_shaped(values[0]):
-        return values[0]
-    return mean_over_rows(values, list(shares))

@@ -7,6 +7,7 @@ import keras_dist
 
 NAMES = [
     "BackendNotFoundError",
+    "ClusterError",
     "CrossDeviceOps",
     "DeviceError",
     "DistributedDataset",
@@ -20,6 +21,7 @@ NAMES = [
     "MetricMergeError",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "OutOfRangeError",
@@ -36,6 +38,8 @@ NAMES = [
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",
+    "WorkerLostError",
+    "cluster_resolver",
     "compat",
     "compute_average_loss",
     "experimental",

@@ -1,0 +1,81 @@
+"""What keeps the workers of a cluster together, besides the steps."""
+
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import keras
+
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.training import keras_internals
+from keras_dist.variables import SyncOnReadVariable
+
+if TYPE_CHECKING:
+    from keras_dist.workers import Workers
+
+_TAKEN = "_keras_dist_taken"
+
+
+def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Variables with a value that the chief's has not replaced yet."""
+    return [
+        variable
+        for variable in variables
+        if _TAKEN not in vars(variable) and keras_internals.has_value(variable)
+    ]
+
+
+def take_chiefs_values(
+    variables: Sequence[keras.Variable], workers: "Workers"
+) -> None:
+    """Gives variables the values that they have on the chief.
+
+    Args:
+        variables: Sequence of variables with values, in the same order on
+            each worker.
+        workers: `Workers`.
+
+    Raises:
+        ReplicaDivergenceError: If another worker has other variables.
+    """
+    chosen = [
+        variable
+        for variable in variables
+        if not isinstance(variable, SyncOnReadVariable)
+        and variable.dtype != "string"
+    ]
+    if not chosen:
+        return
+    _check_alike(chosen, workers)
+    values = workers.broadcast([keras_internals.value_of(v) for v in chosen])
+    for variable, value in zip(chosen, values, strict=True):
+        setattr(variable, _TAKEN, True)
+        if not workers.cluster.is_chief:
+            keras.Variable.assign(variable, value)
+
+
+def raise_explained(error: BaseException, workers: "Workers | None") -> None:
+    """Raises `WorkerLostError` if that is why something failed."""
+    if workers is None or not isinstance(error, Exception):
+        return
+    explained = workers.explain(error)
+    if explained is not error:
+        raise explained from error
+
+
+def _check_alike(
+    variables: Sequence[keras.Variable], workers: "Workers"
+) -> None:
+    described = [(tuple(v.shape), v.dtype) for v in variables]
+    code = zlib.crc32(repr(described).encode()) >> 1
+    everyone = workers.concatenate_numbers([len(variables), code])
+    counts, codes = everyone[::2], everyone[1::2]
+    if len(set(counts)) > 1 or len(set(codes)) > 1:
+        raise ReplicaDivergenceError(
+            "Workers made different variables, so that they can't train "
+            f"together. Received: {counts} variables on workers 0 to "
+            f"{len(counts) - 1}; here, the last is '{variables[-1].path}' of "
+            f"shape {described[-1][0]}. Expected: the same shapes and dtypes "
+            "in the same order. Run the same script, with the same settings, "
+            "on every worker."
+        )
