@@ -1,0 +1,56 @@
+"""What workers run in these tests; each function is one worker's program."""
+
+import os
+
+# Before Keras: most of the time on JAX is XLA compiling small programs.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import keras
+import numpy as np
+
+import keras_dist
+from parity import cases
+from parity import harness
+from parity import kinds
+
+
+def in_cluster():
+    """Makes the parity harness train under the workers' strategy."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    harness.strategy = lambda num_replicas: strategy
+    return strategy
+
+
+def attempted(fn, *args):
+    """What a function returns; an exception as text."""
+    try:
+        return fn(*args)
+    except Exception as error:  # it fails that case's test, not the others
+        return f"{type(error).__name__}: {error}"
+
+
+def train_cases(names):
+    """Trains cases of the parity table; a dict of outcomes by name."""
+    strategy = in_cluster()
+    by_name = {case.name: case for case in cases.CASES}
+    count = strategy.num_replicas_in_sync
+    return {
+        name: attempted(harness.train, by_name[name], count) for name in names
+    }
+
+
+def train_kinds(names):
+    """Trains on kinds of data; a dict of outcomes by name."""
+    count = in_cluster().num_replicas_in_sync
+    return {
+        name: attempted(kinds.outcome_of, kinds.KINDS[name], count)
+        for name in names
+    }
+
+
+def shown(value):
+    """A value as lists and numbers, however it is nested."""
+    return keras.tree.map_structure(
+        lambda leaf: np.asarray(keras.ops.convert_to_numpy(leaf)).tolist(),
+        value,
+    )

@@ -1,0 +1,114 @@
+"""`fit` and its relatives on several workers give one device's numbers."""
+
+import functools
+import importlib.util
+
+import pytest
+
+import keras_dist
+from parity import cases
+from parity.harness import BACKEND
+from parity.harness import assert_same
+from parity.harness import drop_iterations
+from parity.harness import plain
+from parity.kinds import KINDS
+from parity.kinds import outcome_of
+from workers import jobs
+
+# On 2 workers of 2 devices; of these, EVERYWHERE on all other shapes too.
+NAMES = [
+    "weighted",
+    "batch_norm_conv_adam",
+    "mask_gru",
+    "two_headed",
+    "even",
+    "one",
+    "fewer_than_replicas",
+    "last_of_one_batch_norm",
+    "optimizer_global_clipnorm",
+    "optimizer_accumulation",
+    "optimizer_ema",
+    "loss_sum",
+    "loss_mean_with_sample_weight",
+    "loss_dice",
+    "mask_of_the_loss",
+    "layer_add_loss",
+    "layer_regularizers",
+    "layer_own_compute_loss",
+    "steps_per_execution",
+    "mixed_float16",
+]
+EVERYWHERE = ["weighted", "batch_norm_conv_adam", "fewer_than_replicas"]
+SHAPES = [(2, 1), (2, 2), (3, 1), (3, 2)]
+BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
+MODULES = {
+    "tf_data": "tensorflow",
+    "torch_loader": "torch",
+    "grain_map": "grain",
+    "grain_iter": "grain",
+}
+
+
+def _names(shape):
+    chosen = NAMES if shape == (2, 2) else EVERYWHERE
+    return [name for name in chosen if name in BY_NAME]
+
+
+@functools.cache
+def trained(shape):
+    """The outcomes of a shape's cases, for each worker."""
+    workers, devices = shape
+    return keras_dist.launch(
+        jobs.train_cases,
+        (_names(shape),),
+        workers=workers,
+        devices=devices,
+        timeout=300,
+    )
+
+
+@functools.cache
+def trained_kinds():
+    return keras_dist.launch(
+        jobs.train_kinds, (_kinds(),), workers=2, devices=1, timeout=300
+    )
+
+
+def _kinds():
+    return [
+        name
+        for name in KINDS
+        if name not in MODULES or importlib.util.find_spec(MODULES[name])
+    ]
+
+
+def test_the_names_are_cases():
+    assert set(NAMES) <= {case.name for case in cases.CASES}
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [(shape, name) for shape in SHAPES for name in _names(shape)],
+    ids=lambda value: (
+        value if isinstance(value, str) else "x".join(map(str, value))
+    ),
+)
+def test_same_numbers_on_every_worker(shape, name):
+    case = BY_NAME[name]
+    for outcomes in trained(shape):
+        assert not isinstance(outcomes[name], str), outcomes[name]
+        assert_same(outcomes[name], plain(case), case.rtol)
+
+
+# Keras says it of every source whose length it did not know.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("kind", _kinds())
+def test_every_kind_of_data(kind):
+    expected = outcome_of(KINDS[kind], None)
+    if kind.startswith("grain"):
+        drop_iterations(expected)
+    for outcomes in trained_kinds():
+        assert not isinstance(outcomes[kind], str), outcomes[kind]
+        if kind.startswith("grain"):
+            drop_iterations(outcomes[kind])
+        assert_same(outcomes[kind], expected)
