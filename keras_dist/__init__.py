@@ -1,5 +1,7 @@
 """tf.distribute's programming model for Keras 3, on every backend."""
 
+from typing import TYPE_CHECKING
+
 from keras_dist import cluster_resolver
 from keras_dist import compat
 from keras_dist import experimental
@@ -55,6 +57,12 @@ from keras_dist.virtual import apply_environment as _apply_environment
 from keras_dist.virtual import list_devices
 from keras_dist.virtual import set_virtual_devices
 
+if TYPE_CHECKING:
+    # A package that is also a function, which type checkers don't know.
+    from keras_dist.launch.function import launch
+else:
+    from keras_dist import launch
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -102,6 +110,7 @@ __all__ = [
     "gradient",
     "has_strategy",
     "in_cross_replica_context",
+    "launch",
     "list_devices",
     "print",
     "scale_regularization_loss",

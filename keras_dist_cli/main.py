@@ -4,6 +4,8 @@ import typer
 
 from keras_dist_cli.bench import bench
 from keras_dist_cli.demo import demo
+from keras_dist_cli.run import SETTINGS
+from keras_dist_cli.run import run
 
 app = typer.Typer(
     name="keras-dist",
@@ -19,4 +21,5 @@ def keras_dist() -> None:
 
 
 app.command()(demo)
+app.command(context_settings=SETTINGS)(run)
 app.add_typer(bench)

@@ -71,6 +71,14 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops):
             return OneDeviceExecutor(plan)
         return ReplicaExecutor(plan, self._workers if plan.cluster else None)
 
+    def random_state(self) -> str:
+        state: str = torch.get_rng_state().numpy().tobytes().hex()
+        return state
+
+    def set_random_state(self, state: str) -> None:
+        data = bytearray.fromhex(state)
+        torch.set_rng_state(torch.frombuffer(data, dtype=torch.uint8))
+
     def compiler(self) -> TorchCompiler:
         return self._compiler
 

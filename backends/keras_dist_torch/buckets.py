@@ -204,7 +204,9 @@ class Overlap:
         self, order: Order, position: int, replica: int, gradient: Any
     ) -> None:
         ready = self._ready.setdefault(order, {})
-        ready.setdefault(position, {})[replica] = (gradient, gradient._version)
+        own = (gradient, gradient._version)
+        # A later one is another: what was sent is the first.
+        ready.setdefault(position, {}).setdefault(replica, own)
         sent = self._sent.setdefault(order, [])
         while len(sent) < len(order.buckets):
             positions = order.buckets[len(sent)]

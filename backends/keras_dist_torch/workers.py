@@ -27,6 +27,13 @@ from keras_dist.workers import Workers
 TIMEOUT = 600.0
 # Seconds that a worker that has ended waits for the others to end.
 PARTING = 10.0
+# Dtypes that no collective adds up.
+_SUMMED_AS = {
+    torch.bool: torch.int32,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int64,
+    torch.uint32: torch.int64,
+}
 
 
 class TorchWorkers(Workers):
@@ -48,8 +55,8 @@ class TorchWorkers(Workers):
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
-        self._store = _store(cluster, self._timeout)
         self._is_nccl = _uses_nccl(options.implementation)
+        self._store = _store(cluster, self._timeout)
         with self._named():
             self.group = self._group()
         self._beats = Heartbeats(
@@ -82,7 +89,20 @@ class TorchWorkers(Workers):
         )
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        return self._by_dtype(tensors, self._sum_flat)
+        results: list[Any] = [None] * len(tensors)
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            by_dtype.setdefault(tensor.dtype, []).append(index)
+        for dtype, indices in by_dtype.items():
+            chosen = [tensors[i].detach() for i in indices]
+            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
+            flat = flat.to(_SUMMED_AS.get(dtype, dtype))
+            if flat.numel():
+                self.start_sum(flat)()
+            parts = flat.to(dtype).split([tensor.numel() for tensor in chosen])
+            for index, part in zip(indices, parts, strict=True):
+                results[index] = part.reshape(tensors[index].shape)
+        return results
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
         """Sums a tensor in place, while other work goes on.
@@ -103,14 +123,20 @@ class TorchWorkers(Workers):
         return wait
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        columns = self._by_dtype(tensors, self._gather_flat)
-        return [
-            [column[worker] for column in columns]
-            for worker in range(self.cluster.num_workers)
+        packed = _bytes_of(tensors)
+        outputs = [
+            torch.empty_like(packed) for _ in range(self.cluster.num_workers)
         ]
+        if packed.numel():
+            self._gather_bytes(outputs, packed)
+        return [_tensors_of(each, tensors) for each in outputs]
 
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
-        return self._by_dtype(tensors, self._broadcast_flat)
+        packed = _bytes_of(tensors)
+        if packed.numel():
+            with self._named():
+                self.group.broadcast([packed]).wait()
+        return _tensors_of(packed, tensors)
 
     def concatenate(self, tensor: Any, axis: int) -> Any:
         moved = torch.movedim(tensor, axis, 0).contiguous()
@@ -156,64 +182,11 @@ class TorchWorkers(Workers):
                 raise
             raise self.lost(error) from error
 
-    def _by_dtype(
-        self,
-        tensors: Sequence[torch.Tensor],
-        collective: Callable[[torch.Tensor], list[torch.Tensor]],
-    ) -> list[Any]:
-        """Runs a collective on all tensors of a dtype at once.
-
-        Args:
-            tensors: Sequence of tensors.
-            collective: Callable from a flat tensor to one flat tensor for
-                each of its results.
-
-        Returns:
-            List of what it makes of each tensor: a tensor, or a list.
-        """
-        results: list[Any] = [None] * len(tensors)
-        by_dtype: dict[Any, list[int]] = {}
-        for index, tensor in enumerate(tensors):
-            by_dtype.setdefault((tensor.dtype, tensor.device), []).append(index)
-        for indices in by_dtype.values():
-            chosen = [tensors[i].detach() for i in indices]
-            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
-            flats = collective(_sendable(flat))
-            sizes = [tensor.numel() for tensor in chosen]
-            parts = [
-                [
-                    part.reshape(tensor.shape)
-                    for part, tensor in zip(
-                        each.to(flat.dtype).split(sizes), chosen, strict=True
-                    )
-                ]
-                for each in flats
-            ]
-            for position, index in enumerate(indices):
-                own = [part[position] for part in parts]
-                is_list = collective == self._gather_flat
-                results[index] = own if is_list else own[0]
-        return results
-
-    def _sum_flat(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        if flat.numel():
-            self.start_sum(flat)()
-        return [flat]
-
-    def _gather_flat(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        count = self.cluster.num_workers
-        if not flat.numel():
-            return [flat] * count
-        outputs = [torch.empty_like(flat) for _ in range(count)]
+    def _gather_bytes(
+        self, outputs: list[torch.Tensor], packed: torch.Tensor
+    ) -> None:
         with self._named():
-            self.group.allgather([outputs], [flat]).wait()
-        return outputs
-
-    def _broadcast_flat(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        if flat.numel():
-            with self._named():
-                self.group.broadcast([flat]).wait()
-        return [flat]
+            self.group.allgather([outputs], [packed]).wait()
 
 
 class StoreBoard(Blackboard):
@@ -248,13 +221,26 @@ def _connected() -> Iterator[None]:
         raise ConnectionError(str(error)) from error
 
 
-def _sendable(flat: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor, of a dtype that collectives know."""
-    if flat.dtype == torch.bool:
-        return flat.to(torch.uint8)
-    if flat.dtype in (torch.int16, torch.uint16, torch.uint32, torch.uint64):
-        return flat.to(torch.int64)
-    return flat.clone()
+def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tensors of any dtypes, one after the other."""
+    return torch.cat(
+        [
+            tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            for tensor in tensors
+        ]
+    )
+
+
+def _tensors_of(
+    packed: torch.Tensor, like: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """What `_bytes_of` packed, of tensors of these shapes and dtypes."""
+    parts = packed.split([tensor.nbytes for tensor in like])
+    return [
+        # A copy: where it begins, another dtype may not.
+        part.clone().view(tensor.dtype).reshape(tensor.shape)
+        for part, tensor in zip(parts, like, strict=True)
+    ]
 
 
 def _uses_nccl(implementation: CommunicationImplementation) -> bool:

@@ -82,7 +82,7 @@ def _travels(leaf: Any) -> bool:
 
 
 def _is_bool(value: Any) -> bool:
-    return keras.backend.standardize_dtype(value.dtype) == "bool"
+    return bool(keras.backend.standardize_dtype(value.dtype) == "bool")
 
 
 def _packed(leaf: Any) -> Any:

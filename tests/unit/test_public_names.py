@@ -50,6 +50,7 @@ NAMES = [
     "gradient",
     "has_strategy",
     "in_cross_replica_context",
+    "launch",
     "list_devices",
     "print",
     "scale_regularization_loss",

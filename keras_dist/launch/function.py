@@ -1,0 +1,176 @@
+"""Calling a function on several workers, from a notebook or a test."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import NoReturn
+
+import keras
+
+from keras_dist.backend import ENTRY_POINT_GROUP
+
+if TYPE_CHECKING:
+    from keras_dist_cli.launcher.call import Outcome
+    from keras_dist_cli.launcher.failures import Failure
+
+
+def launch(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    workers: int = 2,
+    devices: int | None = None,
+    backend: str | None = None,
+    timeout: float | None = None,
+    start_method: str = "spawn",
+) -> list[Any]:
+    """Calls a function on several workers of this machine.
+
+    Each worker is a new process. The function is sent by value, so that it
+    may be defined in a notebook; so are its arguments, which must be things
+    that `cloudpickle` can pickle, as must be what it returns. What workers
+    print is shown with their name before each line.
+
+    Make strategies, models and data in the function: what this process has of
+    a framework's stays in it.
+
+    Args:
+        fn: Callable, what to call on each worker.
+        args: Sequence of its arguments. Default none.
+        kwargs: Mapping of its keyword arguments. Default none.
+        workers: Integer, how many. Default 2.
+        devices: Integer, virtual CPU devices of each worker. Default `None`,
+            what KERAS_DIST_VIRTUAL_DEVICES says.
+        backend: String, the Keras backend of the workers. Default `None`,
+            that of this process.
+        timeout: Float, seconds that all may take. Default `None`, no limit.
+        start_method: String, `"spawn"`: new processes are the only ones that
+            can work.
+
+    Returns:
+        List of what the function returned, in the order of the workers.
+
+    Raises:
+        TimeoutError: If workers still ran after `timeout`. They are ended.
+        RuntimeError: If a worker ended without a result, or with an exception
+            that can't be pickled.
+        Exception: What the function raised on the worker that failed first,
+            with that worker's traceback as a note. The others are ended.
+
+    Example:
+
+    >>> from keras_dist.launch import launch
+    >>> def describe(word):
+    ...     import os
+    ...     return f"{word} {os.environ['KERAS_DIST_WORKER_INDEX']}"
+    >>> launch(describe, ("worker",), workers=2)
+    ['worker 0', 'worker 1']
+    """
+    _check(fn, workers, devices, start_method)
+    from keras_dist_cli.launcher import call
+    from keras_dist_cli.launcher.addresses import Layout
+    from keras_dist_cli.launcher.environment import with_threads
+    from keras_dist_cli.launcher.job import Job
+    from keras_dist_cli.launcher.job import python
+    from keras_dist_cli.launcher.output import Screen
+
+    environment, _ = with_threads(os.environ, workers)
+    environment["KERAS_BACKEND"] = _backend(backend)
+    with tempfile.TemporaryDirectory(prefix="keras-dist-") as name:
+        folder = Path(name)
+        call.write_call(folder, fn, args, kwargs or {})
+        job = Job(
+            command=python("-P", "-m", call.MODULE, name),
+            layout=Layout(workers),
+            backend=environment["KERAS_BACKEND"],
+            environment=environment,
+            devices=devices,
+        )
+        group = job.group(
+            job.layout.addresses(),
+            restarts=0,
+            screen=Screen(sys.stdout, sys.stderr),
+            on_failure=lambda failure: None,
+        )
+        failure = group.run(timeout)
+        outcomes = {
+            f"worker {i}": call.read_outcome(folder, i) for i in range(workers)
+        }
+    if failure is not None:
+        _raise(failure, outcomes.get(failure.name))
+    return [_value(name, outcome) for name, outcome in outcomes.items()]
+
+
+def _check(
+    fn: object, workers: object, devices: object, start_method: object
+) -> None:
+    if not callable(fn):
+        raise TypeError(
+            f"`fn` must be callable. Received: {fn!r}, which is a "
+            f"{type(fn).__name__}. Pass the function itself, and its "
+            "arguments in `args`."
+        )
+    for name, number in (("workers", workers), ("devices", devices)):
+        if name == "devices" and number is None:
+            continue
+        if not isinstance(number, int) or number is True or number < 1:
+            raise ValueError(
+                f"`{name}` must be an integer of at least 1. Received: "
+                f"{number!r}."
+            )
+    if start_method in ("fork", "forkserver"):
+        raise ValueError(
+            f"start_method={start_method!r} can't work. A forked process has "
+            "the memory of this one, but of its threads only the one that "
+            "forked: a lock that another thread held stays locked forever, "
+            "and the framework that Keras has loaded here runs such threads. "
+            "Expected: 'spawn', which starts new processes."
+        )
+    if start_method != "spawn":
+        raise ValueError(
+            f"`start_method` must be 'spawn'. Received: {start_method!r}."
+        )
+
+
+def _backend(name: str | None) -> str:
+    known = sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP))
+    if name is not None and name not in known:
+        raise ValueError(
+            f"keras_dist has no backend {name!r}. Received: backend={name!r}. "
+            f"Expected: one of {', '.join(known)}, or None for that of this "
+            "process."
+        )
+    return name or str(keras.backend.backend())
+
+
+def _value(worker: str, outcome: "Outcome | None") -> Any:
+    if outcome is None:
+        raise RuntimeError(
+            f"{worker} ended with exit status 0, but without a result. "
+            "Received: no result. Expected: that the function returns; "
+            "`sys.exit` and `os._exit` don't."
+        )
+    return outcome.load()
+
+
+def _raise(failure: "Failure", outcome: "Outcome | None") -> NoReturn:
+    """Raises what a worker raised, as if it had been raised here."""
+    if outcome is None or not outcome.traceback:
+        raise RuntimeError(failure.report())
+    told = f"{failure.name} raised it:\n{outcome.traceback}"
+    try:
+        error = outcome.load()
+    except Exception:
+        # Its class can't be imported here, or whatever its own methods raise.
+        error = None
+    if error is None:
+        raise RuntimeError(told)
+    error.add_note(told)
+    raise error from None

@@ -1,0 +1,181 @@
+"""Which worker listens where, on one machine or on several hosts."""
+
+import contextlib
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+
+LOOPBACK = "127.0.0.1"
+
+LAST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the processes of a job listen, each as `"host:port"`.
+
+    Args:
+        workers: Tuple of strings, all workers' in order.
+        coordinator: String, that of the service outside of the workers. It is
+            kept free where there is none.
+    """
+
+    workers: tuple[str, ...]
+    coordinator: str
+
+    @property
+    def all(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset((*self.workers, self.coordinator))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All workers of a job, and those that this machine starts.
+
+    Args:
+        num_workers: Integer, at least 1.
+        hosts: Tuple of `"host:port"`, each host and the port of its first
+            worker; its others take the ports after that. Empty for this
+            machine alone, where ports are found.
+        host_index: Integer, this machine's position in `hosts`.
+
+    Raises:
+        ValueError: If the hosts can't take the workers.
+
+    Example:
+
+    >>> layout = Layout(4, ("a:9000", "b:9000"), host_index=1)
+    >>> list(layout.local)
+    [2, 3]
+    >>> layout.addresses().workers
+    ('a:9000', 'a:9001', 'b:9000', 'b:9001')
+    >>> layout.addresses().coordinator
+    'a:9002'
+    """
+
+    num_workers: int
+    hosts: tuple[str, ...] = ()
+    host_index: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 1:
+            raise ValueError(
+                "Expected: at least 1 worker. Received: "
+                f"{self.num_workers} workers."
+            )
+        num_hosts = max(1, len(self.hosts))
+        if not 0 <= self.host_index < num_hosts:
+            raise ValueError(
+                f"The host index must be from 0 to {num_hosts - 1}, this "
+                "machine's position in the list of hosts. Received: "
+                f"{self.host_index}, with {num_hosts} hosts."
+            )
+        if self.num_workers % num_hosts:
+            raise ValueError(
+                "Each host starts the same number of workers, so the number "
+                "of workers must be a multiple of the number of hosts. "
+                f"Received: {self.num_workers} workers on {num_hosts} hosts."
+            )
+        taken: set[str] = set()
+        for index, host in enumerate(self.hosts):
+            # The coordinator is on the first host, after its workers.
+            ports = set(_ports(host, self.num_local + (index == 0)))
+            if taken & ports:
+                raise ValueError(
+                    f"Host {index}, {host!r}, needs {len(ports)} ports, of "
+                    f"which another host has {', '.join(sorted(taken & ports))}"
+                    ". Give each host on one machine ports of its own."
+                )
+            taken |= ports
+
+    @property
+    def num_local(self) -> int:
+        """How many workers a host starts."""
+        return self.num_workers // max(1, len(self.hosts))
+
+    @property
+    def local(self) -> range:
+        """The indices of the workers that this machine starts."""
+        first = self.host_index * self.num_local
+        return range(first, first + self.num_local)
+
+    def addresses(self, avoid: Collection[str] = ()) -> Addresses:
+        """Where all processes listen.
+
+        Args:
+            avoid: Addresses that are not taken again on one machine, such as
+                those of a group that failed. Default none.
+        """
+        if not self.hosts:
+            *workers, coordinator = free_addresses(self.num_workers + 1, avoid)
+            return Addresses(tuple(workers), coordinator)
+        workers = [
+            address
+            for host in self.hosts
+            for address in _ports(host, self.num_local)
+        ]
+        coordinator = _ports(self.hosts[0], self.num_local + 1)[-1]
+        return Addresses(tuple(workers), coordinator)
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """Hosts with ports, from what is between commas.
+
+    Raises:
+        ValueError: If a port is missing or impossible.
+
+    Example:
+
+    >>> parse_hosts("a:9000, [fd00::2]:9000")
+    ('a:9000', '[fd00::2]:9000')
+    """
+    hosts = tuple(part.strip() for part in text.split(","))
+    for host in hosts:
+        name, _, port = host.rpartition(":")
+        bracketed = name.startswith("[") and name.endswith("]")
+        if (
+            not name
+            or (":" in name and not bracketed)
+            or not port.isdecimal()
+            or not 1 <= int(port) <= LAST_PORT
+        ):
+            raise ValueError(
+                f"Received: the host {host!r}. Expected: a name and a port, "
+                "such as a:9000, with commas between hosts; [fd00::2]:9000 "
+                "for an IPv6 address."
+            )
+    return hosts
+
+
+def free_addresses(count: int, avoid: Collection[str] = ()) -> list[str]:
+    """Addresses on the loopback that nothing listens on.
+
+    Args:
+        count: Integer, how many.
+        avoid: Addresses not to return. Default none.
+
+    Returns:
+        List of strings, each `"127.0.0.1:port"`, all different.
+    """
+    found: list[str] = []
+    with contextlib.ExitStack() as bound:
+        # Bound until all are found: a port that was let go may come again.
+        while len(found) < count:
+            listener = bound.enter_context(socket.socket())
+            listener.bind((LOOPBACK, 0))
+            address = f"{LOOPBACK}:{listener.getsockname()[1]}"
+            if address not in avoid:
+                found.append(address)
+    return found
+
+
+def _ports(host: str, count: int) -> list[str]:
+    """A host's address, and those with the ports after it."""
+    name, _, first = host.rpartition(":")
+    if int(first) + count - 1 > LAST_PORT:
+        raise ValueError(
+            f"Host {host!r} needs {count} ports from {first} on, but the last "
+            f"there is is {LAST_PORT}. Choose a lower one."
+        )
+    return [f"{name}:{int(first) + i}" for i in range(count)]

@@ -1,0 +1,125 @@
+"""A worker that calls a function: what `keras_dist.launch(fn)` starts.
+
+`python -m keras_dist_cli.launcher.call FOLDER` reads the call from a file in
+the folder and leaves the result in another. The folder is private to the user
+and nothing comes from the network: what is unpickled was pickled by the same
+user's process.
+"""
+
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from keras_dist_cli.launcher import RESTART_EXIT_CODE
+
+MODULE = "keras_dist_cli.launcher.call"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call.
+
+    Args:
+        pickled: What the function returned or raised, as bytes; `None` for an
+            exception that can't be pickled.
+        traceback: String, where it was raised; empty if it returned.
+    """
+
+    pickled: bytes | None
+    traceback: str = ""
+
+    def load(self) -> Any:
+        """What it returned or raised; `None` where it can't be had here."""
+        return None if self.pickled is None else pickle.loads(self.pickled)
+
+
+def write_call(
+    folder: Path,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Writes a call for the workers."""
+    with open(folder / "call.pkl", "wb") as file:
+        # First what is needed to find modules.
+        pickle.dump(sys.path, file)
+        cloudpickle.dump((fn, tuple(args), dict(kwargs)), file)
+
+
+def read_outcome(folder: Path, index: int) -> Outcome | None:
+    """What became of a worker's call, or `None` if it left nothing."""
+    path = _path(folder, index)
+    if not path.exists():
+        return None
+    outcome: Outcome = pickle.loads(path.read_bytes())
+    return outcome
+
+
+def work() -> None:
+    """Calls, and leaves the outcome."""
+    folder = Path(sys.argv[1])
+    index = int(os.environ["KERAS_DIST_WORKER_INDEX"])
+    status = 0
+    try:
+        outcome = Outcome(cloudpickle.dumps(_call(folder)))
+    except Exception as error:
+        outcome = Outcome(_portable(error), _told(error))
+        status = RESTART_EXIT_CODE if _lost_a_peer(error) else 1
+    unfinished = folder / f"{index}.unfinished"
+    unfinished.write_bytes(pickle.dumps(outcome))
+    os.replace(unfinished, _path(folder, index))
+    sys.exit(status)
+
+
+def _call(folder: Path) -> Any:
+    with open(folder / "call.pkl", "rb") as file:
+        sys.path[:] = pickle.load(file)
+        fn, args, kwargs = pickle.load(file)
+    return fn(*args, **kwargs)
+
+
+def _path(folder: Path, index: int) -> Path:
+    return folder / f"{index}.pkl"
+
+
+def _portable(error: Exception) -> bytes | None:
+    """The exception pickled, if it comes out as it went in."""
+    try:
+        data: bytes = cloudpickle.dumps(error)
+        same = type(pickle.loads(data)) is type(error)
+    except Exception:
+        # Whatever an exception's own methods may raise.
+        return None
+    return data if same else None
+
+
+def _told(error: Exception) -> str:
+    """The traceback, from the user's function on."""
+    frames = error.__traceback__
+    for _ in range(2):
+        if frames is not None and frames.tb_next is not None:
+            frames = frames.tb_next
+    return "".join(traceback.format_exception(error.with_traceback(frames)))
+
+
+def _lost_a_peer(error: Exception) -> bool:
+    """Whether it is one of ours, without importing them."""
+    return any(
+        kind.__name__ == "WorkerLostError" for kind in type(error).__mro__
+    )
+
+
+if __name__ == "__main__":
+    # Under its own name, or its classes could not be unpickled elsewhere.
+    from keras_dist_cli.launcher import call
+
+    call.work()

@@ -1,0 +1,86 @@
+"""What each worker is told, as environment variables."""
+
+import os
+from collections.abc import Mapping
+
+from keras_dist_cli.launcher.addresses import Addresses
+
+COORDINATOR_VARIABLE = "KERAS_DIST_COORDINATOR"
+
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+
+
+def worker_environment(
+    inherited: Mapping[str, str],
+    index: int,
+    addresses: Addresses,
+    has_coordinator: bool,
+    restarts: int,
+    devices: int | None,
+) -> dict[str, str]:
+    """The environment of one worker.
+
+    Variables of other launchers are left as they are: the strategies look for
+    ours first.
+
+    Args:
+        inherited: What the launcher was started with.
+        index: Integer, the worker's position.
+        addresses: Where all processes listen.
+        has_coordinator: Whether a coordinator is started.
+        restarts: Integer, how often the group was started again.
+        devices: Integer, virtual CPU devices of a worker, or `None` for what
+            is inherited.
+    """
+    environment = dict(inherited)
+    environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
+    environment["KERAS_DIST_WORKER_INDEX"] = str(index)
+    environment["KERAS_DIST_RESTARTS"] = str(restarts)
+    environment.pop(COORDINATOR_VARIABLE, None)
+    if has_coordinator:
+        environment[COORDINATOR_VARIABLE] = addresses.coordinator
+    if devices is not None:
+        environment["KERAS_DIST_VIRTUAL_DEVICES"] = str(devices)
+    # Lines are shown when they are written, not when a buffer is full.
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def with_threads(
+    inherited: Mapping[str, str], num_local: int
+) -> tuple[dict[str, str], str | None]:
+    """Shares the cores among the workers of this machine.
+
+    Each worker of several would start a thread for every core. What the user
+    has set is kept.
+
+    Args:
+        inherited: What the launcher was started with.
+        num_local: Integer, how many workers this machine starts.
+
+    Returns:
+        The environment, and a sentence to show, or `None` where nothing was
+        changed.
+
+    Example:
+
+    >>> with_threads({"OMP_NUM_THREADS": "3"}, 2)
+    ({'OMP_NUM_THREADS': '3'}, None)
+    """
+    environment = dict(inherited)
+    if num_local == 1 or environment.get(THREADS_VARIABLE):
+        return environment, None
+    cores = num_cores()
+    threads = max(1, cores // num_local)
+    environment[THREADS_VARIABLE] = str(threads)
+    return environment, (
+        f"each worker gets {THREADS_VARIABLE}={threads} ({cores} cores, "
+        f"{num_local} workers here); set it to choose another number"
+    )

@@ -1,0 +1,144 @@
+"""Which worker failed first, and how."""
+
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_dist_cli.launcher import RESTART_EXIT_CODE
+
+# How much is shown, in lines.
+LONGEST_TRACEBACK = 100
+WITHOUT_TRACEBACK = 20
+
+TRACEBACK = "Traceback (most recent call last):"
+
+CHAINED = re.compile(
+    r"\n(During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception)"
+    r":\n\s*$"
+)
+
+LOST_A_PEER = re.compile(r"^([\w.]+\.)?WorkerLostError\b", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a process ended that should not have.
+
+    Args:
+        name: String, such as `"worker 1"`.
+        status: Integer, its exit status, or minus the number of the signal
+            that killed it.
+        time: Float, when that was noticed, in seconds.
+        stderr: String, the end of what it wrote there.
+        log: Path of all that it wrote, or `None`.
+    """
+
+    name: str
+    status: int
+    time: float = 0.0
+    stderr: str = ""
+    log: Path | None = None
+
+    @property
+    def lost_a_peer(self) -> bool:
+        """Whether it only failed because another one did, or said so."""
+        return self.status == RESTART_EXIT_CODE or bool(
+            LOST_A_PEER.search(last_lines(self.stderr))
+        )
+
+    @property
+    def exit_status(self) -> int:
+        """The status that a shell would give, never 0."""
+        return 128 - self.status if self.status < 0 else self.status or 1
+
+    def how(self) -> str:
+        """How it ended.
+
+        Example:
+
+        >>> Failure("worker 1", 3).how()
+        'ended with exit status 3'
+        >>> Failure("worker 1", -15).how()
+        'was ended by the signal SIGTERM (15)'
+        """
+        if self.status == RESTART_EXIT_CODE:
+            return (
+                f"ended with exit status {RESTART_EXIT_CODE}, which asks for "
+                "a restart: it saved its state, or lost another worker"
+            )
+        if self.status == -signal.SIGKILL:
+            return (
+                "was ended by the signal SIGKILL (9), which the system sends "
+                "when memory runs out"
+            )
+        if self.status < 0:
+            return f"was ended by the signal {signal_name(-self.status)}"
+        return f"ended with exit status {self.status}"
+
+    def report(self) -> str:
+        """Who failed, how, and the last that it wrote to stderr."""
+        lines = [f"{self.name} failed first: it {self.how()}"]
+        told = last_lines(self.stderr)
+        if told:
+            lines += [f"  {line}" for line in told.splitlines()]
+        else:
+            lines.append("It wrote nothing to stderr.")
+        if self.log is not None:
+            lines.append(f"All that it wrote is in {self.log}")
+        return "\n".join(lines)
+
+
+def first(failures: Iterable[Failure]) -> Failure | None:
+    """The failure that the others come from, as far as can be told.
+
+    Those who lost a peer come last, and of those noticed at one time the ones
+    that a signal ended come first: an exit status may be a consequence.
+
+    Example:
+
+    >>> lost = Failure("worker 0", 42, time=1.0)
+    >>> killed = Failure("worker 1", -9, time=1.5)
+    >>> first([lost, killed]).name
+    'worker 1'
+    """
+    return min(
+        failures,
+        key=lambda f: (f.lost_a_peer, f.time, f.status > 0),
+        default=None,
+    )
+
+
+def last_lines(stderr: str) -> str:
+    """The last traceback with what it was caused by, else the last lines.
+
+    Example:
+
+    >>> print(last_lines(f"noise\\n{TRACEBACK}\\n  ...\\nKeyError: 1"))
+    Traceback (most recent call last):
+      ...
+    KeyError: 1
+    """
+    text = stderr.rstrip()
+    start = text.rfind(TRACEBACK)
+    if start < 0:
+        return "\n".join(text.splitlines()[-WITHOUT_TRACEBACK:])
+    while CHAINED.search(text[:start]) and text.rfind(TRACEBACK, 0, start) >= 0:
+        start = text.rfind(TRACEBACK, 0, start)
+    lines = text[start:].splitlines()
+    if len(lines) <= LONGEST_TRACEBACK:
+        return "\n".join(lines)
+    # Where it began, and what was wrong.
+    half = LONGEST_TRACEBACK // 2
+    left_out = f"  ... {len(lines) - 2 * half} lines left out ..."
+    return "\n".join([*lines[:half], left_out, *lines[-half:]])
+
+
+def signal_name(number: int) -> str:
+    """A signal's name and number, such as `"SIGTERM (15)"`."""
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return str(number)

@@ -1,0 +1,181 @@
+"""One process of a group, with all that it starts."""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_dist_cli.launcher import guard
+from keras_dist_cli.launcher.failures import Failure
+from keras_dist_cli.launcher.output import Sink
+from keras_dist_cli.launcher.output import Tail
+from keras_dist_cli.launcher.pipe import Pipe
+from keras_dist_cli.launcher.watcher import Watcher
+
+# How long killed processes take to leave their group at most, in seconds.
+REAPING_TIME = 1.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to start.
+
+    Args:
+        name: String, such as `"worker 1"`.
+        command: Tuple of strings, the first a path.
+        environment: All environment variables.
+        stdout: What takes its standard output, such as `Lines`.
+        stderr: What takes its standard error.
+        log: Path of a file for both, or `None`.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    stdout: tuple[Sink, ...] = ()
+    stderr: tuple[Sink, ...] = ()
+    log: Path | None = None
+
+
+class Member:
+    """A running process, in a session of its own.
+
+    A terminal's Ctrl-C so reaches the launcher alone, and what the process
+    has started can be ended with it. Polite signals go to the process only,
+    which may need its helpers to save its state.
+
+    Args:
+        program: What to start.
+        selector: Where it registers its pipes, each with what to call.
+        watcher: Who ends it if the launcher is killed.
+        grace: Float, seconds that what it leaves behind has to end.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        selector: selectors.BaseSelector,
+        watcher: Watcher,
+        grace: float,
+    ) -> None:
+        self.program = program
+        self.status: int | None = None
+        self.gone = False
+        self._ended_at = 0.0
+        self._killed_at: float | None = None
+        self._watcher = watcher
+        self._grace = grace
+        self._tail = Tail()
+        logs: list[Sink] = []
+        if program.log is not None:
+            logs = [open(program.log, "wb", buffering=0)]  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-I", "-S", guard.__file__),
+                str(os.getpid()),
+                *program.command,
+            ],
+            env=program.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        watcher.add(self._process.pid)
+        out, err = self._process.stdout, self._process.stderr
+        assert out is not None and err is not None
+        self._pipes = [
+            Pipe(out, selector, (*program.stdout, *logs)),
+            Pipe(err, selector, (*program.stderr, *logs, self._tail)),
+        ]
+
+    @property
+    def failure(self) -> Failure | None:
+        """How it failed, or `None` if it runs or ended well."""
+        return self.ending() if self.status else None
+
+    def ending(self) -> Failure:
+        """How it ended."""
+        return Failure(
+            self.program.name,
+            self.status or 0,
+            self._ended_at,
+            self._tail.text,
+            self.program.log,
+        )
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the process, if it runs."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Ends it, and all that it started, at once."""
+        if not self.gone:
+            self._signal_group(signal.SIGKILL)
+            self._killed_at = self._killed_at or time.monotonic()
+
+    def poll(self, now: float) -> None:
+        """Takes note of its end, and ends what it left behind."""
+        if self.gone:
+            return
+        if self.status is None:
+            status = self._process.poll()
+            if status is None:
+                return
+            self.status, self._ended_at = status, now
+            # Its last words, before anyone asks why.
+            for pipe in self._pipes:
+                pipe.drain()
+            self._signal_group(signal.SIGTERM)
+        if self._is_empty(now):
+            self._finish()
+        elif now > self._ended_at + self._grace:
+            self.kill()
+
+    def close(self) -> None:
+        """Ends it whatever happens, and waits."""
+        while not self.gone:
+            self.kill()
+            self._process.wait()
+            # Killed processes take a moment to leave the group.
+            time.sleep(0.001)
+            self.poll(time.monotonic())
+
+    def _signal_group(self, number: int) -> bool:
+        """Whether there was someone to send it to.
+
+        The group has the process' number, which is not given out again as
+        long as the group has a member.
+        """
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def _is_empty(self, now: float) -> bool:
+        """Whether nothing is left that the process had started."""
+        # The first process of a container inherits orphans.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-self._process.pid, os.WNOHANG)
+        if not self._signal_group(0):
+            return True
+        # Dead ones stay in the group if the system's first process leaves
+        # them there.
+        return self._killed_at is not None and (
+            now > self._killed_at + REAPING_TIME
+        )
+
+    def _finish(self) -> None:
+        self.gone = True
+        self._watcher.remove(self._process.pid)
+        for pipe in self._pipes:
+            pipe.close()

@@ -1,0 +1,77 @@
+"""What workers on PyTorch send, and when."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import keras_dist
+from workers import count_jobs
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def counted():
+    return keras_dist.launch(
+        count_jobs.everything, (STEPS,), workers=2, devices=1, timeout=120
+    )
+
+
+def test_one_bucket_and_one_exchange_a_step(counted):
+    for worker in counted:
+        assert worker["whole"]["sums"] == STEPS
+        assert worker["whole"]["gathers"] == STEPS
+
+
+def test_buckets_leave_during_the_backward_pass(counted):
+    for worker in counted:
+        found = worker["buckets"]
+        assert found["sums"] == 3 * STEPS
+        # The first step learns which gradients come with which.
+        assert found["early"] == 3 * (STEPS - 1)
+        assert found["gathers"] == STEPS
+
+
+def test_two_backward_passes_for_one_update(counted):
+    """What left early was half of it: it is sent again, and no more early."""
+    for worker in counted:
+        found = worker["twice"]
+        assert found["weights"] == pytest.approx(found["expected"], rel=1e-5)
+        assert found["early"] == 1
+    assert counted[0]["twice"]["weights"] == counted[1]["twice"]["weights"]
+
+
+def test_torchs_default_group_is_left_alone(counted):
+    assert not any(worker["has_default_group"] for worker in counted)
+
+
+def test_the_store_listens_where_it_was_told_to(counted):
+    for worker in counted:
+        assert worker["listening"] <= {"127.0.0.1"}
+    assert counted[0]["listening"] == {"127.0.0.1"}
+
+
+def test_nccl_without_gpus_is_refused():
+    code = (
+        "import keras_dist as d; E = d.experimental\n"
+        "o = E.CommunicationOptions(implementation='NCCL')\n"
+        "try: d.MultiWorkerMirroredStrategy(communication_options=o)\n"
+        "except d.ClusterError as error: print(error)"
+    )
+    # Nobody gets as far as using them.
+    addresses = "127.0.0.1:1,127.0.0.1:2"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "KERAS_DIST_WORKERS": addresses,
+            "KERAS_DIST_WORKER_INDEX": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "NCCL needs GPUs" in done.stdout

@@ -1,0 +1,234 @@
+"""`keras-dist run`: failures and restarts."""
+
+import time
+
+import pytest
+
+from keras_dist import errors
+from keras_dist_cli import launcher as package
+from keras_dist_cli.launcher.failures import Failure
+from keras_dist_cli.launcher.failures import first
+from keras_dist_cli.launcher.failures import last_lines
+
+
+def told(text):
+    """The launcher's own lines."""
+    return [line for line in text.splitlines() if "keras-dist:" in line]
+
+
+def test_all_end_with_zero(launcher):
+    done = launcher.run("--workers", 3, launcher.script("pass"))
+    assert done.returncode == 0
+    assert len(told(done.stderr)) == 1
+
+
+def test_one_may_end_before_the_others(launcher):
+    script = "index == 0 and await_mark('end-1')\nmark('end')"
+    done = launcher.run("--workers", 2, launcher.script(script))
+    assert done.returncode == 0
+
+
+def test_a_failure_ends_all_and_is_shown(launcher):
+    script = launcher.script(
+        """
+        mark("process", os.getpid())
+        await_mark("process-0")
+        if index == 1:
+            try:
+                {}["inner"]
+            except KeyError:
+                raise ValueError("outer")
+        sleep()
+        """
+    )
+    done = launcher.run("--workers", 3, "--log-dir", "logs", script)
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("keras-dist: worker") :]
+    lines = report.splitlines()
+    assert lines[0] == (
+        "keras-dist: worker 1 failed first: it ended with exit status 1"
+    )
+    assert lines[1] == "  Traceback (most recent call last):"
+    assert "  KeyError: 'inner'" in lines
+    assert lines[-2] == "  ValueError: outer"
+    assert "logs/worker-1.log" in lines[-1]
+    for process in (0, 2):
+        mark = launcher.folder / f"process-{process}"
+        assert not (mark.exists() and launcher.is_alive(int(mark.read_text())))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "how"),
+    [
+        ("sys.exit(3)", 3, "exit status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL (9)"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "SIGSEGV (11)"),
+    ],
+)
+def test_the_exit_status_is_the_failed_workers(launcher, body, status, how):
+    script = launcher.script(f"if index: {body}\nsleep()")
+    done = launcher.run("--workers", 2, script)
+    assert done.returncode == status
+    assert "worker 1 failed first" in done.stderr
+    assert how in done.stderr
+    assert "It wrote nothing to stderr" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["code", "error"])
+def test_the_cause_is_shown_not_who_lost_a_peer(launcher, how):
+    script = launcher.script(
+        f"""
+        if index == 0:
+            class WorkerLostError(RuntimeError):
+                pass
+            mark("lost")
+            if {how!r} == "code":
+                print("worker 1 is lost", file=sys.stderr)
+                sys.exit(42)
+            raise WorkerLostError("worker 1")
+        await_mark("lost-0")
+        # The launcher sees the other end first.
+        time.sleep(0.5)
+        if index == 2:
+            print("me too", file=sys.stderr)
+            sys.exit(42)
+        time.sleep(0.3)
+        raise ValueError("my own fault")
+        """
+    )
+    done = launcher.run("--workers", 3, script)
+    assert done.returncode == 1
+    assert "worker 1 failed first" in done.stderr
+    assert "  ValueError: my own fault" in done.stderr
+    # What was said since worker 0 ended was held back.
+    report = done.stderr.index("worker 1 failed first")
+    assert report < done.stderr.index("[worker 2] me too")
+
+
+def test_who_failed_first():
+    lost = Failure("a", 42, 1.0)
+    late = Failure("b", 1, 3.0)
+    later = Failure("c", 1, 4.0)
+    killed = Failure("d", -9, 3.0)
+    assert first([lost, late, later]) is late
+    assert first([late, killed]) is killed
+    assert first([lost]) is lost
+    assert first([]) is None
+
+
+def test_the_last_traceback():
+    trace = "Traceback (most recent call last):\n  File x\n"
+    cause = "\nThe above exception was the direct cause of the following "
+    cause += "exception:\n\n"
+    last = f"{trace}A: 1\n{cause}{trace}B: 2"
+    assert last_lines(f"{trace}Old: 0\nnoise\n{last}\n") == last
+    assert last_lines("x\n" * 50).splitlines() == ["x"] * 20
+    assert last_lines("") == ""
+    long = last_lines(trace + "  line\n" * 500 + "C: 3")
+    assert long.startswith("Traceback") and long.endswith("C: 3")
+    assert len(long.splitlines()) == 101
+    lost = Failure("a", 1, stderr=f"{trace}keras_dist.WorkerLostError: x")
+    assert lost.lost_a_peer
+    assert not Failure("a", 1, stderr=f"{trace}ValueError").lost_a_peer
+
+
+def test_the_restart_code_is_that_of_keras_dist():
+    assert package.RESTART_EXIT_CODE == errors.RESTART_EXIT_CODE
+
+
+def test_a_worker_that_ignores_sigterm_is_killed(launcher):
+    script = launcher.script(
+        """
+        if index == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            mark("process", os.getpid())
+            sleep()
+        await_mark("process-0")
+        sys.exit(5)
+        """
+    )
+    before = time.monotonic()
+    done = launcher.run("--workers", 2, "--grace", 0.5, script)
+    assert 0.5 < time.monotonic() - before < 20
+    assert done.returncode == 5
+    assert not launcher.is_alive(int(launcher.marks("process", 1)[0]))
+
+
+def test_a_stopped_worker_is_ended(launcher):
+    script = launcher.script(
+        """
+        if index == 0:
+            mark("process", os.getpid())
+            os.kill(os.getpid(), signal.SIGSTOP)
+        await_mark("process-0")
+        sys.exit(42)
+        """
+    )
+    done = launcher.run("--workers", 2, "--grace", 0.2, script)
+    assert done.returncode == 42
+    assert "exit status 42, which asks for a restart" in done.stderr
+    assert not launcher.is_alive(int(launcher.marks("process", 1)[0]))
+
+
+RECORD = """
+with open(here / f"record-{index}", "a") as file:
+    workers = os.environ["KERAS_DIST_WORKERS"]
+    file.write(f"{restarts} {workers}\\n")
+"""
+
+
+def records(launcher, index):
+    lines = (launcher.folder / f"record-{index}").read_text().splitlines()
+    return [line.split() for line in lines]
+
+
+def test_all_are_started_again_on_new_ports(launcher):
+    script = RECORD + "mark(f'n{restarts}')\nawait_mark(f'n{restarts}-0')\n"
+    script += "if restarts < 2:\n  index and sys.exit(9)\n  sleep()"
+    done = launcher.run(
+        "--workers", 2, "--max-restarts", 3, launcher.script(script)
+    )
+    assert done.returncode == 0, done.stderr
+    for index in range(2):
+        assert [restarts for restarts, _ in records(launcher, index)] == [
+            "0",
+            "1",
+            "2",
+        ]
+    ports = [workers for _, workers in records(launcher, 0)]
+    assert ports == [workers for _, workers in records(launcher, 1)]
+    for one, next_one in zip(ports, ports[1:], strict=False):
+        assert not set(one.split(",")) & set(next_one.split(","))
+    again = [x for x in told(done.stderr) if "starting all workers" in x]
+    assert len(again) == 2
+    assert "restart 2 of 3" in again[1]
+    assert "worker 1 ended with exit status 9" in again[1]
+
+
+def test_no_restart_is_left(launcher):
+    script = RECORD + "sys.exit(6)"
+    done = launcher.run(
+        "--workers", 1, "--max-restarts", 2, launcher.script(script)
+    )
+    assert done.returncode == 6
+    assert [n for n, _ in records(launcher, 0)] == ["0", "1", "2"]
+    assert "no restart is left" in told(done.stderr)[-1]
+
+
+def test_the_restart_code_of_all_is_a_restart(launcher):
+    script = RECORD + "sys.exit(0 if restarts else 42)"
+    done = launcher.run(
+        "--workers", 2, "--max-restarts", 1, launcher.script(script)
+    )
+    assert done.returncode == 0
+    assert "exit status 42" in done.stderr
+    assert len(records(launcher, 0)) == len(records(launcher, 1)) == 2
+
+
+def test_a_signal_to_the_launcher_is_no_reason_for_a_restart(launcher):
+    script = launcher.script(RECORD + "mark('on')\nsleep()")
+    process = launcher.start("--workers", 2, "--max-restarts", 3, script)
+    launcher.marks("on", 2)
+    process.terminate()
+    assert process.wait(timeout=20) == 143
+    assert len(records(launcher, 0)) == 1

@@ -1,0 +1,78 @@
+"""A run that was killed and started again ends like one that was not."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from workers import resume_script
+
+SCRIPT = resume_script.__file__
+# The time that four lives of two workers may take.
+LIMIT = 280
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("resuming")
+    command = ["-m", "keras_dist_cli.main", "run", "--workers", "2"]
+    command += ["--devices", "1", "--max-restarts", "3", SCRIPT, str(path)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("SIGKILL (9)") >= 3
+    return path
+
+
+def outcomes(folder, name):
+    """What each worker found, and what it finds when nothing happens."""
+    for index in (0, 1):
+        found, expected = (
+            json.loads(pathlib.Path(folder, f"{name}-{index}{end}").read_text())
+            for end in (".json", "-unbroken.json")
+        )
+        yield found, expected
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", resume_script.CASES)
+def test_the_same_weights(folder, name):
+    for found, expected in outcomes(folder, name):
+        assert_close(found["weights"], expected["weights"])
+        assert_close(found["more"]["loss"], expected["more"]["loss"])
+
+
+@pytest.mark.parametrize("name", resume_script.CASES)
+def test_the_same_logs_from_there_on(folder, name):
+    for found, expected in outcomes(folder, name):
+        assert set(found["history"]) == set(expected["history"])
+        for key, values in expected["history"].items():
+            assert_close(found["history"][key], values[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "first"), [("epoch", 0), ("steps", 2), ("saving", 2)]
+)
+def test_callbacks_hear_of_what_is_trained_only(folder, name, first):
+    heard = [(1, batch) for batch in range(first, 4)]
+    heard += [(2, batch) for batch in range(4)]
+    for found, _ in outcomes(folder, name):
+        assert [tuple(each) for each in found["batches"]] == heard
+
+
+@pytest.mark.parametrize("name", resume_script.CASES)
+def test_nothing_is_left(folder, name):
+    assert not any(found["left"] for found, _ in outcomes(folder, name))

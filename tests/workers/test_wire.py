@@ -1,0 +1,61 @@
+"""Bytes between workers, counted on the loopback of a network namespace."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from parity.harness import BACKEND
+
+TESTS = pathlib.Path(__file__).parent.parent
+
+
+def _can_isolate():
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--net", "true"],
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+pytestmark = pytest.mark.skipif(
+    not _can_isolate(),
+    reason="Other programs' bytes can't be kept out: this system makes no "
+    "network namespaces for users.",
+)
+
+
+def bytes_a_step(workers, dtype=""):
+    """Gradient bytes of a model, and all bytes on the wire in one step."""
+    command = ["unshare", "--map-root-user", "--net", sys.executable]
+    done = subprocess.run(
+        [*command, "-m", "workers.wire_jobs", str(workers), dtype],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_step_sends_what_an_all_reduce_has_to(workers):
+    gradients, wire = bytes_a_step(workers)
+    # Each worker sends 2 (n - 1) / n of the gradients.
+    assert wire <= 1.02 * 2 * (workers - 1) * gradients
+    assert wire >= 2 * (workers - 1) * gradients
+
+
+@pytest.mark.skipif(
+    BACKEND != "torch", reason="Only on PyTorch do gradients travel as float16."
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_the_bytes(dtype):
+    gradients, wire = bytes_a_step(2, dtype)
+    assert gradients <= wire <= 1.02 * gradients
