@@ -38,6 +38,7 @@ from keras_dist.inputs.options import InputContext
 from keras_dist.inputs.options import InputOptions
 from keras_dist.inputs.options import InputReplicationMode
 from keras_dist.inputs.options import RunOptions
+from keras_dist.inputs.sharding import AutoShardPolicy
 from keras_dist.printing import print
 from keras_dist.reduction import ReduceOp
 from keras_dist.replica_context import ReplicaContext
@@ -66,6 +67,7 @@ else:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoShardPolicy",
     "BackendNotFoundError",
     "ClusterError",
     "CrossDeviceOps",

@@ -13,6 +13,8 @@ from keras_dist.cluster import Cluster
 SILENCE = 60.0
 # Seconds between two signs of life.
 INTERVAL = 0.5
+# Looks without news after which a worker is named as the cause of a failure.
+_ROUNDS = 4
 
 
 class Blackboard(ABC):
@@ -36,7 +38,10 @@ class Blackboard(ABC):
 
 
 class Heartbeats:
-    """A thread that gives signs of life, and watches those of the others.
+    """Gives signs of life, and watches those of the others.
+
+    One thread writes and reads; it may be held up where the blackboard is
+    kept. Another one watches the time.
 
     Args:
         cluster: The `Cluster`.
@@ -44,7 +49,7 @@ class Heartbeats:
         keeper: Integer, the worker that is lost if the board is gone; `None`
             if it is kept outside of the workers.
         silence: Float, seconds after which a silent worker is lost.
-        on_loss: Callable without arguments, called once, in the thread.
+        on_loss: Callable without arguments, called once, in a thread.
     """
 
     def __init__(
@@ -64,31 +69,43 @@ class Heartbeats:
         self._others = [
             i for i in range(cluster.num_workers) if i != cluster.index
         ]
+        self._own_reason = ""
+        self._has_told = threading.Event()
+        # Of each other worker: what it wrote last, and when that was news.
         self._texts = dict.fromkeys(self._others, "")
+        self._reasons = dict.fromkeys(self._others, "")
         self._seen = dict.fromkeys(self._others, time.monotonic())
+        self._heard = dict.fromkeys(self._others, 0)
+        self._rounds = 0
+        self._looked = time.monotonic()
         self._is_gone = False
         self._over = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="keras_dist-heartbeats", daemon=True
-        )
 
     def start(self) -> None:
         """Begins; the others may not have begun yet."""
-        self._thread.start()
+        self._looked = time.monotonic()
+        self._seen = dict.fromkeys(self._others, self._looked)
+        for target in (self._exchange, self._watch):
+            name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
+            threading.Thread(target=target, name=name, daemon=True).start()
 
-    def stop(self, reason: str) -> None:
-        """Ends, and tells the others why.
+    def stop(self, reason: str, patience: float) -> None:
+        """Tells the others why this worker ends; waits for them to end.
 
         Args:
-            reason: String, such as "ended" or the error that ended it.
+            reason: String, such as "ended", or the error that ended it.
+            patience: Float, seconds to wait at most.
         """
+        self._own_reason = reason
+        deadline = time.monotonic() + patience
+        self._has_told.wait(4 * self._interval)
+        while (
+            time.monotonic() < deadline
+            and not self._is_gone
+            and not all(self._reasons.values())
+        ):
+            time.sleep(self._interval / 10)
         self._over.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout=5)
-        try:
-            self._board.write(_reason_key(self._cluster.index), reason)
-        except ConnectionError:  # nobody is left to be told
-            self._is_gone = True
 
     def describe_lost(self) -> str:
         """Which workers are lost, and why, as far as that can be told.
@@ -98,49 +115,71 @@ class Heartbeats:
         Returns:
             String such as "worker 1 at 10.0.0.2:9000 gives no sign of life".
         """
-        before = dict(self._seen)
-        time.sleep(4 * self._interval)  # for those who live to show it
-        reasons = self._reasons()
+        self._wait_for_rounds(2 * _ROUNDS)
         found = []
         for index in self._others:
-            if reasons.get(index):
-                found.append(f"{self._name(index)} {reasons[index]}")
-            elif self._seen[index] == before[index]:
+            if self._reasons[index]:
+                found.append(f"{self._name(index)} {self._reasons[index]}")
+            elif self._rounds - self._heard[index] >= _ROUNDS:
                 found.append(f"{self._name(index)} gives no sign of life")
         if self._is_gone and self._keeper is not None:
             return f"{self._name(self._keeper)} can't be reached"
         return "; ".join(found)
 
-    def have_ended(self) -> bool:
-        """Whether every other worker has ended, or can't be asked."""
-        reasons = self._reasons()
-        return self._is_gone or all(reasons.get(i) for i in self._others)
+    def _wait_for_rounds(self, count: int) -> None:
+        """Gives those who live the time to show it."""
+        until = self._rounds + count
+        deadline = time.monotonic() + 4 * count * self._interval
+        while (
+            self._rounds < until
+            and not self._is_gone
+            and time.monotonic() < deadline
+        ):
+            time.sleep(self._interval / 4)
+        if self._rounds == until - count:  # who keeps the board is stuck
+            self._is_gone = True
 
     def _name(self, index: int) -> str:
         address = self._cluster.addresses[index]
         return f"worker {index}" + (f" at {address}" if address else "")
 
-    def _reasons(self) -> dict[int, str]:
-        keys = [_reason_key(index) for index in self._others]
-        try:
-            return dict(zip(self._others, self._board.read(keys), strict=True))
-        except ConnectionError:
-            self._is_gone = True
-            return {}
+    def _exchange(self) -> None:
+        while not self._over.wait(self._interval):
+            try:
+                self._look()
+            except ConnectionError:
+                self._is_gone = True
+                return
 
-    def _run(self) -> None:
-        count = 0
+    def _look(self) -> None:
+        index = self._cluster.index
+        self._board.write(_key("beat", index), str(self._rounds))
+        if self._own_reason and not self._has_told.is_set():
+            self._board.write(_key("ended", index), self._own_reason)
+            self._has_told.set()
+        beats = [_key("beat", other) for other in self._others]
+        ends = [_key("ended", other) for other in self._others]
+        texts = self._board.read([*beats, *ends])
+        now = time.monotonic()
+        for position, other in enumerate(self._others):
+            self._reasons[other] = texts[len(beats) + position]
+            if texts[position] != self._texts[other]:
+                self._texts[other] = texts[position]
+                self._seen[other] = now
+                self._heard[other] = self._rounds + 1
+        self._rounds += 1
+        self._looked = now
+
+    def _watch(self) -> None:
         woke = time.monotonic()
         while not self._over.wait(self._interval):
             now = time.monotonic()
             if now - woke > self._silence / 2:
                 # This process was stopped itself: nobody can be blamed.
+                self._looked = now
                 self._seen = dict.fromkeys(self._others, now)
             woke = now
-            count += 1
-            try:
-                self._beat(count, now)
-            except ConnectionError:
+            if now - self._looked > self._silence:
                 self._is_gone = True
             if self._is_gone or any(
                 now - seen > self._silence for seen in self._seen.values()
@@ -148,20 +187,6 @@ class Heartbeats:
                 self._on_loss()
                 return
 
-    def _beat(self, count: int, now: float) -> None:
-        own = _beat_key(self._cluster.index)
-        self._board.write(own, str(count))
-        keys = [_beat_key(index) for index in self._others]
-        texts = self._board.read(keys)
-        for index, text in zip(self._others, texts, strict=True):
-            if text != self._texts[index]:
-                self._texts[index] = text
-                self._seen[index] = now
 
-
-def _beat_key(index: int) -> str:
-    return f"keras_dist/beat/{index}"
-
-
-def _reason_key(index: int) -> str:
-    return f"keras_dist/ended/{index}"
+def _key(kind: str, index: int) -> str:
+    return f"keras_dist/{kind}/{index}"

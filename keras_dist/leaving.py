@@ -9,20 +9,17 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
 from keras_dist.workers import Workers
 
-_REASON = "ended"
+# Why the process ends, the last one.
+_reasons = ["ended"]
 
 
 @functools.cache
-def leave_at_exit(workers: Workers) -> None:
-    """Makes a worker tell the others when its process ends, and why.
+def watch_exceptions() -> None:
+    """Notes the exception that ends the process.
 
-    A process that ends with a `WorkerLostError` has the exit status 42, which
-    asks to be started again.
-
-    Args:
-        workers: The `Workers` that it is one of.
+    Where it is a `WorkerLostError`, the exit status is 42, which asks to be
+    started again.
     """
-    reasons = [_REASON]
     hook = sys.excepthook
 
     def excepthook(
@@ -30,13 +27,24 @@ def leave_at_exit(workers: Workers) -> None:
         error: BaseException,
         traceback: TracebackType | None,
     ) -> None:
-        reasons.append(f"ended with {kind.__name__}: {error}")
+        _reasons.append(f"ended with {kind.__name__}: {error}")
         hook(kind, error, traceback)
         if isinstance(error, WorkerLostError):
             raise SystemExit(RESTART_EXIT_CODE)
 
-    def leave() -> None:
-        workers.leave(reasons[-1], failed=len(reasons) > 1)
-
     sys.excepthook = excepthook
+
+
+@functools.cache
+def leave_at_exit(workers: Workers) -> None:
+    """Makes a worker tell the others when its process ends, and why.
+
+    Args:
+        workers: The `Workers` that it is one of.
+    """
+
+    def leave() -> None:
+        workers.leave(_reasons[-1], failed=len(_reasons) > 1)
+
+    watch_exceptions()
     atexit.register(leave)

@@ -150,11 +150,8 @@ class TorchWorkers(Workers):
         return torch.movedim(torch.cat(parts), 0, axis)
 
     def leave(self, reason: str, failed: bool) -> None:
-        self._beats.stop(reason)
-        deadline = time.monotonic() + (0 if failed else PARTING)
         # What was sent last may not have arrived yet.
-        while time.monotonic() < deadline and not self._beats.have_ended():
-            time.sleep(0.02)
+        self._beats.stop(reason, patience=0 if failed else PARTING)
         if failed:
             self.group.abort()
 

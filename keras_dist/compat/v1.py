@@ -8,15 +8,20 @@ from collections.abc import Iterable
 from typing import Any
 from typing import final
 
+from keras_dist.cluster_resolver import ClusterResolver
+from keras_dist.cluster_resolver import detect
 from keras_dist.cross_device_ops import CrossDeviceOps
 from keras_dist.cross_device_ops import check_cross_device_ops
+from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.reduction import ReduceOp
 from keras_dist.strategies.mirrored import mirrored_plan
+from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
 from keras_dist.strategies.one_device import one_device_plan
 from keras_dist.strategy import Strategy as StrategyV2
 
 __all__ = [
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "Strategy",
     "get_loss_reduction",
@@ -87,6 +92,39 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str) -> None:
         super().__init__(one_device_plan(device))
+
+
+@final
+class MultiWorkerMirroredStrategy(Strategy):
+    """As `keras_dist.MultiWorkerMirroredStrategy`.
+
+    Args:
+        cluster_resolver: A `ClusterResolver`, or `None` to look for one.
+        communication_options: A `CommunicationOptions`, or `None`.
+
+    Example:
+
+    >>> strategy = keras_dist.compat.v1.MultiWorkerMirroredStrategy()
+    >>> strategy.extended.should_checkpoint
+    True
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        if cluster_resolver is None:
+            cluster_resolver, _ = detect()
+        self._cluster_resolver = cluster_resolver
+        super().__init__(
+            multi_worker_plan(cluster_resolver, communication_options)
+        )
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The cluster resolver in use; `None` without a cluster."""
+        return self._cluster_resolver
 
 
 def get_loss_reduction() -> ReduceOp:

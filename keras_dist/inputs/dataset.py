@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import final
 
+from keras_dist.inputs.feed_choice import feed_of_batches
+from keras_dist.inputs.feed_choice import feed_of_function
 from keras_dist.inputs.feeds import Feed
-from keras_dist.inputs.feeds import GlobalFeed
-from keras_dist.inputs.feeds import ReplicasFeed
-from keras_dist.inputs.feeds import TurnsFeed
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
 from keras_dist.inputs.options import InputContext
@@ -16,7 +15,11 @@ from keras_dist.inputs.options import InputOptions
 from keras_dist.inputs.options import InputReplicationMode
 from keras_dist.inputs.options import check_input_options
 from keras_dist.inputs.placement import Placement
+from keras_dist.inputs.sharding import AutoShardPolicy
+from keras_dist.inputs.sharding import off_in_fit
+from keras_dist.inputs.sharding import policy_of
 from keras_dist.inputs.sources.choice import source_of
+from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.traced import reduce_in_graph
 from keras_dist.training import keras_internals
 
@@ -37,6 +40,11 @@ class DistributedDataset:
     A global batch of `n` rows is split in order: replica `r` of `N` gets rows
     `ceil(n * r / N)` up to `ceil(n * (r + 1) / N)`. A replica without rows
     gets arrays of none, of the right dtype and trailing shape.
+
+    With several workers, each has the parts of its own replicas, in equally
+    many steps. Where workers read different data (see `AutoShardPolicy`, and
+    `distribute_datasets_from_function`), they agree in each step whether it
+    is the last one: all of them have to take it.
 
     Args:
         feed: The `Feed` of each replica's part.
@@ -119,7 +127,10 @@ class DistributedDataset:
 
     @property
     def cardinality(self) -> int:
-        """Number of steps of a pass, -1 if it never ends, -2 if unknown."""
+        """Number of steps of a pass, -1 if it never ends, -2 if unknown.
+
+        It is unknown where workers have different numbers of batches.
+        """
         return self._feed.cardinality
 
     def reduce(
@@ -159,9 +170,17 @@ class DistributedDataset:
     def global_batches(self) -> Any:
         """The same rows as `fit` takes them: in global batches, on the host.
 
+        `fit` has every worker read all rows. So what differs between workers
+        is read here as each of them would: a function is called for every
+        worker, and every worker's files are read.
+
         Returns:
             The user's own dataset where Keras reads it, else an adapter of
             its batches.
+
+        Raises:
+            ValueError: If each worker has a dataset of its own, by the policy
+                `OFF`, which others can't read.
         """
         return self._feed.keras_data()
 
@@ -201,9 +220,11 @@ def distribute_dataset(
             f"dataset of its own. Received: {checked!r}."
         )
     source = source_of(dataset, "experimental_distribute_dataset")
-    feed = GlobalFeed(source, strategy.num_replicas_in_sync)
     return DistributedDataset(
-        feed, Placement(strategy.executor, checked), checked, strategy
+        feed_of_batches(strategy, source),
+        Placement(strategy.executor, checked),
+        checked,
+        strategy,
     )
 
 
@@ -222,9 +243,10 @@ def distribute_from_function(
     Args:
         strategy: The `Strategy`.
         dataset_fn: Callable from an `InputContext` to data of any kind that
-            `distribute_dataset` takes. It is called once: replicas take
-            elements in turn. With `InputReplicationMode.PER_REPLICA` it is
-            called for each replica, which reads that dataset only.
+            `distribute_dataset` takes. It is called once a worker, whose
+            replicas take elements in turn. With
+            `InputReplicationMode.PER_REPLICA` it is called for each replica,
+            which reads that dataset only. `fit` calls it for every worker.
         options: An `InputOptions`, or `None` for the default ones.
 
     Returns:
@@ -242,16 +264,43 @@ def distribute_from_function(
         return source_of(made, "distribute_datasets_from_function")
 
     mode = checked.experimental_replication_mode
-    feed: Feed
-    if mode is InputReplicationMode.PER_REPLICA:
-        feed = ReplicasFeed(
-            [source(num_replicas, index) for index in range(num_replicas)]
-        )
-    else:
-        feed = TurnsFeed(source(1, 0), num_replicas)
     return DistributedDataset(
-        feed, Placement(strategy.executor, checked), checked, strategy
+        feed_of_function(strategy, source, mode),
+        Placement(strategy.executor, checked),
+        checked,
+        strategy,
     )
+
+
+def data_for_fit(strategy: "StrategyBase", data: Any) -> Any:
+    """What `fit` and its relatives read: the same rows on each worker.
+
+    Policies of a `tf.data.Dataset` say who reads what, and no more: with all
+    but `OFF` and `HINT` it is read as on one device.
+
+    Args:
+        strategy: The `Strategy`.
+        data: Anything that was given to `fit`.
+
+    Returns:
+        For a `DistributedDataset`, its global batches; so for the policy
+        `HINT`. Anything else as it is.
+
+    Raises:
+        ValueError: If each worker has a dataset of its own, by the policy
+            `OFF`.
+    """
+    if isinstance(data, DistributedDataset):
+        return data.global_batches()
+    count = strategy.plan.num_workers
+    if count == 1 or not keras_internals.is_tf_dataset(data):
+        return data
+    policy = policy_of(TensorFlowSource(data))
+    if policy is AutoShardPolicy.OFF:
+        raise ValueError(off_in_fit(count))
+    if policy is AutoShardPolicy.HINT:
+        return distribute_dataset(strategy, data).global_batches()
+    return data
 
 
 def _refuse_distributed(data: Any) -> None:

@@ -49,9 +49,23 @@ class Feed(ABC):
     def spec(self) -> Any:
         """A nest of `keras.KerasTensor`s like one replica's part."""
 
-    @abstractmethod
     def keras_data(self) -> Any:
         """The same rows in global batches, as something that `fit` takes."""
+
+        def batches() -> Iterator[Any]:
+            return (_joined(step) for step in self.steps())
+
+        if self.restarts:
+            return RepeatableBatches(batches, self.cardinality)
+        return one_shot_batches(batches())
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether steps that not everybody has data for are left out.
+
+        Else those who have none get arrays of no rows.
+        """
+        return False
 
 
 @final
@@ -61,21 +75,27 @@ class GlobalFeed(Feed):
     Args:
         source: The `Source` of global batches.
         parts: Integer, number of replicas. One gets elements as they are.
+        own: Slice, which of them are this worker's. Default all.
     """
 
-    def __init__(self, source: Source, parts: int) -> None:
+    def __init__(
+        self, source: Source, parts: int, own: slice = slice(None)
+    ) -> None:
         if parts > 1:
             source.check_batched()
         self.restarts = source.restarts
         self._source = source
         self._parts = parts
+        self._own = own
 
     def steps(self) -> Iterator[list[Any]]:
         return map(self.split, self._source.read())
 
     def split(self, batch: Any) -> list[Any]:
-        """A global batch's part for each replica."""
-        return [batch] if self._parts == 1 else cut(batch, self._parts)
+        """A global batch's part for each replica of this worker."""
+        if self._parts == 1:
+            return [batch]
+        return cut(batch, self._parts, self._own)
 
     def trace(self) -> Any:
         """What an iterator inside of a `tf.function` is made of, or `None`."""
@@ -135,64 +155,62 @@ class TurnsFeed(Feed):
     def spec(self) -> Any:
         return self._source.spec
 
-    def keras_data(self) -> Any:
-        return _joined_adapter(self)
+    @property
+    def leaves_out(self) -> bool:
+        is_known = self._source.known_spec() is not None
+        return is_known and self._source.has_static_rows
 
 
 @final
-class ReplicasFeed(Feed):
-    """Each replica has a source of its own.
+class ParallelFeed(Feed):
+    """Several feeds side by side: each replica has one, or each worker.
 
     Args:
-        sources: Sequence of `Source`s, in replica order.
+        feeds: Sequence of `Feed`s, in replica order.
+        parts: Integer, for how many replicas each of them is.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self.restarts = all(source.restarts for source in sources)
-        self._sources = tuple(sources)
+    def __init__(self, feeds: Sequence[Feed], parts: int = 1) -> None:
+        self.restarts = all(feed.restarts for feed in feeds)
+        self._feeds = tuple(feeds)
+        self._parts = parts
 
     def steps(self) -> Iterator[list[Any]]:
-        passes = [source.read() for source in self._sources]
-        missing = object()
-        for step in itertools.zip_longest(*passes, fillvalue=missing):
-            filled = next(part for part in step if part is not missing)
-            if any(p is missing for p in step) and self._has_static_rows:
+        passes = [feed.steps() for feed in self._feeds]
+        for step in itertools.zip_longest(*passes):
+            if None in step and self.leaves_out:
                 return
-            yield [empty(filled) if p is missing else p for p in step]
+            filled = next(own for own in step if own is not None)
+            rest = [empty(filled[0])] * self._parts
+            yield [p for own in step for p in (rest if own is None else own)]
 
     @property
     def cardinality(self) -> int:
-        counts = [source.cardinality for source in self._sources]
+        counts = [feed.cardinality for feed in self._feeds]
         if len(set(counts)) == 1:
             return counts[0]
         if UNKNOWN in counts:
             return UNKNOWN
-        if self._has_static_rows:
+        if self.leaves_out:
             return min(count for count in counts if count != INFINITE)
         return INFINITE if INFINITE in counts else max(counts)
 
     @property
-    def _has_static_rows(self) -> bool:
-        return any(
-            source.has_static_rows
-            for source in self._sources
-            if source.known_spec() is not None
-        )
+    def leaves_out(self) -> bool:
+        return any(feed.leaves_out for feed in self._feeds)
 
     @property
     def spec(self) -> Any:
-        return self._sources[0].spec
-
-    def keras_data(self) -> Any:
-        return _joined_adapter(self)
+        return self._feeds[0].spec
 
 
-def cut(batch: Any, parts: int) -> list[Any]:
+def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
     """A global batch's rows for each replica, in order.
 
     Args:
         batch: Nest of arrays with one number of rows; `None` is given to all.
         parts: Integer, number of replicas.
+        own: Slice, which of the replicas. Default all.
 
     Returns:
         List of nests like `batch`. With fewer rows than replicas, some have
@@ -208,13 +226,17 @@ def cut(batch: Any, parts: int) -> list[Any]:
     """
     edges = bounds(check_rows(batch), parts)
     batch = map_nest(sliceable, batch)
-    return [
-        _rows(batch, slice(start, stop))
-        for start, stop in zip(edges[:-1], edges[1:], strict=True)
-    ]
+    shares = list(zip(edges[:-1], edges[1:], strict=True))
+    return [rows_of(batch, slice(*share)) for share in shares[own]]
 
 
-def _rows(batch: Any, rows: slice) -> Any:
+def rows_of(batch: Any, rows: slice) -> Any:
+    """Some rows of a batch.
+
+    Raises:
+        ValueError: If it has arrays that can't be cut.
+    """
+
     def own(leaf: Any) -> Any:
         if leaf is None:
             return None
@@ -241,15 +263,6 @@ def with_shape(leaf: Any, shape: tuple[int | None, ...]) -> Any:
     return keras.KerasTensor(
         shape, leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
     )
-
-
-def _joined_adapter(feed: Feed) -> Any:
-    def batches() -> Iterator[Any]:
-        return (_joined(step) for step in feed.steps())
-
-    if feed.restarts:
-        return RepeatableBatches(batches, feed.cardinality)
-    return one_shot_batches(batches())
 
 
 def _joined(step: list[Any]) -> Any:

@@ -24,6 +24,11 @@ class InputMethods(StrategyBase):
         Replica `r` of `N` gets rows `ceil(n * r / N)` up to
         `ceil(n * (r + 1) / N)` of a batch of `n` rows: order kept, none lost.
 
+        With several workers, `N` are the replicas of all. Each worker is
+        given the same data, and gets the parts of its own replicas. For a
+        `tf.data.Dataset`, `keras_dist.AutoShardPolicy` tells what else its
+        options can ask for.
+
         Args:
             dataset: Data in batches of the global batch size: a
                 `tf.data.Dataset`, `keras.utils.PyDataset`, torch
@@ -60,7 +65,11 @@ class InputMethods(StrategyBase):
 
         Args:
             dataset_fn: Callable from an `InputContext` to data in batches of
-                the per-replica size. Replicas take them in turn.
+                the per-replica size. It is called on each worker, whose
+                replicas take them in turn. A worker with less data than
+                another gets batches of no rows in the end. It may depend on
+                its context and nothing else: `fit` calls it for the other
+                workers too.
             options: `InputOptions`. With `InputReplicationMode.PER_REPLICA`
                 it is called for each replica, which reads that data only.
 

@@ -35,9 +35,9 @@ def reduce_in_graph(
         raise NotImplementedError(
             "Inside of a `tf.function` a distributed dataset can be read only "
             "if it was made by `experimental_distribute_dataset` of a "
-            f"`tf.data.Dataset`. Received: a {type(feed).__name__} of other "
-            "data. Expected: a loop outside that passes each element to a "
-            "compiled step."
+            "`tf.data.Dataset` that all workers read alike. Received: other "
+            f"data, in a `{type(feed).__name__}`. Expected: a loop outside "
+            "that passes each element to a compiled step."
         )
     iterator = iter(data)
 

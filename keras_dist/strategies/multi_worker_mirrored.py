@@ -1,5 +1,6 @@
 """MultiWorkerMirroredStrategy: a copy of the model on each worker's devices."""
 
+import warnings
 from typing import Any
 from typing import final
 
@@ -8,7 +9,9 @@ from keras_dist.cluster_resolver import ClusterResolver
 from keras_dist.cluster_resolver import cluster_of
 from keras_dist.cluster_resolver import detect
 from keras_dist.device import default_devices
+from keras_dist.inputs.communication import CommunicationImplementation
 from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.leaving import watch_exceptions
 from keras_dist.plan import Plan
 from keras_dist.strategy import Strategy
 
@@ -47,10 +50,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             cluster_resolver, _ = detect()
         self._cluster_resolver = cluster_resolver
         super().__init__(
-            multi_worker_plan(
-                cluster_resolver,
-                communication_options or CommunicationOptions(),
-            )
+            multi_worker_plan(cluster_resolver, communication_options)
         )
 
     @property
@@ -60,17 +60,58 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def multi_worker_plan(
-    resolver: ClusterResolver | None, options: CommunicationOptions
+    resolver: ClusterResolver | None, options: CommunicationOptions | None
 ) -> Plan:
     """The plan of a replica on each device of each worker; joins the cluster.
 
     Args:
         resolver: As for `MultiWorkerMirroredStrategy`; `None` for no cluster.
-        options: `CommunicationOptions`.
+        options: `CommunicationOptions`, or `None`.
+
+    Raises:
+        TypeError: If one of them is something else.
     """
+    # TensorFlow's own resolvers are fine: they have the same methods.
+    if resolver is not None and not hasattr(resolver, "cluster_spec"):
+        raise TypeError(
+            "`cluster_resolver` must be a `keras_dist.cluster_resolver."
+            f"ClusterResolver`. Received: {resolver!r} of type "
+            f"{type(resolver).__name__}."
+        )
+    options = CommunicationOptions() if options is None else options
+    if not isinstance(options, CommunicationOptions):
+        raise TypeError(
+            "`communication_options` must be a `keras_dist.experimental."
+            f"CommunicationOptions`. Received: {options!r} of type "
+            f"{type(options).__name__}."
+        )
     cluster = None if resolver is None else cluster_of(resolver)
     backend = get_backend()
     if cluster is not None:
+        watch_exceptions()
         backend.join(cluster, options)
     devices = default_devices(backend.list_devices())
     return Plan(tuple((device,) for device in devices), devices, cluster)
+
+
+def experimental_multi_worker_mirrored(
+    communication: CommunicationImplementation | str = (
+        CommunicationImplementation.AUTO
+    ),
+    cluster_resolver: ClusterResolver | None = None,
+) -> MultiWorkerMirroredStrategy:
+    """The old spelling of `keras_dist.MultiWorkerMirroredStrategy`.
+
+    Args:
+        communication: A `CommunicationImplementation`, or its name.
+        cluster_resolver: As there.
+    """
+    warnings.warn(
+        "`experimental.MultiWorkerMirroredStrategy` is deprecated. Use "
+        "`keras_dist.MultiWorkerMirroredStrategy`.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return MultiWorkerMirroredStrategy(
+        cluster_resolver, CommunicationOptions(implementation=communication)
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist import backend
 from keras_dist.cluster_resolver import ClusterResolver
 from keras_dist.cluster_resolver import ClusterSpec

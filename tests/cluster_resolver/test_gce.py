@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from cluster_resolver.google import compute_service
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist.cluster_resolver import GCEClusterResolver
 
 GROUP = {"project": "project", "zone": "zone", "instance_group": "group"}

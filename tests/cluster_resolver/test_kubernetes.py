@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist.cluster_resolver import KubernetesClusterResolver
 from keras_dist.cluster_resolver import KubernetesExecutableLocation
 from keras_dist.errors import ClusterError

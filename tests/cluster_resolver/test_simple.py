@@ -3,7 +3,7 @@
 import pytest
 
 from cluster_resolver.helpers import SPEC
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 
 
 @contract("R-1")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist.cluster_resolver import SlurmClusterResolver
 from keras_dist.cluster_resolver import expand_hostlist
 from keras_dist.cluster_resolver import expand_tasks_per_node

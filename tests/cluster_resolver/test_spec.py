@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from cluster_resolver.helpers import SPEC
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.errors import ClusterError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist.cluster import Cluster
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import KerasDistClusterResolver

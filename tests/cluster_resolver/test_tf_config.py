@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist.cluster_resolver import TFConfigClusterResolver
 from keras_dist.errors import ClusterError
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from cluster_resolver.google import tpu_service
-from cluster_resolver.helpers import contract
+from conformance.contract import contract
 from keras_dist.cluster_resolver import TPUClusterResolver
 from keras_dist.cluster_resolver import tpu
 from keras_dist.errors import ClusterError

@@ -16,10 +16,6 @@ PLACES = ["cpu:0", "cpu:0"] if BACKEND == "torch" else DEVICES
 # Examples that are not run, by page, and why. A test holds that the reason
 # still is one.
 NOT_RUN = {
-    "MultiWorkerMirroredStrategy": (
-        "`cluster_resolver` on all pages: which worker this is, as TF_CONFIG "
-        "says, needs a strategy of several workers"
-    ),
     "TPUStrategy": (
         "`experimental_*_logical_device(s)` and `TPUStrategy()` on the pages "
         "of Strategy and CentralStorageStrategy: 2 or 8 logical devices a "

@@ -12,8 +12,9 @@ from conformance.contract import contract
 
 
 def _carried():
-    for path in pathlib.Path(__file__).parent.glob("test_*.py"):
-        if path.name == pathlib.Path(__file__).name:
+    here = pathlib.Path(__file__)
+    for path in here.parents[1].rglob("test_*.py"):
+        if path == here:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if (

@@ -103,12 +103,16 @@ def test_run_options():
 
 def test_communication_options():
     options = CommunicationOptions()
-    assert options == (0, None, CommunicationImplementation.AUTO)
+    assert options == (0, None, CommunicationImplementation.AUTO, None)
     options = CommunicationOptions(5, 1.0, "ring")
     assert repr(options) == (
         "CommunicationOptions(bytes_per_pack=5, timeout_seconds=1.0, "
         "implementation=CommunicationImplementation.RING)"
     )
+    halved = CommunicationOptions(dtype="bfloat16")
+    assert repr(halved).endswith("AUTO, dtype='bfloat16')")
+    with pytest.raises(ValueError, match="'float16'.*Received: 'int8'"):
+        CommunicationOptions(dtype="int8")
     with pytest.raises(ValueError, match="Received: -1"):
         CommunicationOptions(bytes_per_pack=-1)
     with pytest.raises(ValueError, match="of type int"):
@@ -121,6 +125,6 @@ def test_older_names_of_communication():
     assert CollectiveCommunication is CommunicationImplementation
     hints = CollectiveHints(timeout_seconds=3.0)
     assert isinstance(hints, CommunicationOptions)
-    assert hints == (0, 3.0, CommunicationImplementation.AUTO)
+    assert hints == (0, 3.0, CommunicationImplementation.AUTO, None)
     with pytest.raises(ValueError, match="bytes_per_pack"):
         CollectiveHints(-1)

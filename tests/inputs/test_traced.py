@@ -5,6 +5,10 @@ import pytest
 from inputs.helpers import BACKEND
 from inputs.helpers import distributed
 from inputs.helpers import from_function
+from inputs.workers import on_all
+from inputs.workers import strategies_of
+from keras_dist.inputs.dataset import distribute_dataset
+from keras_dist.inputs.dataset import distribute_from_function
 
 if BACKEND != "tensorflow":
     pytest.skip("Only TensorFlow has its graphs.", allow_module_level=True)
@@ -50,6 +54,40 @@ def test_parts_are_in_order():
         )
 
     assert sizes().numpy().tolist() == [0, 3, 5]
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_worker_has_its_own_rows(num_replicas):
+    rows = tf.data.Dataset.range(7).batch(4)
+
+    @tf.function
+    def total(data):
+        def add(sums, batch):
+            return sums + sum(
+                tf.reduce_sum(part)
+                for part in (batch.values if num_replicas > 1 else [batch])
+            )
+
+        return data.reduce(tf.constant(0, tf.int64), add)
+
+    for strategy, expected in zip(
+        strategies_of(2, num_replicas),
+        (0 + 1 + 4 + 5, 2 + 3 + 6),
+        strict=True,
+    ):
+        assert total(distribute_dataset(strategy, rows)).numpy() == expected
+
+
+def test_data_that_workers_read_differently():
+    rows = tf.data.Dataset.range(4).batch(2)
+
+    def refused(strategy):
+        data = distribute_from_function(strategy, lambda _: rows)
+        message = "that all workers read alike. Received: .* `AgreedFeed`"
+        with pytest.raises(NotImplementedError, match=message):
+            tf.function(lambda: data.reduce(0, None))()
+
+    on_all(strategies_of(2), refused)
 
 
 def test_data_that_a_graph_can_not_read():

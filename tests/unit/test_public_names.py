@@ -6,6 +6,7 @@ import sys
 import keras_dist
 
 NAMES = [
+    "AutoShardPolicy",
     "BackendNotFoundError",
     "ClusterError",
     "CrossDeviceOps",

@@ -57,6 +57,7 @@ def identity(strategy):
         "summary": extended.should_save_summary,
         "tasks": strategy.cluster_resolver.task_id,
         "devices": len(extended.worker_devices),
+        "wrapped": isinstance(strategy.run(replica_id), keras_dist.PerReplica),
     }
 
 

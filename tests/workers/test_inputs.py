@@ -44,6 +44,7 @@ def _read_everything(folder):
         "sums": _sums(strategy),
         "amounts": _read(strategy.distribute_datasets_from_function(_amounts)),
         "shapes": _empty_shapes(strategy),
+        "failure": _fail(strategy),
         "policies": _read_policies(strategy, folder) if HAS_TF else None,
         **_fit(strategy),
     }
@@ -95,12 +96,8 @@ def _kinds():
 
 def _read(data):
     """For each step, the rows of each local replica."""
-    strategy = keras_dist.MultiWorkerMirroredStrategy()
     return [
-        [
-            keras.ops.convert_to_numpy(part).tolist()
-            for part in strategy.experimental_local_results(step)
-        ]
+        [keras.ops.convert_to_numpy(part).tolist() for part in step.values]
         for step in data
     ]
 
@@ -141,6 +138,21 @@ def _empty_shapes(strategy):
     ]
 
 
+def _fail(strategy):
+    """The error of data that can't be read on worker 1."""
+
+    def dataset_fn(context):
+        yield np.ones(1)
+        if context.input_pipeline_id == 1:
+            raise KeyError("no such row")
+        yield np.ones(1)
+
+    try:
+        _read(strategy.distribute_datasets_from_function(dataset_fn))
+    except (KeyError, keras_dist.WorkerLostError) as error:
+        return type(error).__name__, str(error)
+
+
 def _read_policies(strategy, folder):
     import tensorflow as tf
 
@@ -169,7 +181,9 @@ def _read_policies(strategy, folder):
         found["too few"] = str(error)
     try:
         data = strategy.experimental_distribute_dataset(dataset("OFF", paths))
-        _model().fit(data.global_batches())
+        with strategy.scope():
+            model = _model()
+        model.fit(data)
     except ValueError as error:
         found["off in fit"] = str(error)
     return found
@@ -241,6 +255,13 @@ def test_a_worker_with_less_data_gets_empty_batches(found):
         [((0, 3), "float32")] * 2,
         [((0,), "int32")] * 2,
     ]
+
+
+def test_an_error_in_the_data_stops_all_workers(found):
+    first, second = (worker["failure"] for worker in found)
+    assert first[0] == "WorkerLostError"
+    assert first[1].startswith("Reading data failed on worker 1 (127.0.0.1:")
+    assert second == ("KeyError", "'no such row'")
 
 
 @needs_tf

@@ -12,15 +12,15 @@ import pytest
 from workers import resume_script
 
 SCRIPT = resume_script.__file__
-# The time that four lives of two workers may take.
+# The time that three lives of two workers may take.
 LIMIT = 280
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("resuming")
-    command = ["-m", "keras_dist_cli.main", "run", "--workers", "2"]
-    command += ["--devices", "1", "--max-restarts", "3", SCRIPT, str(path)]
+    command = ["-m", "keras_dist_cli", "run", "--workers", "2"]
+    command += ["--devices", "1", "--max-restarts", "2", SCRIPT, str(path)]
     done = subprocess.run(
         [sys.executable, *command],
         capture_output=True,
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stderr.count("SIGKILL (9)") >= 3
+    assert done.stderr.count("SIGKILL (9)") >= 2
     return path
 
 
@@ -63,9 +63,7 @@ def test_the_same_logs_from_there_on(folder, name):
             assert_close(found["history"][key], values[1:])
 
 
-@pytest.mark.parametrize(
-    ("name", "first"), [("epoch", 0), ("steps", 2), ("saving", 2)]
-)
+@pytest.mark.parametrize(("name", "first"), [("epoch", 0), ("saving", 2)])
 def test_callbacks_hear_of_what_is_trained_only(folder, name, first):
     heard = [(1, batch) for batch in range(first, 4)]
     heard += [(2, batch) for batch in range(4)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from conformance.contract import contract
 from workers import replica_jobs
 
 SHAPES = [(2, 1), (2, 2)]
@@ -45,6 +46,7 @@ def ids(shape):
     return list(range(shape[0] * shape[1]))
 
 
+@contract(218, 225, native=False)
 def test_ids_are_global_and_consecutive(shape):
     found = part(shape, "identity")
     count = len(ids(shape))
@@ -57,11 +59,19 @@ def test_ids_are_global_and_consecutive(shape):
     assert {each["devices"] for each in found} == {shape[1]}
 
 
+@contract(219, native=False)
+def test_a_workers_only_replica_gives_plain_values(shape):
+    found = part(shape, "identity")
+    assert [each["wrapped"] for each in found] == [shape[1] > 1] * 2
+
+
+@contract(218, native=False)
 def test_values_from_a_function(shape):
     found = joined(part(shape, "values"))
     assert found == [2.0 * index for index in ids(shape)]
 
 
+@contract(220, native=False)
 def test_reductions(shape):
     every = ids(shape)
     rows = [[float(index)] * 2 for index in every for _ in range(index)]
@@ -82,6 +92,7 @@ def test_reductions(shape):
             np.testing.assert_allclose(found[key], want, rtol=1e-6, err_msg=key)
 
 
+@contract(67, native=False)
 def test_each_worker_gives_its_part(shape):
     count = float(len(ids(shape)))
     for found in part(shape, "host_values"):
@@ -116,6 +127,7 @@ def test_gradients_flow_between_workers(shape):
     np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-6)
 
 
+@contract(117, 219, 220, native=False)
 def test_variables(shape):
     every = ids(shape)
     found = part(shape, "variables")

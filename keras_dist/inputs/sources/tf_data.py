@@ -1,5 +1,6 @@
 """`tf.data.Dataset`."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 from typing import final
@@ -12,25 +13,111 @@ from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.regroup import map_nest
 
 
+class TooFewFilesError(ValueError):
+    """There are more workers than files that they could read.
+
+    Args:
+        num_workers: Integer.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(
+            "There are fewer files than workers. Received: a "
+            "`tf.data.Dataset` with the `auto_shard_policy` FILE, on "
+            f"{num_workers} workers. Expected: at least {num_workers} files, "
+            "or the policy AUTO or DATA, with which each worker reads all "
+            "files and takes its own rows."
+        )
+
+
 @final
 class TensorFlowSource(Source):
     """A `tf.data.Dataset`, read eagerly.
 
     Args:
         dataset: The dataset.
+        whole: The dataset that it is a shard of, or `None`.
+        num_workers: Integer, among how many workers that was divided.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(
+        self, dataset: Any, whole: Any = None, num_workers: int = 1
+    ) -> None:
         super().__init__()
         self._dataset = dataset
+        # Its functions live no longer than it does.
+        self._whole = whole
+        self._num_workers = num_workers
 
     def open(self) -> Iterator[Any]:
-        return iter(self._dataset)
+        try:
+            yield from self._dataset
+        except Exception as error:
+            if "FILE based sharding" not in str(error):
+                raise
+            raise TooFewFilesError(self._num_workers) from error
 
     @property
     def cardinality(self) -> int:
         # Its own numbers for infinite and unknown are ours.
         return int(self._dataset.cardinality())
+
+    @property
+    def policy(self) -> int:
+        """The value of its `auto_shard_policy`."""
+        options = self._dataset.options().experimental_distribute
+        return int(options.auto_shard_policy.value)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a whole batch, 0 if batches differ."""
+        # Loaded, because a dataset of its own is there.
+        tf = sys.modules["tensorflow"]
+        dataset = self._dataset if self._whole is None else self._whole
+        variant = tf.data.experimental.to_variant(dataset)
+        size = tf.raw_ops.ComputeBatchSize(input_dataset=variant)
+        return max(int(size), 0)
+
+    def shard(
+        self, policy: int, num_workers: int, index: int
+    ) -> "TensorFlowSource":
+        """What one worker reads of it.
+
+        Args:
+            policy: Integer, the value of an `auto_shard_policy`.
+            num_workers: Integer.
+            index: Integer, which of the workers.
+
+        Raises:
+            ValueError: If there are no files to tell apart.
+        """
+        tf = sys.modules["tensorflow"]
+        spec = self._dataset.element_spec
+        tensors = [
+            leaf
+            if isinstance(leaf, tf.TensorSpec)
+            else tf.TensorSpec(None, tf.variant)
+            for leaf in tf.nest.flatten(spec)
+            if not isinstance(leaf, tf.NoneTensorSpec)
+        ]
+        try:
+            variant = tf.raw_ops.AutoShardDataset(
+                input_dataset=tf.data.experimental.to_variant(self._dataset),
+                num_workers=num_workers,
+                index=index,
+                auto_shard_policy=policy,
+                output_types=[leaf.dtype for leaf in tensors],
+                output_shapes=[leaf.shape for leaf in tensors],
+            )
+        except tf.errors.NotFoundError as error:
+            raise ValueError(
+                "The dataset can't be sharded by files. Received: a "
+                "`tf.data.Dataset` that reads no files, with the "
+                "`auto_shard_policy` FILE. Expected: a reader of files such as "
+                "`tf.data.TFRecordDataset`, or the policy AUTO or DATA."
+            ) from error
+        dataset = tf.data.experimental.from_variant(variant, spec)
+        return TensorFlowSource(dataset, self._dataset, num_workers)
 
     def check_batched(self) -> None:
         check_batched(self.known_spec())
@@ -47,6 +134,8 @@ class TensorFlowSource(Source):
 
 def _keras_spec(spec: Any) -> Any:
     """A `keras.KerasTensor` where there is one for a `tf.TypeSpec`."""
+    if type(spec).__name__ == "NoneTensorSpec":
+        return None
     shape = getattr(spec, "shape", None)
     if shape is None or shape.rank is None or not hasattr(spec, "dtype"):
         return spec

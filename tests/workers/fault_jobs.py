@@ -1,0 +1,79 @@
+"""A worker that trains, and comes to harm where it is told to.
+
+`python fault_jobs.py PLACE SECONDS`: trains steps for ever, prints one line for
+each, and at PLACE (`start`, `step`, `validation`, `saving`, or `nowhere`)
+prints `here` and waits to be killed or stopped.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import keras
+import numpy as np
+
+import keras_dist
+
+
+class Harm(keras.callbacks.Callback):
+    """Says where training is, and stays there."""
+
+    def __init__(self, place):
+        super().__init__()
+        self._place = place
+
+    def _reach(self, place):
+        if place == self._place:
+            print("here", flush=True)
+            threading.Event().wait()
+
+    def on_train_batch_end(self, batch, logs=None):
+        print("step", flush=True)
+        if batch == 3:
+            self._reach("step")
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self._reach("validation")
+
+
+def main(place, seconds):
+    harm = Harm(place)
+    strategy = keras_dist.MultiWorkerMirroredStrategy(
+        communication_options=keras_dist.experimental.CommunicationOptions(
+            timeout_seconds=seconds
+        )
+    )
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    harm._reach("start")
+    x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
+    folder = tempfile.mkdtemp()
+    if place == "saving":
+        write = model.save_weights
+        object.__setattr__(
+            model,
+            "save_weights",
+            lambda *args, **kwargs: (harm._reach("saving"), write(*args)),
+        )
+    saver = keras.callbacks.ModelCheckpoint(
+        f"{folder}/a.weights.h5", save_weights_only=True
+    )
+    model.fit(
+        x,
+        y,
+        batch_size=8,
+        epochs=10**6,
+        validation_data=(x, y),
+        validation_batch_size=8,
+        callbacks=[harm, saver],
+        verbose=0,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]))

@@ -1,0 +1,211 @@
+"""A worker that dies, hangs or never comes: the others say who it was."""
+
+import os
+import pathlib
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from conformance.contract import contract
+from keras_dist.errors import RESTART_EXIT_CODE
+
+TESTS = pathlib.Path(__file__).parent.parent
+JOB = pathlib.Path(__file__).with_name("fault_jobs.py")
+# Seconds that everything may take, by far.
+LIMIT = 120
+
+
+class Worker:
+    """One worker's process, and what it printed.
+
+    Args:
+        index: Integer.
+        addresses: List of strings, every worker's.
+        place: String, where it stops; see `fault_jobs`.
+        timeout: Float, the `timeout_seconds` of its strategy.
+    """
+
+    def __init__(self, index, addresses, place="nowhere", timeout=60):
+        self.name = f"worker {index}"
+        self.process = subprocess.Popen(
+            [sys.executable, JOB, place, str(timeout)],
+            env={
+                **os.environ,
+                "KERAS_DIST_WORKERS": ",".join(addresses),
+                "KERAS_DIST_WORKER_INDEX": str(index),
+                "KERAS_DIST_VIRTUAL_DEVICES": "1",
+                "PYTHONPATH": str(TESTS),
+                "PYTHONUNBUFFERED": "1",
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines = queue.SimpleQueue()
+        self.printed = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.printed.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def wait_for(self, line):
+        """Waits until it has printed a line."""
+        deadline = time.monotonic() + LIMIT
+        while (
+            found := self._lines.get(timeout=deadline - time.monotonic())
+        ) is not None:
+            if found.strip() == line:
+                return
+        raise AssertionError(f"{self.name} ended:\n{''.join(self.printed)}")
+
+    def end(self):
+        """Waits for its end; its exit status, and the seconds that took."""
+        start = time.monotonic()
+        status = self.process.wait(timeout=LIMIT)
+        return status, time.monotonic() - start
+
+    def text(self):
+        self._reader.join(timeout=10)
+        return "".join(self.printed)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(timeout=10)
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start():
+    """A function that starts workers; they are ended with the test."""
+    started = []
+
+    def start_worker(*args, **kwargs):
+        started.append(Worker(*args, **kwargs))
+        return started[-1]
+
+    yield start_worker
+    for worker in started:
+        worker.close()
+
+
+def free_addresses(count):
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    for probe in probes:
+        probe.close()
+    return addresses
+
+
+def assert_names(worker, lost):
+    """Its last words are a `WorkerLostError` that names the lost one."""
+    text = worker.text()
+    assert re.search(rf"WorkerLostError: .*worker {lost}\b", text), text[-4000:]
+    assert "Aborted" not in text.splitlines()[-1]
+
+
+@contract(223, native=False)
+@pytest.mark.parametrize("place", ["start", "step", "validation"])
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed(start, place, victim):
+    addresses = free_addresses(2)
+    workers = [
+        start(i, addresses, place if i == victim else "nowhere")
+        for i in range(2)
+    ]
+    workers[victim].wait_for("here")
+    workers[victim].process.send_signal(signal.SIGKILL)
+    status, seconds = workers[1 - victim].end()
+    assert_names(workers[1 - victim], victim)
+    assert status == RESTART_EXIT_CODE
+    assert seconds < 40
+
+
+def test_the_chief_is_killed_while_it_saves(start):
+    addresses = free_addresses(2)
+    chief = start(0, addresses, "saving")
+    other = start(1, addresses)
+    chief.wait_for("here")
+    chief.process.send_signal(signal.SIGKILL)
+    status, _ = other.end()
+    assert_names(other, 0)
+    assert status == RESTART_EXIT_CODE
+
+
+def test_one_of_three_is_killed(start):
+    addresses = free_addresses(3)
+    workers = [
+        start(i, addresses, "step" if i == 2 else "nowhere") for i in range(3)
+    ]
+    workers[2].wait_for("here")
+    workers[2].process.send_signal(signal.SIGKILL)
+    for survivor in workers[:2]:
+        status, _ = survivor.end()
+        assert status == RESTART_EXIT_CODE
+        assert "WorkerLostError" in survivor.text()
+    assert_names(workers[0], 2)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_stopped(start, victim):
+    addresses = free_addresses(2)
+    workers = [
+        start(i, addresses, "step" if i == victim else "nowhere", timeout=15)
+        for i in range(2)
+    ]
+    workers[victim].wait_for("here")
+    workers[victim].process.send_signal(signal.SIGSTOP)
+    status, seconds = workers[1 - victim].end()
+    assert_names(workers[1 - victim], victim)
+    assert status == RESTART_EXIT_CODE
+    assert seconds < 60
+
+
+@contract(223, 224, native=False)
+def test_one_that_is_alive_but_takes_no_part(start):
+    addresses = free_addresses(2)
+    chief = start(0, addresses, timeout=15)
+    start(1, addresses, "step", timeout=15).wait_for("here")
+    status, seconds = chief.end()
+    assert "WorkerLostError" in chief.text()
+    assert status == RESTART_EXIT_CODE
+    assert seconds < 60
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_one_that_never_comes(start, absent):
+    worker = start(1 - absent, free_addresses(2), timeout=5)
+    status, seconds = worker.end()
+    assert_names(worker, absent)
+    assert status == RESTART_EXIT_CODE
+    assert seconds < 60
+
+
+def test_a_port_in_use(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        chief = start(0, [address, *free_addresses(1)], timeout=5)
+        status, _ = chief.end()
+    assert re.search(f"ClusterError: .*'{address}'", chief.text()), chief.text()
+    assert status == 1
+
+
+def test_an_unknown_host(start):
+    addresses = ["no-such-host.invalid:9000", *free_addresses(1)]
+    worker = start(1, addresses, timeout=5)
+    status, _ = worker.end()
+    assert "ClusterError" in worker.text(), worker.text()
+    assert "no-such-host.invalid" in worker.text()
+    assert status == 1

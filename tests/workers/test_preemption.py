@@ -1,0 +1,104 @@
+"""`PreemptionCheckpointHandler`: SIGTERM on one worker, and all go on later.
+
+The numbers F-1 to F-5 are those of the contract with `tf.distribute`; F-1 is
+in `tests/unit/test_failure_handling.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from keras_dist import errors
+from workers import preemption_script
+
+SCRIPT = preemption_script.__file__
+# The time that two lives of two workers may take.
+LIMIT = 280
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("preemption")
+    command = ["-m", "keras_dist_cli", "run", "--workers", "2"]
+    command += ["--devices", "1", "--max-restarts", "1", SCRIPT, str(path)]
+    return path, subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+
+
+def notes(run, name, life):
+    """What both workers noted in a life."""
+    folder, done = run
+    paths = [folder / f"{name}-{life}-{index}.json" for index in (0, 1)]
+    assert all(path.exists() for path in paths), done.stderr[-4000:]
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def test_all_end_after_the_same_call_and_go_on(run):
+    """F-2, with a model that only the chief has saved."""
+    assert notes(run, "begin", 0) == [0, 0]
+    assert notes(run, "begin", 1) == [3, 3]
+    for found in notes(run, "model", 1):
+        assert found["results"] == [3, 4, 5]
+        assert found["calls"] == preemption_script.CALLS
+
+
+def test_the_weights_are_those_of_a_run_without_an_end(run):
+    model = preemption_script.compiled()
+    model.fit(
+        *preemption_script.data(),
+        batch_size=4,
+        epochs=preemption_script.CALLS,
+        shuffle=False,
+        verbose=0,
+    )
+    for found in notes(run, "model", 1):
+        for weight, expected in zip(
+            found["weights"], model.get_weights(), strict=True
+        ):
+            np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_only_the_chief_writes(run):
+    """F-5: one file, and none of other workers."""
+    chief, other = notes(run, "model", 1)
+    assert chief["files"] == ["preemption.weights.h5"]
+    assert other["files"] == []
+    folder, _ = run
+    assert not (folder / "saved-by-1").exists()
+
+
+def test_with_a_grace_period_there_is_a_second_checkpoint(run):
+    """F-3: training has gone on between the two."""
+    folder, _ = run
+    saved = (folder / "saved-by-0").read_text().split()
+    first, second = map(float, saved)
+    assert first == 2.0  # one call, on two replicas
+    assert second > first
+    for found in notes(run, "counter", 1):
+        assert found["status"] == errors.RESTART_EXIT_CODE
+        assert found["ended"] == found["restored"] == [second / 2, second]
+        assert found["later"] == [second / 2 + 3, second + 6]
+
+
+def test_the_status_asks_for_a_restart(run):
+    _, done = run
+    assert done.stderr.count("exit status 42") >= 1
+
+
+def test_an_error_of_one_worker_reaches_the_others(run):
+    """F-4."""
+    folder, done = run
+    error = json.loads((folder / "error-1-0.json").read_text())
+    assert "worker 1" in error
+    assert "can't go on" in error
+    assert done.returncode == 1
+    assert "ValueError: worker 1 can't go on" in done.stderr
