@@ -9,6 +9,8 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
 from keras_dist.workers import Workers
 
+# The workers that this process is one of, once it has joined them.
+_joined: list[Workers] = []
 # Why the process ends, the last one.
 _reasons = ["ended"]
 
@@ -17,8 +19,8 @@ _reasons = ["ended"]
 def watch_exceptions() -> None:
     """Notes the exception that ends the process.
 
-    Where it is a `WorkerLostError`, the exit status is 42, which asks to be
-    started again.
+    Where it is a `WorkerLostError`, or comes of a lost worker, the exit
+    status is 42, which asks to be started again.
     """
     hook = sys.excepthook
 
@@ -27,9 +29,15 @@ def watch_exceptions() -> None:
         error: BaseException,
         traceback: TracebackType | None,
     ) -> None:
-        _reasons.append(f"ended with {kind.__name__}: {error}")
-        hook(kind, error, traceback)
-        if isinstance(error, WorkerLostError):
+        explained = error
+        for workers in _joined if isinstance(error, Exception) else ():
+            explained = workers.explain(error)
+        if explained is not error:
+            explained.__cause__ = error
+            kind, traceback = type(explained), explained.__traceback__
+        _reasons.append(f"ended with {kind.__name__}: {explained}")
+        hook(kind, explained, traceback)
+        if isinstance(explained, WorkerLostError):
             raise SystemExit(RESTART_EXIT_CODE)
 
     sys.excepthook = excepthook
@@ -47,4 +55,5 @@ def leave_at_exit(workers: Workers) -> None:
         workers.leave(_reasons[-1], failed=len(_reasons) > 1)
 
     watch_exceptions()
+    _joined.append(workers)
     atexit.register(leave)

@@ -10,19 +10,25 @@ import tensorflow as tf
 
 from keras_dist.backend import Backend
 from keras_dist.backend import Executor
+from keras_dist.cluster import Cluster
 from keras_dist.device import Device
 from keras_dist.device import parse_device
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.leaving import leave_at_exit
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.differentiation import differentiate
 from keras_dist_tensorflow.one_device import OneDeviceExecutor
 from keras_dist_tensorflow.replicas import ReplicaExecutor
+from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _TAKEN_OVER = (
     tf.distribute.MirroredStrategy,
@@ -37,14 +43,13 @@ class TensorFlowBackend(Backend, Differentiates, BenchmarksLoops):
 
     def __init__(self) -> None:
         self._compiler = TensorFlowCompiler(1)
+        self._workers: TensorFlowWorkers | None = None
 
     def list_devices(self) -> Sequence[Device]:
         return [
             Device(kind, index)
             for kind in ("gpu", "tpu", "cpu")
-            for index in range(
-                len(tf.config.list_logical_devices(kind.upper()))
-            )
+            for index in range(len(local_devices(kind.upper())))
         ]
 
     def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
@@ -55,7 +60,7 @@ class TensorFlowBackend(Backend, Differentiates, BenchmarksLoops):
                 physical, [each] * num_devices
             )
         except RuntimeError as error:
-            present = len(tf.config.list_logical_devices(device_type.upper()))
+            present = len(local_devices(device_type.upper()))
             if present == num_devices:
                 return
             raise VirtualDevicesError(
@@ -66,10 +71,27 @@ class TensorFlowBackend(Backend, Differentiates, BenchmarksLoops):
                 "keras_dist is imported."
             ) from error
 
+    def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
+        if cluster.num_workers == 1:
+            return
+        if self._workers is None:
+            self._workers = TensorFlowWorkers(cluster, options)
+            self._compiler.workers = self._workers
+            leave_at_exit(self._workers)
+        else:
+            self._workers.check_same(cluster)
+
     def executor(self, plan: Plan) -> Executor:
         if plan.num_replicas == 1:
             return OneDeviceExecutor(plan)
-        return ReplicaExecutor(plan)
+        workers = self._workers if plan.num_workers > 1 else None
+        return ReplicaExecutor(plan, workers)
+
+    def random_state(self) -> str:
+        return internals.random_state()
+
+    def set_random_state(self, state: str) -> None:
+        internals.set_random_state(state)
 
     def compiler(self) -> TensorFlowCompiler:
         return self._compiler

@@ -9,7 +9,9 @@ from keras_dist.training.shares import Share
 from keras_dist.training.shares import bounds
 
 
-def cut_batch(batch: Any, parts: int) -> tuple[list[Any], list[Share]]:
+def cut_batch(
+    batch: Any, parts: int, own: slice = slice(None)
+) -> tuple[list[Any], list[Share], list[Any]]:
     """The rows of each replica, in order.
 
     A replica whose share is empty gets the first row all the same, because
@@ -21,11 +23,13 @@ def cut_batch(batch: Any, parts: int) -> tuple[list[Any], list[Share]]:
             If they do not all have the same number of rows, nobody knows
             which axis is the batch's: the first replica's share is all of
             it.
-        parts: Integer, number of replicas.
+        parts: Integer, number of replicas, over all workers.
+        own: Slice, which of them are asked for.
 
     Returns:
-        Tuple of a list of nested structures like `batch`, and a list of
-        `Share`s.
+        Tuple of a list of nested structures like `batch`, a list of
+        `Share`s, and a list with the row where the share of each replica of
+        all workers begins and, in the end, the number of rows.
 
     Raises:
         ValueError: If there are no rows.
@@ -40,16 +44,19 @@ def cut_batch(batch: Any, parts: int) -> tuple[list[Any], list[Share]]:
         )
     total = known[0]
     alike = _all_equal(known)
-    edges = bounds(total, parts)
+    # If rows are not alike, all of them are the first replica's.
+    edges = [
+        edge if index == 0 else _where(alike, edge, total)
+        for index, edge in enumerate(bounds(total, parts))
+    ]
     shares = []
     cuts = []
-    for index, (start, stop) in enumerate(
-        zip(edges[:-1], edges[1:], strict=True)
-    ):
-        whole = 0 if index else total
-        own = _where(alike, stop - start, whole)
-        shares.append(Share(own, total))
-        begin, end = _where(own > 0, start, 0), _where(own > 0, stop, 1)
+    pairs = list(zip(edges[:-1], edges[1:], strict=True))
+    for start, stop in pairs[own]:
+        rows_here = stop - start
+        shares.append(Share(rows_here, total))
+        begin = _where(rows_here > 0, start, 0)
+        end = _where(rows_here > 0, stop, 1)
         cut = [
             leaf
             if n is None
@@ -57,7 +64,7 @@ def cut_batch(batch: Any, parts: int) -> tuple[list[Any], list[Share]]:
             for leaf, n in zip(leaves, rows, strict=True)
         ]
         cuts.append(tree.pack_sequence_as(batch, cut))
-    return cuts, shares
+    return cuts, shares, edges
 
 
 def _all_equal(counts: list[Any]) -> Any:

@@ -1,11 +1,13 @@
 """Functions that are compiled: a `tf.function` around the whole of them."""
 
+import contextlib
 import functools
 import warnings
 import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +25,9 @@ from keras_dist_tensorflow.loops import loop_of
 from keras_dist_tensorflow.loops import stacked
 from keras_dist_tensorflow.traced import Traced
 
+if TYPE_CHECKING:
+    from keras_dist_tensorflow.workers import TensorFlowWorkers
+
 _Named = Mapping[str, Any] | None
 
 
@@ -31,11 +36,18 @@ class TensorFlowCompiler(Compiler):
 
     Args:
         num_replicas: Integer, of the plan that it compiles for.
+        workers: `TensorFlowWorkers`, or `None`.
+
+    Attributes:
+        workers: As given.
     """
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(
+        self, num_replicas: int, workers: "TensorFlowWorkers | None" = None
+    ) -> None:
         install_building()
         self._num_replicas = num_replicas
+        self.workers = workers
         self._kept: weakref.WeakKeyDictionary[object, dict[Any, Traced]] = (
             weakref.WeakKeyDictionary()
         )
@@ -117,9 +129,15 @@ class TensorFlowCompiler(Compiler):
 
         def call(args: Any, kwargs: Any) -> Any:
             check_arguments(function, args, kwargs)
-            return traced(args, kwargs)
+            with self._explaining():
+                return traced(args, kwargs)
 
         return call
+
+    def _explaining(self) -> contextlib.AbstractContextManager[None]:
+        if self.workers is None:
+            return contextlib.nullcontext()
+        return self.workers.explaining()
 
     def _jit_compile(self, function: Function) -> bool | None:
         if not function.jit_compile or self._num_replicas == 1:

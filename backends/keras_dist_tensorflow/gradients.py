@@ -1,9 +1,13 @@
 """Sums of gradients over replicas."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from typing import Any
 
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 
 def weighted_sum(
@@ -32,6 +36,45 @@ def weighted_sum(
         )
         for each in zip(*gradients, strict=True)
     ]
+
+
+def summed_over_workers(
+    gradients: Sequence[Any], workers: "TensorFlowWorkers"
+) -> list[Any]:
+    """Sums of what each worker has summed over its replicas.
+
+    Args:
+        gradients: Sequence with a gradient for each variable, or `None`.
+            Lists of rows stay that, with the rows of all workers in order.
+        workers: `TensorFlowWorkers`.
+    """
+    results = list(gradients)
+    sparse = [
+        place
+        for place, gradient in enumerate(gradients)
+        if isinstance(gradient, tf.IndexedSlices)
+    ]
+    dense = [
+        place
+        for place, gradient in enumerate(gradients)
+        if gradient is not None and place not in sparse
+    ]
+    totals = workers.sum_gradients([gradients[place] for place in dense])
+    for place, total in zip(dense, totals, strict=True):
+        results[place] = total
+    rows = workers.concatenate_rows(
+        [
+            part
+            for place in sparse
+            for part in (gradients[place].values, gradients[place].indices)
+        ]
+    )
+    for place, values, indices in zip(
+        sparse, rows[::2], rows[1::2], strict=True
+    ):
+        shape = gradients[place].dense_shape
+        results[place] = tf.IndexedSlices(values, indices, shape)
+    return results
 
 
 def _sum(terms: list[tuple[Any, Any]]) -> Any:

@@ -23,6 +23,8 @@
 | | distributed dataset in a `tf.function` |
 | `tensorflow.python.distribute.values.PerReplica` | a value that a |
 | | `tf.function` takes and returns |
+| `tensorflow.python.eager.context` | starts the runtime of several |
+| | workers, and asks it about them; the global seed |
 | `tensorflow.python.eager.record` | whether a tape is open |
 | `tensorflow.python.framework.composite_tensor` | whether it is one |
 
@@ -31,6 +33,8 @@
 
 import contextlib
 import functools
+import json
+import secrets
 import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -41,6 +45,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.distribute.values import PerReplica
+from tensorflow.python.eager import context
 from tensorflow.python.eager import record
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 
@@ -228,3 +233,113 @@ def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
 def build_compiled_parts(model: keras.Model, batch: Any) -> None:
     """Builds a model's metrics and loss from the shapes of a batch."""
     model._symbolic_build(data_batch=batch)
+
+
+def has_started() -> bool:
+    """Whether TensorFlow knows its devices already, once and for all."""
+    return bool(context.context()._initialized)
+
+
+def configure_runtime(
+    job: str,
+    addresses: Sequence[str],
+    index: int,
+    joining_ms: int,
+    silence_ms: int,
+) -> None:
+    """Prepares the runtime of a worker, before TensorFlow has started.
+
+    Args:
+        job: String, the name of the workers' job.
+        addresses: Sequence of each worker's `"host:port"`.
+        index: Integer, which of them this one is.
+        joining_ms: Integer, how long the workers wait for one another.
+        silence_ms: Integer, after how long without a sign of life a worker is
+            lost.
+    """
+    runtime = context.context()
+    leader = f"/job:{job}/replica:0/task:0"
+    own_devices_only = (f"/job:{job}/task:{index}",)
+    runtime.configure_collective_ops(
+        collective_leader=leader, device_filters=own_devices_only
+    )
+    runtime.configure_coordination_service(
+        "standalone",
+        service_leader=leader,
+        cluster_register_timeout_in_ms=joining_ms,
+        heartbeat_timeout_in_ms=silence_ms,
+    )
+    service = runtime.coordination_service
+    # Else they wait without end for those that don't come.
+    service.cluster_register_with_barrier = True
+    service.coordinated_job_list.add(name=job, num_tasks=len(addresses))
+    runtime.enable_collective_ops(
+        tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({job: addresses}).as_cluster_def(),
+            default_session_config=runtime.config,
+            job_name=job,
+            task_index=index,
+            protocol="grpc",
+        )
+    )
+
+
+def start_runtime() -> None:
+    """Starts TensorFlow, and with it this worker's server."""
+    context.context().ensure_initialized()
+
+
+def is_healthy(task: str, timeout_ms: int) -> bool:
+    """Whether a worker answers.
+
+    Args:
+        task: String, TensorFlow's name of it.
+        timeout_ms: Integer.
+    """
+    try:
+        context.context().check_collective_ops_peer_health(task, timeout_ms)
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def wait_for_all_workers(name: str, timeout_ms: int) -> None:
+    """Waits until every worker has come to a place.
+
+    Args:
+        name: String, that of the place, where workers come once.
+        timeout_ms: Integer.
+
+    Raises:
+        tf.errors.OpError: If one does not come.
+    """
+    context.context().wait_at_barrier(name, timeout_ms)
+
+
+def tell_all_workers(message: str) -> None:
+    """Makes collectives of all workers fail, with a message."""
+    context.context().report_error_to_cluster(tf.errors.ABORTED, message)
+
+
+def runtime_task() -> int | None:
+    """Which of several workers this one is; `None` if it is alone."""
+    server = context.context()._collective_ops_server_def
+    return None if server is None else int(server.task_index)
+
+
+def random_state() -> str:
+    """The global seed, and where operations are that draw from it.
+
+    TensorFlow draws a seed wherever there is none: here one is set.
+    """
+    now = context.context()
+    if context.global_seed() is None:
+        tf.random.set_seed(secrets.randbelow(2**31))
+    return json.dumps([int(context.global_seed()), now._rng.getstate()])
+
+
+def set_random_state(state: str) -> None:
+    """Goes back to what `random_state` returned, on any worker."""
+    seed, (version, numbers, gauss) = json.loads(state)
+    tf.random.set_seed(seed)
+    context.context()._rng.setstate((version, tuple(numbers), gauss))

@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.reduction import check_shapes
+from keras_dist.training.replica import ALONE
+from keras_dist.training.replica import Group
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import divergence
 from keras_dist.training.shares import WHOLE
@@ -73,17 +75,25 @@ class TensorFlowReplica(Replica):
     """One replica while its thread traces a step, or runs it eagerly.
 
     Args:
-        index: Integer, its position among all replicas.
+        index: Integer, its position among the replicas of this worker.
         share: `Share`, its rows of the step's batch.
         round_: The `Round` it takes part in.
+        group: `Group`, the workers that this one is among.
     """
 
-    def __init__(self, index: int, share: Share, round_: Round) -> None:
-        super().__init__(index, share)
+    def __init__(
+        self, index: int, share: Share, round_: Round, group: Group = ALONE
+    ) -> None:
+        super().__init__(index, share, group)
         self._round = round_
         self._graph = tf.compat.v1.get_default_graph()
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        self.check_meeting(what)
+        result: T = self._round.meet(self.index, what, fn, value)
+        return result
+
+    def check_meeting(self, what: str) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise UnsupportedModelError(
                 f"Replicas can't meet for {what} inside of `cond`, "
@@ -94,12 +104,10 @@ class TensorFlowReplica(Replica):
                 "(`unroll=True` in recurrent layers), compile with "
                 "`run_eagerly=True`, or use one device."
             )
-        result: T = self._round.meet(self.index, what, fn, value)
-        return result
 
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
         if total is None:
-            total = self.meet(what, _add, tf.stop_gradient(value))
+            total = self.meet(what, self._add, tf.stop_gradient(value))
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.
@@ -152,7 +160,8 @@ class TensorFlowReplica(Replica):
     def committed(self) -> None:
         self._round.overwritten = []
 
-
-def _add(values: list[Any]) -> Any:
-    check_shapes(values)
-    return tf.add_n(values)
+    def _add(self, values: list[Any]) -> Any:
+        check_shapes(values)
+        total = tf.add_n(values)
+        workers = self.group.workers
+        return total if workers is None else workers.sum([total])[0]

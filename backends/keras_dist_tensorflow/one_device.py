@@ -16,6 +16,7 @@ from keras_dist.plan import Plan
 from keras_dist.training.steps import STEPS
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
+from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.variables import Moves
@@ -38,7 +39,7 @@ class OneDeviceExecutor(Executor):
         super().__init__(plan)
         self.compiler = TensorFlowCompiler(plan.num_replicas)
         install_barrier()
-        has_gpu = bool(tf.config.list_logical_devices("GPU"))
+        has_gpu = bool(local_devices("GPU"))
         self._is_default = plan.primary == Device(
             "gpu" if has_gpu else "cpu", 0
         )

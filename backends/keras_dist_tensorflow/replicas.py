@@ -21,10 +21,12 @@ from keras_dist.training.keras_internals import inherit_thread_state
 from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.training.keras_internals import thread_state
 from keras_dist.training.metrics import hook_metrics
+from keras_dist.training.replica import Group
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.replica import StepRunner
 from keras_dist.training.replica import divergence
+from keras_dist.training.replica import group_of
 from keras_dist.training.replica import named
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
@@ -36,6 +38,7 @@ from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.gradients import summed_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.meetings import Round
 from keras_dist_tensorflow.meetings import TensorFlowReplica
@@ -54,6 +57,7 @@ from keras_dist_tensorflow.variables import install_slots
 from keras_dist_tensorflow.variables import is_metric_state
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.variables import put
+from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
 DIVERGED = "Replicas left different values in a variable that aggregates none."
@@ -67,11 +71,16 @@ class ReplicaExecutor(Executor, StepRunner):
 
     Args:
         plan: The `Plan` it is bound to.
+        workers: The `TensorFlowWorkers` of its cluster, or `None`.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        super().__init__(plan)
-        self.compiler = TensorFlowCompiler(plan.num_replicas)
+    workers: TensorFlowWorkers | None
+
+    def __init__(
+        self, plan: Plan, workers: TensorFlowWorkers | None = None
+    ) -> None:
+        super().__init__(plan, workers)
+        self.compiler = TensorFlowCompiler(plan.num_replicas, workers)
         # On CPU devices, collectives of a second model can mix with the
         # first one's; sums on one device can't.
         self._native = tf.distribute.MirroredStrategy(
@@ -147,7 +156,10 @@ class ReplicaExecutor(Executor, StepRunner):
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
         with tf.device(native_name(self.plan.primary)):
-            return tf.concat(values, axis)
+            own = tf.concat(values, axis)
+        if self.workers is None:
+            return own
+        return self.workers.concatenate(own, axis)
 
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
@@ -157,6 +169,8 @@ class ReplicaExecutor(Executor, StepRunner):
             return
         message = _message(error)
         first, *others = values
+        if self.workers is not None:
+            others += [each[0] for each in self.workers.gather([first])]
         for other in others:
             near = tf.experimental.numpy.allclose(first, other, rtol=1e-4)
             wait_for(tf.debugging.Assert(near, [message, first, other]))
@@ -190,20 +204,31 @@ class ReplicaExecutor(Executor, StepRunner):
         internals.forget_functions(model)
 
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
-        count = self.plan.num_replicas
-        parts, shares = cut_batch(batch, count)
+        first, count = self.plan.first_replica, self.plan.num_local_replicas
+        parts, shares, edges = cut_batch(
+            batch, self.plan.num_replicas, slice(first, first + count)
+        )
         results = self._play(
-            lambda index, replica: fn(replica, parts[index]), shares
+            lambda index, replica: fn(replica, parts[index]),
+            shares,
+            group_of(self.plan, self.workers, edges),
         )
         return [results[index] for index in range(count)]
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
-        count = self.plan.num_replicas
-        results = self._play(lambda _, replica: fn(replica), [WHOLE] * count)
+        count = self.plan.num_local_replicas
+        results = self._play(
+            lambda _, replica: fn(replica),
+            [WHOLE] * count,
+            Group(self.workers, self.plan.first_replica),
+        )
         return [results[index] for index in range(count)]
 
     def _play(
-        self, fn: Callable[[int, Replica], T], shares: Sequence[Share]
+        self,
+        fn: Callable[[int, Replica], T],
+        shares: Sequence[Share],
+        group: Group,
     ) -> dict[int, T]:
         with tf.init_scope():
             state = thread_state()
@@ -216,8 +241,8 @@ class ReplicaExecutor(Executor, StepRunner):
                 tf.get_static_value(native_context.replica_id_in_sync_group)
             )
             inherit_thread_state(state)
-            replica = TensorFlowReplica(index, shares[index], round_)
-            with named(index, len(shares)):
+            replica = TensorFlowReplica(index, shares[index], round_, group)
+            with named(replica.id, self.plan.num_replicas):
                 results[index] = fn(index, replica)
 
         try:
@@ -237,7 +262,10 @@ class ReplicaExecutor(Executor, StepRunner):
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
         with tf.device(native_name(self.plan.primary)):
-            return weighted_sum(gradients, weights)
+            own = weighted_sum(gradients, weights)
+        if self.workers is None:
+            return own
+        return summed_over_workers(own, self.workers)
 
     def updating(
         self, optimizer: keras.optimizers.Optimizer

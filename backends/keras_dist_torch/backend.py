@@ -16,10 +16,13 @@ from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
+from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.leaving import leave_at_exit
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
+from keras_dist.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.differentiation import differentiate
 from keras_dist_torch.one_device import OneDeviceExecutor
@@ -27,7 +30,9 @@ from keras_dist_torch.replicas import ReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(Backend, Differentiates, BenchmarksLoops):
+class TorchBackend(
+    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers
+):
     """PyTorch: its accelerators, and a CPU with any number of names.
 
     PyTorch has one CPU device. Virtual ones share its memory and its threads;
@@ -105,3 +110,8 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops):
         from keras_dist_torch import bench
 
         return {"Keras": bench.KerasLoop(setting)}
+
+    def native_workers(self, workers: Workers) -> NativeWorkers:
+        from keras_dist_torch.bench_workers import TorchNativeWorkers
+
+        return TorchNativeWorkers(workers)

@@ -182,6 +182,7 @@ class Overlap:
             for bucket in sent:
                 bucket.finish()
             sent = []
+        self._ready.pop(order, None)
         started = sent + [
             Bucket([own[i] for i in positions], self._workers)
             for positions in order.buckets[len(sent) :]
@@ -215,8 +216,8 @@ class Overlap:
             ):
                 return
             with torch.no_grad():
-                own = [self._weighted(ready[p]) for p in positions]
-                sent.append(Bucket(own, self._workers))
+                sums = [self._weighted(ready[p]) for p in positions]
+                sent.append(Bucket(sums, self._workers))
 
     def _weighted(self, by_replica: dict[int, tuple[Any, int]]) -> Any:
         total = None

@@ -27,7 +27,6 @@ from keras_dist.training.shares import bounds
 from keras_dist.training.step import outside_replicas
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
-from keras_dist.workers import Workers
 from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut
 from keras_dist_torch.batches import move
@@ -42,6 +41,7 @@ from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.threads import capture_thread
+from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
 # Compiled regions end where replicas meet.
@@ -59,7 +59,9 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         plan: The `Plan` it is bound to.
     """
 
-    def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
+    workers: TorchWorkers | None
+
+    def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
         install_zero_grad()
         self._devices = [torch_device(device) for device in plan.devices]

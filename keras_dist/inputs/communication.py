@@ -35,7 +35,7 @@ class CommunicationOptions(_CommunicationOptions):
         bytes_per_pack: Integer, at least 0. Values are sent in packs of
             about this many bytes; 0 leaves it to the backend.
         timeout_seconds: Float or `None`. How long a collective may take.
-        implementation: A `CommunicationImplementation`.
+        implementation: A `CommunicationImplementation`, or its name.
         dtype: String, `"float16"` or `"bfloat16"`, in which gradients of
             `float32` travel between workers; `None` for their own.
 
@@ -58,7 +58,7 @@ class CommunicationOptions(_CommunicationOptions):
         cls,
         bytes_per_pack: int = 0,
         timeout_seconds: float | None = None,
-        implementation: CommunicationImplementation = (
+        implementation: CommunicationImplementation | str = (
             CommunicationImplementation.AUTO
         ),
         dtype: str | None = None,

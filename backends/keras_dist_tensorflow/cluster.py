@@ -1,0 +1,130 @@
+"""Starting TensorFlow's runtime for several workers."""
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_dist.cluster import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.errors import WorkerLostError
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.addresses import check_addresses
+from keras_dist_tensorflow.listening import listen_to_own_address
+
+# Seconds that workers wait for one another to begin with, by default.
+JOINING = 300.0
+# Seconds without a sign of life after which a worker is lost, at most.
+SILENCE = 30.0
+
+_JOB = "worker"
+_TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
+
+
+def task_name(index: int) -> str:
+    """TensorFlow's name of a worker."""
+    return f"/job:{_JOB}/replica:0/task:{index}"
+
+
+def tasks_in(text: str) -> list[int]:
+    """The workers that a message names, each once."""
+    return list(dict.fromkeys(int(task) for task in _TASK.findall(text)))
+
+
+def local_devices(kind: str) -> list[Any]:
+    """The logical devices of this worker.
+
+    TensorFlow lists those of all workers.
+
+    Args:
+        kind: String, such as `"CPU"`.
+    """
+    devices = tf.config.list_logical_devices(kind)
+    own = internals.runtime_task()
+    return [
+        device
+        for device in devices
+        if tf.DeviceSpec.from_string(device.name).task in (None, own)
+    ]
+
+
+def start(cluster: Cluster, options: CommunicationOptions) -> None:
+    """Starts this worker's server and waits for the other workers.
+
+    Args:
+        cluster: The `Cluster`.
+        options: `CommunicationOptions`.
+
+    Raises:
+        ClusterError: If an address is taken or unknown.
+        WorkerLostError: If not all workers came in time.
+        RuntimeError: If TensorFlow has started already.
+    """
+    if internals.has_started():
+        raise RuntimeError(
+            "The workers of a cluster must be joined at program startup. "
+            "TensorFlow has made a tensor or listed its devices already. "
+            "Make the MultiWorkerMirroredStrategy before anything else, "
+            "straight after the imports."
+        )
+    seconds = options.timeout_seconds or JOINING
+    check_addresses(cluster, seconds)
+    silence = min(SILENCE, options.timeout_seconds or SILENCE)
+    internals.configure_runtime(
+        job=_JOB,
+        addresses=cluster.addresses,
+        index=cluster.index,
+        joining_ms=round(seconds * 1000),
+        silence_ms=max(1000, round(silence * 1000)),
+    )
+    with interruptible():
+        try:
+            internals.start_runtime()
+        except tf.errors.OpError as error:
+            raise _explained(cluster, seconds, error) from error
+    listen_to_own_address(cluster)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Lets Ctrl-C end the process where Python would not hear of it.
+
+    TensorFlow holds the interpreter's lock while it waits for workers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _explained(
+    cluster: Cluster, seconds: float, error: tf.errors.OpError
+) -> Exception:
+    own = cluster.addresses[cluster.index]
+    if "Could not start gRPC server" in error.message:
+        return ClusterError(
+            f"Worker {cluster.index} can't listen at its address '{own}': "
+            f"{error.message}. Choose a free port, or end what uses it."
+        )
+    # After this TensorFlow lists who has not come; else the chief has not.
+    _, _, listed = error.message.partition("timed out task names:")
+    missing = tasks_in(listed.partition("Additional")[0]) or [0]
+    names = ", ".join(
+        f"worker {index} at {cluster.addresses[index]}" for index in missing
+    )
+    return WorkerLostError(
+        f"Not all of the {cluster.num_workers} workers came within "
+        f"{seconds:g} seconds: {names} did not. See what they printed, start "
+        "all workers at about the same time, check that this machine reaches "
+        "those addresses, or give `timeout_seconds` of "
+        "`CommunicationOptions` more."
+    )

@@ -1,0 +1,376 @@
+"""The workers of a cluster, by TensorFlow's collectives."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_dist.cluster import Cluster
+from keras_dist.device import parse_device
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.training.shares import Share
+from keras_dist.workers import Workers
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.cluster import interruptible
+from keras_dist_tensorflow.cluster import local_devices
+from keras_dist_tensorflow.cluster import start
+from keras_dist_tensorflow.lost import explained
+from keras_dist_tensorflow.variables import apart
+from keras_dist_tensorflow.words import from_words
+from keras_dist_tensorflow.words import shape_of
+from keras_dist_tensorflow.words import size_of
+from keras_dist_tensorflow.words import to_words
+
+# Seconds that a collective waits for workers that are alive, by default.
+TIMEOUT = 600.0
+# Seconds that a worker that has ended waits for the others to end.
+PARTING = 10.0
+# Other groups, such as a native strategy's, count theirs from 1.
+_GROUP = 0x6B64
+# What is summed as it is; the place is a part of the key.
+_SUMMED = (
+    tf.float32,
+    tf.float64,
+    tf.float16,
+    tf.bfloat16,
+    tf.int32,
+    tf.int64,
+)
+_NUM_KINDS = 8
+_GATHERED = 7
+# Elements in one collective: keys have 31 bits.
+_MOST = 2**31 // _NUM_KINDS - 1
+
+
+class TensorFlowWorkers(Workers):
+    """Collectives on one device of each worker.
+
+    A collective's key is what it does and its size. So a key never stands for
+    two shapes, whatever functions a worker has traced and in which order, and
+    the runtime has few to remember. What has the same key comes one after the
+    other: a token orders all collectives of a worker.
+
+    Args:
+        cluster: The `Cluster`.
+        options: `CommunicationOptions`.
+
+    Raises:
+        ClusterError: If an address is taken or unknown.
+        WorkerLostError: If not all workers came in time.
+        RuntimeError: If TensorFlow has started already.
+    """
+
+    def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
+        super().__init__(cluster, options)
+        start(cluster, options)
+        self._timeout = options.timeout_seconds or TIMEOUT
+        devices = local_devices("GPU") or local_devices("CPU")
+        self._device = devices[0].name
+        self._token = apart(
+            lambda: tf.Variable(0.0, trainable=False),
+            parse_device(self._device),
+        )
+        self._is_over = False
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        return self._summed(tensors, lambda dtype: dtype)
+
+    def sum_gradients(self, tensors: Sequence[Any]) -> list[Any]:
+        """`sum`, in the dtype that gradients travel in.
+
+        Args:
+            tensors: Sequence of dense tensors, those of the first layers
+                first.
+        """
+        wire = self.options.dtype and tf.as_dtype(self.options.dtype)
+
+        def travels_as(dtype: tf.DType) -> tf.DType:
+            return wire if wire and dtype == tf.float32 else dtype
+
+        return self._summed(tensors, travels_as)
+
+    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        if not tensors:
+            return [[] for _ in range(self.cluster.num_workers)]
+        with tf.device(self._device):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            # One more, because TensorFlow crashes where there are none.
+            words = [*map(to_words, tensors), tf.zeros([1], tf.int32)]
+            sizes = [size_of(each) for each in words]
+            rows = self._gathered(tf.concat(words, axis=0))
+            return [
+                [
+                    _like(from_words(part, t.dtype, shape_of(t)), t)
+                    for part, t in zip(
+                        tf.split(row, sizes)[:-1], tensors, strict=True
+                    )
+                ]
+                for row in rows
+            ]
+
+    def gather_rows(
+        self, tensors: Sequence[Any], shares: Sequence[Share]
+    ) -> list[list[Any]]:
+        rows = [share.rows for share in shares]
+        if all(isinstance(n, int) for n in rows) and len(set(rows)) == 1:
+            return self.gather(tensors)
+        with tf.device(self._device):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            if not any(tensor.shape.rank for tensor in tensors):
+                return self.gather(tensors)
+            return self._gather_by_rows(tensors, rows)
+
+    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+        if not tensors:
+            return []
+        with tf.device(self._device):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            words = [to_words(tensor) for tensor in tensors]
+            if not self.cluster.is_chief:
+                words = [tf.zeros_like(each) for each in words]
+            return [
+                _like(from_words(each, t.dtype, shape_of(t)), t)
+                for each, t in zip(self.sum(words), tensors, strict=True)
+            ]
+
+    def concatenate(self, tensor: Any, axis: int) -> Any:
+        with tf.device(self._device):
+            tensor = tf.convert_to_tensor(tensor)
+            order = list(range(tensor.shape.rank))
+            order.insert(0, order.pop(axis))
+            moved = tensor if axis == 0 else tf.transpose(tensor, order)
+            joined = tf.concat(
+                [each[0] for each in self._gather_ragged([moved])], axis=0
+            )
+            if axis == 0:
+                return joined
+            back = [order.index(place) for place in range(len(order))]
+            return tf.transpose(joined, back)
+
+    def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
+        with tf.device(self._device):
+            own = tf.stack([tf.cast(number, tf.int32) for number in numbers])
+            joined = tf.concat([each[0] for each in self.gather([own])], axis=0)
+            if not tf.executing_eagerly():
+                return list(tf.unstack(joined))
+            return [int(number) for number in joined.numpy()]
+
+    def concatenate_rows(self, tensors: Sequence[Any]) -> list[Any]:
+        """Joins the workers' tensors along their first axes.
+
+        Args:
+            tensors: Sequence of tensors with at least one axis.
+        """
+        if not tensors:
+            return []
+        everyone = self._gather_ragged(tensors)
+        with tf.device(self._device):
+            return [
+                tf.concat(parts, axis=0)
+                for parts in zip(*everyone, strict=True)
+            ]
+
+    def explain(self, error: BaseException) -> BaseException:
+        lost = explained(error, self.cluster, self._timeout)
+        self._is_over = self._is_over or lost is not error
+        return lost
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raises `WorkerLostError` for what that is the cause of."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            lost = self.explain(error)
+            if lost is error:
+                raise
+            raise lost from error
+
+    def leave(self, reason: str, failed: bool) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        try:
+            if failed:
+                own = self.cluster.addresses[self.cluster.index]
+                internals.tell_all_workers(
+                    f"Worker {self.cluster.index} at {own} {reason}"
+                )
+            else:
+                # The chief's server is better there until the others end.
+                with interruptible():
+                    internals.wait_for_all_workers(
+                        "keras_dist/leave", round(PARTING * 1000)
+                    )
+        except tf.errors.OpError:
+            # Whoever is lost has ended; so does this worker.
+            return
+
+    def _gather_by_rows(
+        self, tensors: Sequence[Any], rows: Sequence[Any]
+    ) -> list[list[Any]]:
+        """`gather`, of tensors that mostly have the rows of their worker.
+
+        That is one collective; a second one if they have not.
+
+        Args:
+            tensors: Sequence of tensors, some with axes.
+            rows: Sequence with the number of each worker's rows.
+        """
+        own, most = rows[self.cluster.index], tf.reduce_max(tf.stack(rows))
+        sizes = [tf.shape(t)[0] for t in tensors if t.shape.rank]
+        fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
+        padded = [
+            _padded(t[:most], most) if t.shape.rank else t for t in tensors
+        ]
+        everyone = self.gather([fits, *padded])
+        all_fit = tf.reduce_all([each[0] for each in everyone])
+
+        def by_rows() -> list[list[Any]]:
+            return [
+                [value[:count] if value.shape.rank else value for value in each]
+                for (_, *each), count in zip(everyone, rows, strict=True)
+            ]
+
+        result: list[list[Any]] = tf.cond(
+            all_fit, by_rows, lambda: self._gather_ragged(tensors)
+        )
+        return result
+
+    def _gather_ragged(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """`gather`, of tensors whose first axes may be of any size."""
+        count = self.cluster.num_workers
+        with tf.device(self._device):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            ragged = [t for t in tensors if t.shape.rank]
+            if not ragged:
+                return self.gather(tensors)
+            own = tf.stack([tf.shape(t)[0] for t in ragged])
+            rows = tf.reshape(self._gathered(own), [count, -1])
+            most = iter(tf.unstack(tf.reduce_max(rows, axis=0)))
+            padded = [
+                _padded(t, next(most)) if t.shape.rank else t for t in tensors
+            ]
+            everyone = self.gather(padded)
+            for worker, values in enumerate(everyone):
+                sizes = iter(tf.unstack(rows[worker]))
+                for place, tensor in enumerate(tensors):
+                    if tensor.shape.rank:
+                        values[place] = values[place][: next(sizes)]
+            return everyone
+
+    def _summed(
+        self,
+        tensors: Sequence[Any],
+        travels_as: Callable[[tf.DType], tf.DType],
+    ) -> list[Any]:
+        with tf.device(self._device):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            sent = [_sendable(t, travels_as(t.dtype)) for t in tensors]
+            results: list[Any] = [None] * len(tensors)
+            for places in self._packs(sent):
+                flats = [tf.reshape(sent[place], [-1]) for place in places]
+                flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
+                parts = tf.split(
+                    self._reduced(flat), [size_of(each) for each in flats]
+                )
+                for place, part in zip(places, parts, strict=True):
+                    total = tf.reshape(part, shape_of(sent[place]))
+                    results[place] = _received(total, tensors[place])
+            return results
+
+    def _packs(self, tensors: Sequence[Any]) -> list[list[int]]:
+        """Which tensors travel together: those of a dtype, last ones first.
+
+        Gradients of the last layers are there first.
+        """
+        limit = self.options.bytes_per_pack or None
+        packs: list[list[int]] = []
+        # By dtype, the pack that is being filled, and its size.
+        open_: dict[tf.DType, tuple[list[int], int]] = {}
+        for place in reversed(range(len(tensors))):
+            tensor = tensors[place]
+            size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
+            pack, filled = open_.get(tensor.dtype, ([], 0))
+            if not pack or (limit is not None and filled + size > limit):
+                pack, filled = [], 0
+                packs.append(pack)
+            pack.append(place)
+            open_[tensor.dtype] = pack, filled + size
+        return packs
+
+    def _reduced(self, flat: Any) -> Any:
+        known = flat.shape.num_elements()
+        if known is not None and known > _MOST:
+            return tf.concat(
+                [self._reduced(flat[:_MOST]), self._reduced(flat[_MOST:])], 0
+            )
+        with self.explaining():
+            reduced = tf.raw_ops.CollectiveReduceV2(
+                input=flat,
+                merge_op="Add",
+                final_op="Id",
+                **self._arguments(flat, _SUMMED.index(flat.dtype)),
+            )
+        reduced.set_shape(flat.shape)
+        return reduced
+
+    def _gathered(self, flat: Any) -> list[Any]:
+        """The flat int32 tensor of each worker."""
+        count = self.cluster.num_workers
+        with self.explaining():
+            joined = tf.raw_ops.CollectiveGatherV2(
+                input=flat, **self._arguments(flat, _GATHERED)
+            )
+        rows: list[Any] = tf.unstack(tf.reshape(joined, [count, -1]), num=count)
+        for row in rows:
+            row.set_shape(flat.shape)
+        return rows
+
+    def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
+        with tf.device("/device:CPU:0"):
+            key = tf.convert_to_tensor(size_of(flat)) * _NUM_KINDS + kind
+        return {
+            "group_size": self.cluster.num_workers,
+            "group_key": _GROUP,
+            "instance_key": key,
+            "ordering_token": [self._token.handle],
+            "communication_hint": self.options.implementation.value.lower(),
+            "timeout_seconds": self._timeout,
+        }
+
+
+def _sendable(tensor: Any, dtype: tf.DType) -> Any:
+    """A tensor of a dtype that is summed, with the same sums."""
+    if tensor.dtype.is_complex:
+        half = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
+        return tf.bitcast(tensor, half)
+    if dtype not in _SUMMED:
+        if not dtype.is_integer:
+            raise TypeError(
+                "Only numbers can be summed over workers. Received: a tensor "
+                f"of dtype '{dtype.name}'."
+            )
+        # Where it overflows, it does so as its own dtype would.
+        dtype = tf.int64 if dtype.size > 2 else tf.int32
+    return tf.cast(tensor, dtype)
+
+
+def _received(total: Any, like: Any) -> Any:
+    """What has been summed, as it was before `_sendable`."""
+    if like.dtype.is_complex:
+        total = tf.bitcast(total, like.dtype)
+    return _like(tf.cast(total, like.dtype), like)
+
+
+def _like(tensor: Any, like: Any) -> Any:
+    tensor.set_shape(like.shape)
+    return tensor
+
+
+def _padded(tensor: Any, rows: Any) -> Any:
+    missing = [[0, rows - tf.shape(tensor)[0]]]
+    return tf.pad(tensor, missing + [[0, 0]] * (tensor.shape.rank - 1))

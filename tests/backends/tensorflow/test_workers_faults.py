@@ -1,0 +1,193 @@
+"""Workers that are lost, that never come, or that can't begin."""
+
+import contextlib
+import socket
+import sys
+
+import pytest
+from tensorflow.python.eager import context
+from worker_processes import Workers
+from worker_processes import free_addresses
+
+import keras_dist
+from keras_dist.backend import get_backend
+from keras_dist.cluster import Cluster
+from keras_dist.errors import RESTART_EXIT_CODE
+from keras_dist.errors import ClusterError
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.plan import Plan
+from keras_dist_tensorflow.addresses import check_addresses
+
+# For processes that import TensorFlow while others do.
+STARTING = 60
+
+
+@contextlib.contextmanager
+def running(folder, kind, victim=1, timeout="-", count=2, **options):
+    addresses = options.pop("addresses", None) or free_addresses(count)
+    workers = Workers(
+        folder,
+        "worker_faults.py",
+        addresses,
+        (kind, victim, timeout),
+        **options,
+    )
+    try:
+        yield workers
+    finally:
+        workers.end()
+
+
+@pytest.mark.parametrize(
+    ("kind", "victim", "timeout"),
+    [("kill", 1, "-"), ("kill", 0, "-"), ("stop", 1, 15), ("stop", 0, "-")],
+    ids=["killed", "killed_leader", "stopped", "stopped_leader"],
+)
+def test_a_lost_worker_is_named(tmp_path, kind, victim, timeout):
+    survivor = 1 - victim
+    with running(tmp_path, kind, victim, timeout) as workers:
+        workers.wait_until_printed(survivor, "training", STARTING)
+        status = workers.wait(survivor, 40)
+        printed = workers.printed(survivor)
+        assert status == RESTART_EXIT_CODE, printed[-3000:]
+        assert "WorkerLostError: Worker" in printed
+        assert f"worker {victim} at {workers.addresses[victim]} " in printed
+
+
+def test_two_survivors_name_the_same_worker(tmp_path):
+    with running(tmp_path, "kill", 2, count=3) as workers:
+        for survivor in (0, 1):
+            status = workers.wait(survivor, STARTING)
+            printed = workers.printed(survivor)
+            assert status == RESTART_EXIT_CODE, printed[-3000:]
+            assert f"worker 2 at {workers.addresses[2]} " in printed
+
+
+def test_a_live_worker_that_takes_no_part_is_not_waited_for_for_ever(tmp_path):
+    with running(tmp_path, "idle", timeout=15) as workers:
+        workers.wait_until_printed(0, "training", STARTING)
+        if sys.platform == "linux":
+            check_reached_on_loopback_only(workers.addresses[0])
+        status = workers.wait(0, 40)
+        printed = workers.printed(0)
+        assert status == RESTART_EXIT_CODE, printed[-3000:]
+        assert "every worker is alive, but not all of them took part" in printed
+        assert "within 15 seconds" in printed
+
+
+def test_an_error_of_one_worker_is_told_to_the_others_at_once(tmp_path):
+    with running(tmp_path, "raise", timeout=300) as workers:
+        workers.wait_until_printed(0, "training", STARTING)
+        assert workers.wait(1, 20) == 1
+        assert "ValueError: the data is bad" in workers.printed(1)
+        status = workers.wait(0, 20)
+        printed = workers.printed(0)
+        assert status == RESTART_EXIT_CODE, printed[-3000:]
+        address = workers.addresses[1]
+        assert (
+            f"worker 1 at {address} ended with ValueError: the data is bad"
+            in printed
+        )
+
+
+def test_workers_end_one_after_the_other(tmp_path):
+    with running(tmp_path, "end", timeout=120, count=3) as workers:
+        for index in range(3):
+            status = workers.wait(index, STARTING)
+            printed = workers.printed(index)
+            assert status == 0, printed[-3000:]
+            assert "3.0" in printed
+            assert "refused another cluster" in printed
+            assert "StartAbort" not in printed
+
+
+@pytest.mark.parametrize("missing", [1, 0], ids=["worker", "leader"])
+def test_a_worker_that_never_comes_is_named(tmp_path, missing):
+    own = 1 - missing
+    with running(tmp_path, "never", timeout=3, indices=[own]) as workers:
+        status = workers.wait(own, STARTING)
+        printed = workers.printed(own)
+        assert status != 0, printed[-3000:]
+        assert "Not all of the 2 workers came within 3 seconds" in printed
+        address = workers.addresses[missing]
+        assert f"worker {missing} at {address} did not" in printed
+
+
+def refused(addresses, index=0):
+    """What is said of addresses that can't be used."""
+    cluster = Cluster(index, addresses[0], tuple(addresses))
+    with pytest.raises(ClusterError) as caught:
+        check_addresses(cluster, 1)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", ""], ids=["own", "every"])
+def test_a_port_in_use_is_refused(host):
+    with socket.socket() as taken:
+        taken.bind((host, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        addresses = [f"127.0.0.1:{port}", *free_addresses(1)]
+        message = refused(addresses)
+    assert "The port of worker 0 is in use" in message
+    assert addresses[0] in message
+
+
+@pytest.mark.parametrize("unknown", [0, 1], ids=["own", "other"])
+def test_an_unknown_host_is_refused(unknown):
+    addresses = free_addresses(2)
+    addresses[unknown] = "no-such-host.invalid:9000"
+    message = refused(addresses)
+    assert f"The host of worker {unknown} is unknown" in message
+    assert addresses[unknown] in message
+
+
+def test_workers_are_joined_before_tensorflow_starts():
+    keras_dist.list_devices()
+    addresses = tuple(free_addresses(2))
+    cluster = Cluster(0, addresses[0], addresses)
+    with pytest.raises(RuntimeError, match="joined at program startup"):
+        get_backend().join(cluster, CommunicationOptions())
+
+
+def test_a_cluster_of_one_worker_needs_no_server():
+    addresses = tuple(free_addresses(1))
+    cluster = Cluster(0, addresses[0], addresses)
+    get_backend().join(cluster, CommunicationOptions())
+    devices = tuple(get_backend().list_devices())[:2]
+    plan = Plan(tuple((device,) for device in devices), devices, cluster)
+    assert get_backend().executor(plan).workers is None
+
+
+@pytest.mark.smoke
+def test_private_names_are_where_they_are_looked_for():
+    runtime = context.context()
+    for name in (
+        "_initialized",
+        "_collective_ops_server_def",
+        "config",
+        "configure_collective_ops",
+        "configure_coordination_service",
+        "coordination_service",
+        "enable_collective_ops",
+        "ensure_initialized",
+        "check_collective_ops_peer_health",
+        "report_error_to_cluster",
+        "wait_at_barrier",
+    ):
+        assert hasattr(runtime, name), name
+
+
+def own_address():
+    """This machine's address of other machines."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return probe.getsockname()[0]
+
+
+def check_reached_on_loopback_only(address):
+    """TensorFlow itself listens on every interface."""
+    port = int(address.rpartition(":")[2])
+    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    with pytest.raises(TimeoutError):
+        socket.create_connection((own_address(), port), timeout=1)

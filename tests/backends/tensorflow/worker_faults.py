@@ -1,0 +1,110 @@
+"""What workers run in `test_workers_faults.py`: a script for one of them.
+
+Usage: worker_faults.py INDEX ADDRESS,ADDRESS,... KIND VICTIM TIMEOUT
+
+The victim does what KIND says in the middle of a step. TIMEOUT is that of
+the options; with "-", silent workers are lost after two seconds.
+"""
+
+import dataclasses
+import os
+import signal
+import sys
+import time
+
+import keras
+
+import keras_dist
+from keras_dist.backend import get_backend
+from keras_dist.cluster import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.plan import Plan
+from keras_dist.strategy import Strategy
+from keras_dist_tensorflow import cluster as cluster_module
+
+
+class WorkerStrategy(Strategy):
+    """A replica on each device of each worker."""
+
+
+def train(strategy, each_batch):
+    """Trains for longer than any test waits."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    x, y = keras.ops.ones((4, 3)), keras.ops.ones((4, 2))
+    steps = keras.callbacks.LambdaCallback(on_train_batch_end=each_batch)
+    model.fit(x, y, batch_size=4, epochs=10**6, verbose=0, callbacks=[steps])
+
+
+def collectives_only(strategy, each_batch):
+    def fn():
+        context = keras_dist.get_replica_context()
+        return context.all_reduce("SUM", keras.ops.ones(()))
+
+    compiled = keras_dist.function(fn)
+    while True:
+        strategy.run(compiled)
+        each_batch(0, {})
+
+
+def main(index, addresses, kind, victim, timeout):
+    index, addresses = int(index), tuple(addresses.split(","))
+    if timeout == "-":
+        cluster_module.SILENCE = 2.0
+    options = CommunicationOptions(
+        timeout_seconds=None if timeout == "-" else float(timeout)
+    )
+    cluster = Cluster(index, addresses[0], addresses)
+    backend = get_backend()
+    backend.join(cluster, options)
+    devices = tuple(backend.list_devices())
+    strategy = WorkerStrategy(
+        Plan(tuple((d,) for d in devices), devices, cluster)
+    )
+    count = 0
+
+    def each_batch(batch, logs):
+        nonlocal count
+        count += 1
+        if count == 3:
+            print("training", flush=True)
+        if count < 10 or index != int(victim):
+            return
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "raise":
+            raise ValueError("the data is bad")
+        if kind == "idle":
+            time.sleep(1000)  # alive, and in no collective
+
+    if kind == "end":
+        # The chief is first to end: the others still need its server.
+        train_briefly(strategy)
+        check_joining_again(backend, cluster)
+        time.sleep(index * 1.0)  # so that workers end one after the other
+        return
+    (train if kind in ("kill", "raise") else collectives_only)(
+        strategy, each_batch
+    )
+
+
+def check_joining_again(backend, cluster):
+    backend.join(dataclasses.replace(cluster), CommunicationOptions())
+    other = dataclasses.replace(cluster, restarts=1)
+    try:
+        backend.join(other, CommunicationOptions())
+    except ClusterError as error:
+        assert "belongs to one cluster" in str(error)
+        print("refused another cluster")
+
+
+def train_briefly(strategy):
+    print(float(strategy.reduce("SUM", keras.ops.ones(()), axis=None)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
