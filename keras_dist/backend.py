@@ -82,6 +82,14 @@ class Executor(ABC):
         """What runs several replicas; `None` where there is only one."""
         return None
 
+    @property
+    def num_components(self) -> int:
+        """Components of a per-replica value: those of the local replicas.
+
+        A program that all workers run together may have those of all.
+        """
+        return self.plan.num_local_replicas
+
     @abstractmethod
     def put(self, value: Any, device: Device) -> Any:
         """A tensor on a device.
@@ -289,6 +297,17 @@ class Backend(ABC):
     @abstractmethod
     def executor(self, plan: Plan) -> Executor:
         """An executor bound to the plan."""
+
+    def random_state(self) -> str:
+        """The state of the framework's global randomness, where it has any.
+
+        A framework that draws its seed when it is first needed has one from
+        now on.
+        """
+        return ""
+
+    def set_random_state(self, state: str) -> None:
+        """Goes back to what `random_state` returned, on any worker."""
 
     def compiler(self) -> Compiler | None:
         """What compiles functions in no strategy, where the framework can."""

@@ -244,7 +244,7 @@ class ReplicaMethods(StrategyBase):
             return tuple(component.value for component in leaf.values)
         if isinstance(leaf, (keras.Variable, Mirrored)):
             return None
-        check_counts(leaf, self.plan.num_local_replicas)
+        check_counts(leaf, self.executor.num_components)
         if isinstance(leaf, DistributedValues):
             return leaf.values
         # A worker's only replica gives its values as they are.

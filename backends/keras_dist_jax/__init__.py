@@ -1,8 +1,18 @@
 """keras_dist on JAX."""
 
-from keras_dist_jax import trees
-from keras_dist_jax.backend import JaxBackend
+from typing import TYPE_CHECKING
+from typing import Any
+
+if TYPE_CHECKING:
+    from keras_dist_jax.backend import JaxBackend
 
 __all__ = ["JaxBackend"]
 
-trees.register()
+
+def __getattr__(name: str) -> Any:
+    # The coordinator is in this package too, and needs no Keras.
+    if name != "JaxBackend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from keras_dist_jax.backend import JaxBackend
+
+    return JaxBackend

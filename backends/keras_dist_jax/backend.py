@@ -9,17 +9,25 @@ import keras
 
 from keras_dist.backend import Backend
 from keras_dist.backend import Executor
+from keras_dist.cluster import Cluster
 from keras_dist.compilation import Compiler
 from keras_dist.device import Device
+from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
+from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
+from keras_dist.workers import Workers
+from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import trees
 from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.differentiation import differentiate
@@ -30,14 +38,22 @@ from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
+from keras_dist_jax.wide import WideLayout
+from keras_dist_jax.workers import JaxWorkers
+from keras_dist_jax.workers import devices_of
+
+trees.register()
 
 
-class JaxBackend(Backend, Differentiates, BenchmarksLoops):
+class JaxBackend(
+    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers
+):
     """JAX: the devices of its default platform, and the CPU's."""
 
     def __init__(self) -> None:
         self._cpu_gate = OneAtATime()
         self._plain_compiler = JaxCompiler(None, OpenGate())
+        self._workers: JaxWorkers | None = None
         internals.install_loss_scaling()
 
     def list_devices(self) -> Sequence[Device]:
@@ -58,10 +74,45 @@ class JaxBackend(Backend, Differentiates, BenchmarksLoops):
                 "variable KERAS_DIST_VIRTUAL_DEVICES."
             ) from error
 
+    def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
+        """See `Backend.join`.
+
+        Args:
+            cluster: The `Cluster`.
+            options: `CommunicationOptions`. `timeout_seconds` is how long
+                workers may take to come (300 by default), how long one may be
+                silent before it is lost (60 by default), and how long one
+                that lives may keep the others waiting while it does something
+                else (no limit by default). A worker that computes or compiles
+                is neither silent nor does it something else. `dtype` is
+                refused.
+        """
+        if self._workers is not None:
+            known = self._workers.cluster, self._workers.options
+            if known == (cluster, options):
+                return
+            raise ClusterError(
+                "A process joins one cluster, once. Received: "
+                f"{cluster}, {options}. Expected: {known[0]}, {known[1]}, as "
+                "before. Use one strategy for everything."
+            )
+        watch = joining.join(cluster, options)
+        self._workers = JaxWorkers(cluster, options, watch, self._cpu_gate)
+        self._plain_compiler.agrees = True
+
     def executor(self, plan: Plan) -> Executor:
-        layout = layout_of(plan)
+        layout = layout_of(plan, self._workers)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
-        return JaxExecutor(plan, layout, gate)
+        if plan.cluster is None:
+            return JaxExecutor(plan, layout, gate)
+        if self._workers is None:
+            raise ClusterError(
+                "A plan of several workers came before its cluster was "
+                f"joined. Received: {plan.cluster}. Call "
+                "`Backend.join` first."
+            )
+        gate = self._workers.watched(gate)
+        return JaxExecutor(plan, layout, gate, self._workers)
 
     def compiler(self) -> Compiler:
         return self._plain_compiler
@@ -118,9 +169,18 @@ class JaxBackend(Backend, Differentiates, BenchmarksLoops):
 
         return bench.other_loops(setting)
 
+    def native_workers(self, workers: Workers) -> NativeWorkers:
+        from keras_dist_jax.bench_workers import JaxNativeWorkers
 
-def layout_of(plan: Plan) -> Layout:
+        return JaxNativeWorkers(workers)
+
+
+def layout_of(plan: Plan, workers: JaxWorkers | None = None) -> Layout:
     """The plan's devices as JAX sees them.
+
+    Args:
+        plan: The `Plan`.
+        workers: The `JaxWorkers`, of a plan of several workers.
 
     Raises:
         DeviceError: If the replicas are on devices of different types.
@@ -128,6 +188,21 @@ def layout_of(plan: Plan) -> Layout:
     known = jax_devices()
     if plan.num_replicas == 1:
         return SingleLayout(known[plan.primary])
+    _check_types(plan)
+    devices = [known[device] for device in plan.devices]
+    if plan.cluster is None or plan.num_workers == 1 or workers is None:
+        return MeshLayout(devices)
+    everyone = devices_of(plan.cluster, devices[0].platform)
+    own = everyone[plan.cluster.index]
+    places = [own.index(device) for device in devices]
+    return WideLayout(
+        [[each[place] for place in places] for each in everyone],
+        plan.cluster.index,
+        workers.exchange,
+    )
+
+
+def _check_types(plan: Plan) -> None:
     if len({device.type for device in plan.devices}) > 1:
         names = ", ".join(str(device) for device in plan.devices)
         raise DeviceError(
@@ -135,4 +210,3 @@ def layout_of(plan: Plan) -> Layout:
             f"need devices of one type. Received: {names}. Expected: all "
             "'cpu', all 'gpu' or all 'tpu'."
         )
-    return MeshLayout([known[device] for device in plan.devices])

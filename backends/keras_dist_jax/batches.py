@@ -49,6 +49,54 @@ def put_cut(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     return put_shards(_abstract(array), sharding, shards, devices)
 
 
+def put_share(
+    leaf: Any, sharding: Any, devices: Sequence[Any], first: int, parts: int
+) -> Any:
+    """`put_cut`, of an array over several workers, each of which has all rows.
+
+    Args:
+        leaf: As for `put_cut`, with the same values on each worker.
+        sharding: As for `put_cut`.
+        devices: This worker's `jax.Device`s in its order.
+        first: Integer, the position of the first one among all devices.
+        parts: Integer, the number of all devices.
+    """
+    array = as_array(leaf)
+    share = -(-array.shape[0] // parts)
+    shards = []
+    for index in range(first, first + len(devices)):
+        own = array[index * share : (index + 1) * share]
+        missing = share - own.shape[0]
+        if missing:
+            own = np.asarray(own)
+            zeros = np.zeros((missing, *own.shape[1:]), own.dtype)
+            own = np.concatenate([own, zeros])
+        shards.append(own)
+    shape = (share * parts, *array.shape[1:])
+    return put_global(shape, array, sharding, shards, devices)
+
+
+def put_global(
+    shape: tuple[int, ...],
+    like: Any,
+    sharding: Any,
+    shards: Sequence[Any],
+    devices: Sequence[Any],
+) -> Any:
+    """An array over several workers, of what this one has of it.
+
+    Not `jax.device_put`: it compares the values of all workers, and so meets.
+    """
+    if put_shards is not None and not isinstance(like, jax.Array):
+        aval = jax.core.ShapedArray(shape, like.dtype)
+        return put_shards(aval, sharding, shards, devices)
+    placed = [
+        jax.device_put(shard, device)
+        for shard, device in zip(shards, devices, strict=True)
+    ]
+    return jax.make_array_from_single_device_arrays(shape, sharding, placed)
+
+
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     """An array, whole on each device."""
     array = as_array(leaf)

@@ -24,11 +24,11 @@ from keras_dist_jax.agreement import means_of
 from keras_dist_jax.divergence import AXIS
 from keras_dist_jax.divergence import differing
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import Shapes
 from keras_dist_jax.joined import cut_to
 from keras_dist_jax.joined import largest
 from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import Shapes
 from keras_dist_jax.lockstep import Lockstep
 from keras_dist_jax.peers import Peers
 from keras_dist_jax.peers import Record
@@ -99,14 +99,17 @@ def run_region(
 
     arguments = map_nest(collect, (tuple(args), dict(kwargs)))
     known = [v for k, v in trace.variables.items() if k in trace.values]
+    # A worker with one replica has its own values where others have
+    # per-replica ones.
+    is_own = layout.is_wide and len(layout.devices) == 1
     differ = [
-        *[spec is cut for spec in specs],
+        *[spec is cut or is_own for spec in specs],
         *[is_split(variable) for variable in known],
     ]
     body = _Body(strategy, layout, trace, fn, arguments, known, differ, scans)
     results, split, whole = jax.shard_map(
         body,
-        mesh=layout.sharding.mesh,
+        mesh=layout.whole.mesh,
         in_specs=(specs, [CUT if is_split(v) else ON_EACH for v in known]),
         out_specs=(CUT, CUT, ON_EACH),
         check_vma=False,
@@ -161,7 +164,7 @@ class _Body:
         self._scans = scans
         self.result: Any = None
         self.written: list[keras.Variable] = []
-        count = len(layout.devices)
+        count = layout.num_replicas
         uneven: list[Shapes] = []
         map_nest(
             lambda leaf: (

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 import jax
+import numpy as np
 from keras import ops
 
 from keras_dist import context
 from keras_dist.compilation import Compiler
 from keras_dist.function import Function
 from keras_dist.regroup import check_counts
+from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.replica_methods import check_args
 from keras_dist.static_arguments import check_arguments
@@ -23,6 +25,7 @@ from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import Shapes
 from keras_dist_jax.program import Program
 from keras_dist_jax.scans import scanned
 from keras_dist_jax.slots import Slots
@@ -48,7 +51,11 @@ class JaxCompiler(Compiler):
         self._layout = layout
         self._gate = gate
         self._slots = Slots()
-        self._several = layout is not None and len(layout.devices) > 1
+        self._several = layout is not None and layout.num_replicas > 1
+        # Whether several workers call functions, with values of their own.
+        self.agrees = layout is not None and layout.is_wide
+        # By the id of a value that is being joined: its shapes everywhere.
+        self._everyones: dict[int, Shapes] = {}
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
         ] = weakref.WeakKeyDictionary()
@@ -110,6 +117,8 @@ class JaxCompiler(Compiler):
     ) -> Any:
         context.check_cross_replica(strategy, "run")
         found: list[list[Any]] = [[] for _ in batches]
+        if self.agrees:
+            self._agree(tuple(batches))
         structures = [
             flatten(batch, leaves, self._join)
             for batch, leaves in zip(batches, found, strict=True)
@@ -141,6 +150,8 @@ class JaxCompiler(Compiler):
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
         leaves: list[Any] = []
+        if self.agrees:
+            self._agree((tuple(args), kwargs))
         key = (
             mode,
             flatten(args, leaves, self._join),
@@ -230,9 +241,32 @@ class JaxCompiler(Compiler):
                 )
             check_counts(value, len(layout.devices))
             parts = [jax.numpy.asarray(part) for part in value.values]
+            everyones = self._everyones.get(id(value))
             value = JoinedPerReplica(None, False, layout, parts)
-        value.join()
+            value.join(everyones)
+            return value
+        value.join(self._everyones.get(id(value)))
         return value
+
+    def _agree(self, nest: Any) -> None:
+        """Tells all workers the shapes of values to be joined, at once."""
+        self._everyones = {}
+        values = [
+            leaf
+            for leaf in leaves_of(nest)
+            if isinstance(leaf, PerReplica)
+            and getattr(leaf, "joined", None) is None
+        ]
+        first = next(iter(values), None)
+        layout = self._layout or getattr(first, "layout", None)
+        if layout is None or not layout.is_wide or current.trace is not None:
+            return
+        shapes = [
+            tuple(tuple(np.shape(part)) for part in value.values)
+            for value in values
+        ]
+        agreed = layout.everyones(shapes)
+        self._everyones = dict(zip(map(id, values), agreed, strict=True))
 
 
 class _UnhashableError(Exception):

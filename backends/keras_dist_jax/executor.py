@@ -16,6 +16,7 @@ from keras_dist.device import Device
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
+from keras_dist.reduction import combine
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.values import PerReplica
 from keras_dist_jax import keras_internals as internals
@@ -34,6 +35,7 @@ from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
 from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.trainer import Trainer
+from keras_dist_jax.workers import JaxWorkers
 
 
 class JaxExecutor(Executor):
@@ -43,21 +45,32 @@ class JaxExecutor(Executor):
         plan: The `Plan` it is bound to.
         layout: The plan's devices, as JAX sees them.
         gate: Bounds the steps under way.
+        workers: The `JaxWorkers` of its cluster, or `None` without one.
     """
 
-    def __init__(self, plan: Plan, layout: Layout, gate: Gate) -> None:
-        super().__init__(plan)
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        gate: Gate,
+        workers: JaxWorkers | None = None,
+    ) -> None:
+        super().__init__(plan, workers)
         self.layout = layout
         self.gate = gate
         self._devices = jax_devices()
-        self._replicas = JaxReplicas(layout) if plan.num_replicas > 1 else None
+        self._replicas = (
+            JaxReplicas(layout, plan.first_replica, workers)
+            if plan.num_replicas > 1
+            else None
+        )
         self.compiler = JaxCompiler(
             layout, gate if plan.num_replicas > 1 else OpenGate()
         )
         # Of values that are stacked: one collective, in one program.
         self._totals = {
-            ReduceOp.SUM: jax.jit(_sum, out_shardings=layout.sharding),
-            ReduceOp.MEAN: jax.jit(_mean, out_shardings=layout.sharding),
+            ReduceOp.SUM: jax.jit(_sum, out_shardings=layout.whole),
+            ReduceOp.MEAN: jax.jit(_mean, out_shardings=layout.whole),
         }
         self._running: weakref.WeakKeyDictionary[keras.Model, Running] = (
             weakref.WeakKeyDictionary()
@@ -91,6 +104,12 @@ class JaxExecutor(Executor):
     @property
     def replicas(self) -> ReplicaRunner | None:
         return self._replicas
+
+    @property
+    def num_components(self) -> int:
+        if current_trace() is None:
+            return self.plan.num_local_replicas
+        return self.layout.num_replicas
 
     def put(self, value: Any, device: Device) -> Any:
         target = self._devices[device]
@@ -152,11 +171,26 @@ class JaxExecutor(Executor):
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         trace = current_trace()
-        if trace is not None and trace.region is not None:
-            combined = trace.region.combine(op, values)
-            if combined is not None:
-                return combined
+        if trace is not None:
+            if trace.region is not None:
+                combined = trace.region.combine(op, values)
+                if combined is not None:
+                    return combined
+            if self.workers is not None:  # the values are of all replicas
+                return combine(op, list(values))
         return super().combine(op, values)
+
+    def combine_all(
+        self, op: ReduceOp, values: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        if current_trace() is not None:
+            return [self.combine(op, each) for each in values]
+        return super().combine_all(op, values)
+
+    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
+        if current_trace() is not None and self.workers is not None:
+            return ops.concatenate(list(values), axis=axis)
+        return super().concatenate(values, axis)
 
     def combine_whole(self, op: ReduceOp, value: Any) -> Any:
         total = self._totals.get(op)
@@ -175,7 +209,7 @@ class JaxExecutor(Executor):
             self.gate.settle(None)
             result = total(value.joined)
             self.gate.enter(None, result)
-        return result
+        return self.layout.narrow(result)
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         return lend(variable, self.layout.devices[index])

@@ -4,7 +4,12 @@ import contextlib
 import threading
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from typing import Any
+
+if TYPE_CHECKING:
+    from keras_dist_jax.watch import Watch
 
 
 class Gate(ABC):
@@ -94,3 +99,52 @@ class OneAtATime(Gate):
         with self.lock:
             if self._owner is owner:
                 self.settle(self)
+
+
+class WatchedGate(Gate):
+    """Tells a watch when this worker may wait for others.
+
+    Args:
+        gate: The `Gate` that decides.
+        watch: The `Watch`.
+    """
+
+    waits = True
+
+    def __init__(self, gate: Gate, watch: "Watch") -> None:
+        self._gate = gate
+        self._watch = watch
+        self._pending: Any = None
+        self._depth = 0
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:  # type: ignore[override]
+        return self._locked()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._gate.lock:
+            self._depth += 1
+            self._watch.enter()
+            try:
+                yield
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self._watch.exit(self._pending)
+                    self._pending = None
+
+    def settle(self, owner: object) -> None:
+        self._watch.check()
+        self._gate.settle(owner)
+
+    def enter(self, owner: object, result: Any) -> None:
+        self._pending = result
+        self._gate.enter(owner, result)
+
+    def leave(self, owner: object) -> None:
+        self._watch.enter()
+        try:
+            self._gate.leave(owner)
+        finally:
+            self._watch.exit()

@@ -1,4 +1,6 @@
-"""The one door to JAX's private names.
+"""The one door to JAX's private names, but for its distributed runtime's.
+
+Those are in `runtime_internals`, which the coordinator needs without JAX.
 
 | name | why |
 |---|---|

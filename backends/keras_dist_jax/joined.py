@@ -10,8 +10,7 @@ from jax.sharding import PartitionSpec
 
 from keras_dist.values import PerReplica
 from keras_dist_jax.layout import Layout
-
-Shapes = tuple[tuple[int, ...], ...]
+from keras_dist_jax.layout import Shapes
 
 
 class JoinedPerReplica(PerReplica):
@@ -49,7 +48,13 @@ class JoinedPerReplica(PerReplica):
         if self._parts is None:
             parts = parts_of(self.joined, self.stacked, self.layout)
             if self.shapes is not None:
-                parts = list(map(cut_to, parts, self.shapes))
+                first = (
+                    0
+                    if len(parts) > len(self.layout.devices)
+                    else (self.layout.first)
+                )
+                own = self.shapes[first : first + len(parts)]
+                parts = list(map(cut_to, parts, own))
             self._parts = tuple(parts)
         return self._parts
 
@@ -75,8 +80,11 @@ class JoinedPerReplica(PerReplica):
             self.join()
         return self
 
-    def join(self) -> None:
+    def join(self, everyones: Shapes | None = None) -> None:
         """Makes `joined`.
+
+        Args:
+            everyones: The shapes on all replicas, where they are known.
 
         Raises:
             ValueError: If components differ in rank or dtype.
@@ -91,6 +99,8 @@ class JoinedPerReplica(PerReplica):
                 f"Received: {[jax.typeof(p).str_short() for p in parts]}. "
                 "Expected: one dtype, and one number of axes."
             )
+        if self.layout.is_wide:
+            shapes = everyones or self.layout.everyones([shapes])[0]
         if len(set(shapes)) > 1:
             self.shapes, self.stacked = shapes, True
             parts = tuple(padded(part, largest(shapes)) for part in parts)
@@ -136,7 +146,7 @@ class Local(PerReplica):
 
 def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
     """What each replica has of an array that is cut over them."""
-    count = len(layout.devices)
+    count = layout.num_replicas
     if isinstance(joined, jax.core.Tracer):
         if not stacked:
             joined = joined.reshape(count, -1, *joined.shape[1:])
@@ -157,7 +167,7 @@ def stacked_of(values: Sequence[Any], layout: Layout) -> Any:
 
 def over_replicas(layout: Layout) -> NamedSharding:
     """The sharding of an array that is cut over the replicas."""
-    return NamedSharding(layout.sharding.mesh, PartitionSpec("replica"))
+    return NamedSharding(layout.whole.mesh, PartitionSpec("replica"))
 
 
 def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
@@ -165,5 +175,7 @@ def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
         placed = [jax.lax.expand_dims(value, (0,)) for value in placed]
     shape = placed[0].shape
     return jax.make_array_from_single_device_arrays(
-        (shape[0] * len(placed), *shape[1:]), over_replicas(layout), placed
+        (shape[0] * layout.num_replicas, *shape[1:]),
+        over_replicas(layout),
+        placed,
     )

@@ -21,6 +21,8 @@ from keras_dist_jax.callbacks import guarded
 
 # A step as Keras writes it: (state, data) to (outputs, new state).
 StepFn = Callable[[Any, Any], tuple[Any, Any]]
+# Of the components of a per-replica value.
+Shapes = tuple[tuple[int, ...], ...]
 # A compiled step, the batch as it takes it, and the rows if it was padded.
 Call = tuple[Callable[..., Any], Any, int | None]
 
@@ -37,13 +39,22 @@ class Layout(ABC):
     """Where the state of a model lies, on one device or on several.
 
     Args:
-        devices: The `jax.Device`s, one for each replica.
+        devices: The `jax.Device`s of this worker, one for each replica.
         sharding: Where a variable lies.
     """
+
+    # Whether programs run on the devices of several workers, while variables
+    # lie on those of one.
+    is_wide = False
 
     def __init__(self, devices: Sequence[Any], sharding: Any) -> None:
         self.devices = tuple(devices)
         self.sharding = sharding
+        # Where programs have what each device has whole.
+        self.whole = sharding
+        # Over all workers; and the position of the first of these devices.
+        self.num_replicas = len(self.devices)
+        self.first = 0
         # Whether steps must not be dispatched on top of each other.
         self.one_at_a_time = False
 
@@ -55,6 +66,26 @@ class Layout(ABC):
     def place(self, array: Any) -> Any:
         """The array, here. It may share a buffer with the one given."""
         return jax.device_put(array, self.sharding)
+
+    def widen(self, array: Any) -> Any:
+        """A variable's array, as programs take it."""
+        return array
+
+    def narrow(self, array: Any) -> Any:
+        """An array that a program gave, as variables have it."""
+        return array
+
+    def result(self, array: Any) -> Any:
+        """An array that a program gave, as users have it."""
+        return array
+
+    def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
+        """The shapes that values have on all replicas, in one exchange.
+
+        Args:
+            shapes: Sequence of the shapes of each value's local components.
+        """
+        return list(shapes)
 
     @abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -156,7 +187,7 @@ class MeshLayout(Layout):
         gather: bool = False,
     ) -> Program:
         traced = guarded(step, failures)
-        outputs = self.sharding if gather else None
+        outputs = self.whole if gather or self.is_wide else None
 
         def on_rows(state: Any, data: Any, rows: int | None) -> Any:
             if rows is not None:
@@ -170,12 +201,17 @@ class MeshLayout(Layout):
                 on_rows,
                 donate_argnums=0 if donate else (),
                 static_argnums=2,
-                in_shardings=(self.sharding, batch_sharding),
-                out_shardings=(outputs, self.sharding),
+                in_shardings=(self.whole, batch_sharding),
+                out_shardings=(outputs, self.whole),
             )
             return compiled
 
-        return _Cut(self, on(self.cut), on(self.sharding))
+        return self._program(on(self.cut), on(self.whole))
+
+    def _program(
+        self, cut: Callable[..., Any], whole: Callable[..., Any]
+    ) -> Program:
+        return _Cut(self, cut, whole)
 
     def eager(self, step: StepFn) -> Program:
         return _Whole(self, _ignoring_rows(step))

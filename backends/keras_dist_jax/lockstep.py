@@ -336,8 +336,10 @@ def _key(atom: Any, keys: dict[Any, Any]) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """Something equal for equal constants; for tracers, the same ones."""
-    if isinstance(value, jax.core.Tracer):
+    """Something equal for equal constants; for others, the same ones."""
+    if isinstance(value, jax.Array) and (
+        isinstance(value, jax.core.Tracer) or not value.is_fully_addressable
+    ):
         return "outside", id(value)
     array = np.asarray(value)
     return "constant", str(array.dtype), array.shape, array.tobytes()

@@ -25,6 +25,8 @@ from keras_dist_jax.divergence import has_callbacks
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
+from keras_dist_jax.results import ARRAY
+from keras_dist_jax.results import marks_of
 from keras_dist_jax.results import packed
 from keras_dist_jax.results import unpacked
 from keras_dist_jax.slots import LOCK
@@ -70,7 +72,7 @@ class Program:
         self._gate = gate
         self._is_first = is_first
         # The layout of what runs on several devices, if something does.
-        several = layout is not None and len(layout.devices) > 1
+        several = layout is not None and layout.num_replicas > 1
         self._home = None if layout is None else layout.devices[0]
         self._several = layout if several else None
         self.is_placed = layout is None or several
@@ -114,6 +116,8 @@ class Program:
             if self._compiled is None:
                 self._survey(leaves)
                 gate = self._gate
+            if self._several is not None and self._several.is_wide:
+                leaves = [*map(self._widened, leaves)]
             if not gate.waits:
                 return self._dispatched(leaves)
             with gate.lock:
@@ -157,8 +161,17 @@ class Program:
             return self._several.place(leaf)
         return leaf if self._home is None else jax.device_put(leaf, self._home)
 
+    def _widened(self, leaf: Any) -> Any:
+        """An argument as the devices of all workers take it."""
+        if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+            return leaf
+        assert self._several is not None
+        return self._several.widen(self._several.place(leaf))
+
     def _keep(self, given: Any) -> Any:
         arrays, donated, written, self._witness, trace = given
+        if self._several is not None and self._several.is_wide:
+            arrays = [*map(self._several.result, arrays)]
         if self._waits:
             jax.block_until_ready((arrays, donated, written))
             jax.effects_barrier()
@@ -269,10 +282,17 @@ class Program:
             if self._several is None:
                 return value
             return lax.with_sharding_constraint(
-                value, slot.sharding or self._several.sharding
+                value, slot.sharding or self._several.whole
             )
 
         self._outlines.append(outline)
+        if self._several is not None and self._several.is_wide:
+            arrays = [
+                lax.with_sharding_constraint(array, self._several.whole)
+                if mark is ARRAY
+                else array
+                for array, mark in zip(arrays, marks_of(outline), strict=True)
+            ]
         return (
             arrays,
             [new(slot) for slot in self._donated],

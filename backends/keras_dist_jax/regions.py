@@ -75,7 +75,7 @@ class Region:
         self.strategy = strategy
         self.layout = layout
         self.trace = trace
-        self.count = len(layout.devices)
+        self.count = layout.num_replicas
         self.index = lax.axis_index(AXIS)
         self.values = dict(values)
         self.written: dict[int, keras.Variable] = {}

@@ -16,6 +16,8 @@ from keras_dist.training.baton import BatonPool
 from keras_dist.training.baton import Round
 from keras_dist.training.keras_internals import inherit_thread_state
 from keras_dist.training.keras_internals import thread_state
+from keras_dist.training.replica import ALONE
+from keras_dist.training.replica import Group
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.shares import WHOLE
@@ -25,6 +27,7 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
 from keras_dist_jax.placement import shard_on
+from keras_dist_jax.workers import JaxWorkers
 
 T = TypeVar("T")
 
@@ -37,10 +40,18 @@ class JaxReplicas(ReplicaRunner):
 
     Args:
         layout: The plan's devices, as JAX sees them.
+        first: Integer, the position of this worker's first replica among all.
+        workers: The `JaxWorkers`, or `None` without a cluster.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        first: int = 0,
+        workers: JaxWorkers | None = None,
+    ) -> None:
         self._layout = layout
+        self._group = Group(workers, first)
         self._batons = BatonPool(_capture_thread)
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
@@ -49,7 +60,7 @@ class JaxReplicas(ReplicaRunner):
 
         def on_device(index: int) -> T:
             with default_device(devices[index]):
-                return fn(JaxReplica(index, round_, devices))
+                return fn(JaxReplica(index, round_, devices, self._group))
 
         fns = [functools.partial(on_device, i) for i in range(len(devices))]
         results: list[T] = self._batons.run(round_, fns)
@@ -58,20 +69,25 @@ class JaxReplicas(ReplicaRunner):
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
-        return [
+        totals = [
             self._sum([g for g in each if g is not None])
             for each in zip(*gradients, strict=True)
         ]
+        summed = [total for total in totals if total is not None]
+        workers = self._group.workers
+        if workers is not None:
+            summed = workers.sum(summed)
+        # Where the variables are: an update works on each device.
+        placed = iter([self._layout.place(total) for total in summed])
+        return [None if total is None else next(placed) for total in totals]
 
     def _sum(self, terms: list[Any]) -> Any:
         if not terms:
             return None
         primary = self._layout.devices[0]
-        total = functools.reduce(
+        return functools.reduce(
             jax.numpy.add, [jax.device_put(term, primary) for term in terms]
         )
-        # Where the variables are: an update works on each device.
-        return self._layout.place(total)
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
         return default_device(self._layout.devices[0])
@@ -81,15 +97,20 @@ class JaxReplica(Replica):
     """One replica, in a thread of its own.
 
     Args:
-        index: Integer, its position among all replicas.
+        index: Integer, its position among this worker's replicas.
         round_: The `Round` it takes part in.
         devices: The `jax.Device`s, one for each replica.
+        group: `Group`, the workers that this one is among.
     """
 
     def __init__(
-        self, index: int, round_: Round, devices: Sequence[Any]
+        self,
+        index: int,
+        round_: Round,
+        devices: Sequence[Any],
+        group: Group = ALONE,
     ) -> None:
-        super().__init__(index, WHOLE)
+        super().__init__(index, WHOLE, group)
         self._round = round_
         self._devices = devices
         self._device = devices[index]
@@ -126,7 +147,8 @@ class JaxReplica(Replica):
             first, *others = values
             for other in others:
                 first = first + jax.device_put(other, self._devices[0])
-            return first
+            workers = self.group.workers
+            return first if workers is None else workers.sum([first])[0]
 
         def meet(what: str, value: Any) -> Any:
             if total is not None:

@@ -14,11 +14,12 @@ import keras
 import numpy as np
 
 from keras_dist.errors import TraceError
+from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import Shapes
 from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import Shapes
 
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
 
@@ -76,6 +77,15 @@ def packed(nest: Any) -> tuple[list[Any], Any]:
         return leaf
 
     return arrays, map_nest(pack, nest)
+
+
+def marks_of(outline: Any) -> list[Any]:
+    """What stands for each array of an outline, in order."""
+    return [
+        leaf
+        for leaf in leaves_of(outline)
+        if leaf is ARRAY or isinstance(leaf, Joined)
+    ]
 
 
 def unpacked(outline: Any, arrays: list[Any]) -> Any:

@@ -132,6 +132,9 @@ class Running:
         if donate:
             for group in values:
                 arrays.copy_shared(group)
+        if self.layout.is_wide:
+            for group in values:
+                group[:] = map(self.layout.widen, group)
         return token
 
     def sync(self) -> None:
@@ -147,6 +150,8 @@ class Running:
         error = self._spoiled or self.failures.take() or error
         if error is not None:
             values = self._fallback
+        elif self.layout.is_wide:
+            values = [list(map(self.layout.narrow, each)) for each in values]
         for group, group_values in zip(self._variables, values, strict=True):
             for variable, value in zip(group, group_values, strict=True):
                 internals.give_back(variable, value)

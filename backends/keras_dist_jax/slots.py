@@ -108,6 +108,34 @@ class WholeSlot(Slot):
         return array
 
 
+class WideSlot(WholeSlot):
+    """A variable of a program that several workers run.
+
+    It stays on the devices of each. Programs delete nothing: a variable's
+    own array shares the memory of the one that they get.
+
+    Args:
+        variable: A `keras.Variable`.
+        layout: Where it has to be.
+    """
+
+    donates = False
+
+    def __init__(self, variable: keras.Variable, layout: Layout) -> None:
+        super().__init__(variable, layout)
+        self._wide = layout
+
+    def refresh(self) -> Any:
+        array = super().refresh()
+        if array is not None:
+            self.array = self._wide.widen(array)
+        return self.array if array is not None else None
+
+    def keep(self, array: Any) -> None:
+        self.attributes[self.key] = self.seen = self._wide.narrow(array)
+        self.array = array
+
+
 class ForeignSlot(Slot):
     """A variable of no strategy, in a program that several devices run.
 
@@ -125,7 +153,7 @@ class ForeignSlot(Slot):
         if array is None:
             return None
         self.seen = array
-        self.array = self._layout.place(array)
+        self.array = self._layout.widen(self._layout.place(array))
         return self.array
 
     def keep(self, array: Any) -> None:
@@ -245,4 +273,6 @@ def _slot_for(
         return SplitSlot(variable, layout)
     if layout is not None and owner is None:
         return ForeignSlot(variable, layout)
+    if layout is not None and layout.is_wide:
+        return WideSlot(variable, layout)
     return WholeSlot(variable, layout)

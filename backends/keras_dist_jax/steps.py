@@ -32,6 +32,8 @@ class Step:
         self._keep = keep
         self._donate = donate
         self._gate = OpenGate() if eager else running.gate
+        # Operations that run one by one do so on this worker's devices.
+        self._is_local = eager and running.layout.is_wide
 
     def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
         """One step, as Keras' trainer calls it.
@@ -79,11 +81,18 @@ class Step:
                 outputs = last[-1][0]
                 gate.enter(running, _any_of(last[-1]))
             else:
-                outputs, changes = call(values, data, rows)
+                layout, given = running.layout, values
+                if self._is_local:
+                    given = [list(map(layout.narrow, g)) for g in values]
+                outputs, changes = call(given, data, rows)
                 gate.enter(running, _any_of((outputs, changes)))
                 for group, changed in zip(values, changes, strict=True):
                     for index, value in changed.items():
+                        if self._is_local:
+                            value = layout.widen(layout.place(value))
                         group[index] = value
+        if running.layout.is_wide:
+            outputs = jax.tree.map(running.layout.result, outputs)
         return outputs
 
 

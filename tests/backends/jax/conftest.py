@@ -2,12 +2,17 @@
 
 import collections
 import gc
+import pathlib
+import sys
 
 import keras
 import numpy as np
 import pytest
 
 import keras_dist
+
+# What tests run in other processes is a module for them, too.
+sys.path.append(str(pathlib.Path(__file__).parent))
 
 ON_JAX = keras.backend.backend() == "jax"
 collect_ignore_glob = [] if ON_JAX else ["*.py"]

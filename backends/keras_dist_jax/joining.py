@@ -1,0 +1,217 @@
+"""Joining a cluster: everything that has to happen before JAX starts."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import jax
+
+from keras_dist.cluster import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.errors import WorkerLostError
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist_jax import runtime_internals as runtime
+from keras_dist_jax.addresses import AddressError
+from keras_dist_jax.addresses import listen
+from keras_dist_jax.addresses import numeric
+from keras_dist_jax.addresses import resolve
+from keras_dist_jax.leaving import Leaving
+from keras_dist_jax.watch import Watch
+
+# Seconds that workers have to come.
+START_TIMEOUT = 300.0
+# How long one exchange with the coordinator may take.
+_EXCHANGE = 10.0
+# The chief's coordinator, which ends when its input does: with this process.
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
+    """Meets the other workers, and makes JAX one runtime with theirs.
+
+    Args:
+        cluster: The `Cluster`.
+        options: `CommunicationOptions`. `timeout_seconds` bounds how long
+            workers are waited for (default: 300), how long one may be silent
+            (default: 60), and how long one that lives may keep others waiting
+            while it does something else (default: for ever).
+
+    Returns:
+        The `Watch` over the workers.
+
+    Raises:
+        ClusterError: If an address is unknown or taken, or options don't fit.
+        WorkerLostError: If not all workers came in time.
+        RuntimeError: If JAX has started already.
+    """
+    _check(options)
+    address = cluster.coordinator or cluster.leader
+    try:
+        coordinator = numeric(address)
+        host, _ = resolve(cluster.addresses[cluster.index])
+        if cluster.coordinator is None and cluster.is_chief:
+            _start_coordinator(coordinator, cluster.num_workers)
+    except AddressError as error:
+        raise ClusterError(str(error)) from error
+    leaving = Leaving(coordinator)
+    patience = options.timeout_seconds or START_TIMEOUT
+    _answer(cluster, coordinator, patience)
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    client = runtime.new_client(coordinator, cluster.index, _EXCHANGE)
+    _connect(client, leaving, address, patience)
+    runtime.use_client(client, coordinator, cluster.index, cluster.num_workers)
+    runtime.use_gloo(client, host)
+    watch = Watch(client, cluster, options.timeout_seconds)
+    leaving.watch = watch
+    return watch
+
+
+def _connect(
+    client: Any, leaving: Leaving, address: str, patience: float
+) -> None:
+    """Connects with the coordinator, in a thread that nobody has to wait for.
+
+    JAX ends the process if this takes too long, so it is given all the time.
+    """
+    errors: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            client.connect()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + patience
+    while thread.is_alive() and not leaving.coordinator_lost:
+        if time.monotonic() > deadline:
+            break
+        thread.join(timeout=0.1)
+    if thread.is_alive() or errors:
+        raise WorkerLostError(
+            f"The coordinator at {address} did not answer any more while "
+            "workers were meeting there. Look for whether it, or the first "
+            "worker, was ended or stopped, and start all workers again."
+        ) from (errors[0] if errors else None)
+
+
+def _check(options: CommunicationOptions) -> None:
+    if options.dtype is not None:
+        raise ClusterError(
+            "On JAX the compiler decides in which dtype gradients travel, and "
+            f"it may widen them. Received: dtype={options.dtype!r} in "
+            "`CommunicationOptions`. Expected: None. Train in "
+            "'mixed_bfloat16', or choose the torch backend."
+        )
+    if runtime.has_started():
+        raise RuntimeError(
+            "MultiWorkerMirroredStrategy must be created at program startup: "
+            "JAX has been used already. Make it before any array, model or "
+            "list of devices."
+        )
+
+
+def _start_coordinator(address: str, num_workers: int) -> None:
+    """Starts the coordinator, in a process that outlives this one if needed.
+
+    Workers that are left can then say why they end, instead of being aborted.
+    """
+    with contextlib.closing(listen(address)) as listener:
+        descriptor = listener.fileno()
+        _children.append(
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "keras_dist_jax.coordinator",
+                    address,
+                    str(num_workers),
+                    str(descriptor),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[descriptor],
+                # Ctrl-C ends workers, and those the coordinator.
+                start_new_session=True,
+            )
+        )
+
+
+def _answer(cluster: Cluster, coordinator: str, timeout: float) -> None:
+    """Answers the coordinator's roll call, and waits for the others."""
+    deadline = time.monotonic() + timeout
+    present: set[int] = set()
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _never_came(cluster, present, timeout)
+        try:
+            connection = socket.create_connection(resolve(coordinator), left)
+        except OSError:  # the chief has not started yet
+            time.sleep(min(0.2, left))
+            continue
+        with connection:
+            try:
+                if _is_complete(connection, cluster, deadline, present):
+                    return
+            except OSError:
+                time.sleep(0.2)
+
+
+def _is_complete(
+    connection: socket.socket,
+    cluster: Cluster,
+    deadline: float,
+    present: set[int],
+) -> bool:
+    """Waits, on one connection, until everybody is there.
+
+    Returns:
+        Boolean, whether they are. Else the connection has ended.
+    """
+    connection.sendall(f"{cluster.index} {cluster.num_workers}\n".encode())
+    with connection.makefile("rb") as lines:
+        while True:
+            connection.settimeout(max(deadline - time.monotonic(), 0.01))
+            line = lines.readline(4096).decode(errors="replace").strip()
+            if line == "go":
+                return True
+            if line == "refused":
+                raise ClusterError(
+                    "The coordinator of the cluster refused this worker. "
+                    f"Received: worker {cluster.index} of "
+                    f"{cluster.num_workers}. Expected: each position once, "
+                    "and the same number of workers everywhere. Compare the "
+                    "variables of all workers, and look for some of an "
+                    "earlier run."
+                )
+            if not line:
+                return False
+            with contextlib.suppress(ValueError):
+                present.clear()
+                present.update(map(int, line.split()))
+
+
+def _never_came(
+    cluster: Cluster, present: set[int], timeout: float
+) -> WorkerLostError:
+    missing = [
+        f"worker {index} ({address})"
+        for index, address in enumerate(cluster.addresses)
+        if index not in present and index != cluster.index
+    ]
+    where = cluster.coordinator or cluster.leader
+    met = "" if present else f" Nobody answered at {where}, where workers meet."
+    return WorkerLostError(
+        f"Not all workers came within {timeout:g} seconds.{met} Missing: "
+        f"{', '.join(missing)}. Expected: {cluster.num_workers} workers that "
+        "run the same script. See whether they were started, what they "
+        "printed, and whether they reach that address."
+    )

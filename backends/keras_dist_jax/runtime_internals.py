@@ -1,0 +1,126 @@
+"""The one door to the private names of JAX's distributed runtime.
+
+| name | why |
+|---|---|
+| `jaxlib._jax.get_distributed_runtime_service` | a coordinator outside of |
+| | the workers, which none of them takes along when it dies |
+| `jaxlib._jax.get_distributed_runtime_client` | `jax.distributed.initialize`|
+| | starts a service too, and can't leave faults to the watch |
+| `jaxlib._jax.make_gloo_tcp_collectives` | to listen on the worker's own |
+| | address instead of the one that its host's name stands for |
+| `jax._src.distributed.global_state` | where JAX looks for the client |
+| `jax._src.xla_bridge.backends_are_initialized` | whether it is too late |
+| `jax._src.xla_bridge.make_cpu_client` | takes these collectives |
+| `jax._src.xla_bridge.register_backend_factory` | makes JAX call it |
+| `jax._src.api.clean_up`, `jax._src.dispatch.wait_for_tokens` | would wait |
+| | at exit for workers that were lost |
+| `client.key_value_set`, `key_value_dir_get` | how workers tell each other |
+| | that they live |
+
+Imported late: the coordinator needs the first one only.
+"""
+
+import atexit
+from typing import Any
+
+from jaxlib import _jax
+
+# JAX ends processes by its own timeout, with an abort; the watch is faster.
+_NEVER = 7 * 24 * 3600
+# Clients live as long as the process: their end waits for others.
+_KEPT: list[Any] = []
+
+
+def new_service(address: str, num_workers: int) -> Any:
+    """Starts JAX's service.
+
+    Args:
+        address: String, the `"host:port"` to listen on.
+        num_workers: Integer, how many workers there are.
+    """
+    return _jax.get_distributed_runtime_service(
+        address,
+        num_workers,
+        heartbeat_timeout=_NEVER,
+        cluster_register_timeout=_NEVER,
+        shutdown_timeout=5,
+        recoverable=True,
+    )
+
+
+def new_client(address: str, index: int, timeout: float) -> Any:
+    """A client of the service, to be connected.
+
+    Args:
+        address: String, the service's `"host:port"`.
+        index: Integer, this worker's position.
+        timeout: Float, seconds that an exchange may take.
+    """
+    client = _jax.get_distributed_runtime_client(
+        address,
+        index,
+        rpc_timeout=max(int(timeout), 1),
+        init_timeout=_NEVER,
+        shutdown_timeout=5,
+        heartbeat_timeout=_NEVER,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    _KEPT.append(client)
+    return client
+
+
+def use_client(client: Any, address: str, index: int, count: int) -> None:
+    """Makes JAX use a connected client.
+
+    Args:
+        client: What `new_client` gave.
+        address: String, the service's `"host:port"`.
+        index: Integer, this worker's position.
+        count: Integer, how many workers there are.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    state.client, state.coordinator_address = client, address
+    state.process_id, state.num_processes = index, count
+
+
+def use_gloo(client: Any, host: str) -> None:
+    """Makes devices of the CPU meet over sockets on one address of this host.
+
+    Args:
+        client: What `new_client` gave.
+        host: String, the address's host.
+    """
+    from jax._src import xla_bridge
+
+    def make_cpu_client() -> Any:
+        collectives = _jax.make_gloo_tcp_collectives(
+            distributed_client=client, hostname=host
+        )
+        return xla_bridge.make_cpu_client(collectives)
+
+    xla_bridge.register_backend_factory(
+        "cpu", make_cpu_client, priority=0, fail_quietly=False
+    )
+
+
+def has_started() -> bool:
+    """Whether JAX has looked for devices, so that no cluster can be joined."""
+    from jax._src import distributed
+    from jax._src import xla_bridge
+
+    started = xla_bridge.backends_are_initialized()
+    return bool(started or distributed.global_state.client is not None)
+
+
+def drop_clean_up() -> None:
+    """Makes JAX end with the process, without waiting for anything."""
+    from jax._src import api
+    from jax._src import dispatch
+    from jax._src import distributed
+
+    atexit.unregister(api.clean_up)
+    atexit.unregister(dispatch.wait_for_tokens)
+    distributed.global_state.client = None

@@ -1,0 +1,152 @@
+"""The layout of several workers: one program over the devices of all.
+
+Between programs each worker has arrays of its own only, so that everything
+else is as it is on one worker.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+from jax.sharding import SingleDeviceSharding
+
+from keras_dist_jax import batches
+from keras_dist_jax.layout import Call
+from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import Program
+from keras_dist_jax.layout import Shapes
+
+
+class WideLayout(MeshLayout):
+    """State on each device of each worker, batches cut over all of them.
+
+    Args:
+        devices: Sequence with, for each worker, the `jax.Device`s of its
+            replicas; all of one platform.
+        worker: Integer, which one this is.
+        exchange: Callable that takes a list of integers, as many on each
+            worker, and gives that of each worker.
+    """
+
+    is_wide = True
+
+    def __init__(
+        self,
+        devices: Sequence[Sequence[Any]],
+        worker: int,
+        exchange: Callable[[list[int]], list[list[int]]],
+    ) -> None:
+        own = devices[worker]
+        super().__init__(own)
+        if len(own) == 1:
+            self.sharding = SingleDeviceSharding(own[0])
+        mesh = Mesh(
+            np.array(devices).ravel(),
+            ("replica",),
+            axis_types=(AxisType.Auto,),
+        )
+        self.whole = NamedSharding(mesh, PartitionSpec())
+        self.cut = NamedSharding(mesh, PartitionSpec("replica"))
+        self.num_replicas = len(devices) * len(own)
+        self.first = worker * len(own)
+        self._num_workers = len(devices)
+        self._exchange = exchange
+
+    def holds(self, array: Any) -> bool:
+        return super().holds(array) and array.committed
+
+    def widen(self, array: Any) -> Any:
+        if not array.is_fully_addressable:
+            return array
+        shards = {s.device: s.data for s in array.addressable_shards}
+        return jax.make_array_from_single_device_arrays(
+            array.shape, self.whole, [shards[d] for d in self.devices]
+        )
+
+    def narrow(self, array: Any) -> Any:
+        if _is_local(array):
+            return array
+        shards = {s.device: s.data for s in array.addressable_shards}
+        own = [shards[device] for device in self.devices]
+        if len(own) == 1:
+            return own[0]
+        return jax.make_array_from_single_device_arrays(
+            array.shape, self.sharding, own
+        )
+
+    def result(self, array: Any) -> Any:
+        if _is_local(array) or not array.is_fully_replicated:
+            return array
+        return array.addressable_data(0)
+
+    def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
+        numbers = [n for value in shapes for shape in value for n in shape]
+        if not numbers:
+            return [value * self._num_workers for value in shapes]
+        found = self._exchange(numbers)
+        everyones: list[Shapes] = [() for _ in shapes]
+        for own in found:
+            rest = iter(own)
+            for index, value in enumerate(shapes):
+                everyones[index] += tuple(
+                    tuple(next(rest) for _ in shape) for shape in value
+                )
+        return everyones
+
+    def _program(
+        self, cut: Callable[..., Any], whole: Callable[..., Any]
+    ) -> Program:
+        return _Shares(self, cut, whole)
+
+
+def _is_local(array: Any) -> bool:
+    return not isinstance(array, jax.Array) or array.is_fully_addressable
+
+
+class _Shares(Program):
+    """Each worker puts its rows of the global batch on its devices.
+
+    Args:
+        layout: The `WideLayout`.
+        cut: The step for batches that are cut, or padded and cut.
+        whole: The step for batches that each replica gets whole.
+    """
+
+    def __init__(
+        self,
+        layout: WideLayout,
+        cut: Callable[..., Any],
+        whole: Callable[..., Any],
+    ) -> None:
+        self._layout = layout
+        self._cut = cut
+        self._whole = whole
+
+    def route(self, data: Any) -> Call:
+        leaves, structure = jax.tree.flatten(data)
+        rows, count = batches.common_rows(leaves), self._layout.num_replicas
+        if rows is None or rows < count:
+            # A row or two are not worth a collective for each layer.
+            return self._whole, jax.tree.map(self._put_whole, data), None
+        data = structure.unflatten([self._put_share(leaf) for leaf in leaves])
+        return self._cut, data, rows if rows % count else None
+
+    def _put_share(self, leaf: Any) -> Any:
+        layout = self._layout
+        return batches.put_share(
+            leaf, layout.cut, layout.devices, layout.first, layout.num_replicas
+        )
+
+    def _put_whole(self, leaf: Any) -> Any:
+        layout = self._layout
+        array = batches.as_array(leaf)
+        shards = [array] * len(layout.devices)
+        return batches.put_global(
+            array.shape, array, layout.whole, shards, layout.devices
+        )

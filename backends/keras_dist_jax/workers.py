@@ -1,0 +1,243 @@
+"""The collectives of workers: small programs on a device of each of them.
+
+Values pass through host memory, packed into buffers of few sizes: so there
+are few programs, whatever the tensors' shapes.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from keras_dist.cluster import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.errors import WorkerLostError
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.workers import Workers
+from keras_dist_jax.gate import Gate
+from keras_dist_jax.gate import OneAtATime
+from keras_dist_jax.gate import WatchedGate
+from keras_dist_jax.watch import Watch
+
+_AXIS = "worker"
+_SMALLEST = 64
+# What errors of the runtime say when it can't reach somebody.
+_SIGNS = ("gloo", "nccl", "coordination service", "unavailable:")
+
+
+class JaxWorkers(Workers):
+    """The workers of a cluster that JAX has joined.
+
+    Args:
+        cluster: The `Cluster`.
+        options: `CommunicationOptions`.
+        watch: The `Watch` over them.
+        gate: The `Gate` of the device that they meet on.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: CommunicationOptions,
+        watch: Watch,
+        gate: Gate,
+    ) -> None:
+        super().__init__(cluster, options)
+        self._watch = watch
+        self._gates: dict[int | None, WatchedGate] = {}
+        self._gate = self.watched(gate)
+        self._device = jax.local_devices()[0]
+        mesh = Mesh(np.array([own[0] for own in devices_of(cluster)]), (_AXIS,))
+        self._cut = NamedSharding(mesh, PartitionSpec(_AXIS))
+        whole = NamedSharding(mesh, PartitionSpec())
+
+        def over_workers(fn: Callable[[Any], Any]) -> Any:
+            mapped = jax.shard_map(
+                fn,
+                mesh=mesh,
+                in_specs=PartitionSpec(_AXIS),
+                out_specs=PartitionSpec(),
+                check_vma=False,
+            )
+            return jax.jit(mapped, out_shardings=whole)
+
+        self._summed = over_workers(
+            lambda buffers: [lax.psum(b[0], _AXIS) for b in buffers]
+        )
+        self._gathered = over_workers(
+            lambda buffers: [lax.all_gather(b[0], _AXIS) for b in buffers]
+        )
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        values = [np.asarray(tensor) for tensor in tensors]
+        if not values:
+            return []
+        dtypes = list(dict.fromkeys(value.dtype for value in values))
+        packed = [
+            np.concatenate([v.ravel() for v in values if v.dtype == dtype])
+            for dtype in dtypes
+        ]
+        totals = dict(zip(dtypes, self._met(self._summed, packed), strict=True))
+        starts = dict.fromkeys(dtypes, 0)
+        results = []
+        for value in values:
+            start = starts[value.dtype]
+            starts[value.dtype] = stop = start + value.size
+            total = totals[value.dtype][start:stop].reshape(value.shape)
+            results.append(self._here(total))
+        return results
+
+    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        values = [np.asarray(tensor) for tensor in tensors]
+        (everyone,) = self._met(self._gathered, [_bytes_of(values)])
+        return [
+            [self._here(value) for value in _values_of(own, values)]
+            for own in everyone
+        ]
+
+    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+        values = [np.asarray(tensor) for tensor in tensors]
+        packed = _bytes_of(values)
+        if not self.cluster.is_chief:
+            packed = np.zeros_like(packed)
+        # A sum of bits, of which only the chief has some: any dtype is exact.
+        (chief,) = self._met(self._summed, [packed])
+        return [self._here(value) for value in _values_of(chief, values)]
+
+    def concatenate(self, tensor: Any, axis: int) -> Any:
+        value = np.asarray(tensor)
+        sizes = self.concatenate_numbers([value.shape[axis]])
+        missing = max(sizes) - value.shape[axis]
+        widths = [(0, missing if i == axis else 0) for i in range(value.ndim)]
+        padded = np.pad(value, widths)
+        (everyone,) = self._met(self._gathered, [_bytes_of([padded])])
+        parts = [
+            np.take(_values_of(own, [padded])[0], range(size), axis)
+            for own, size in zip(everyone, sizes, strict=True)
+        ]
+        return self._here(np.concatenate(parts, axis))
+
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every worker's integers, to every worker.
+
+        Args:
+            numbers: Sequence of integers below 2**31, as many on each worker.
+
+        Raises:
+            ReplicaDivergenceError: If another worker has more, or less.
+        """
+        # Few numbers make buffers of one size: what differs is then found.
+        own = np.array([len(numbers), *numbers], "int32")
+        (found,) = self._met(self._gathered, [own])
+        counts = [int(count) for count in found[:, 0]]
+        if len(set(counts)) > 1:
+            raise ReplicaDivergenceError(
+                "Workers called a function with arguments of other structures. "
+                f"Received: {counts} sizes on workers 0 to {len(counts) - 1}. "
+                "Expected: the same structure and ranks on each. Look for "
+                "data that ends earlier on one of them."
+            )
+        return [[int(n) for n in each[1:]] for each in found]
+
+    def explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, WorkerLostError):
+            return error
+        text = str(error).lower()
+        if not any(sign in text for sign in _SIGNS):
+            return error
+        return self._watch.culprits() or error
+
+    def leave(self, reason: str, failed: bool) -> None:
+        self._watch.leave(reason, failed)
+
+    def watched(self, gate: Gate) -> Gate:
+        """A gate of what several workers run, with the watch over it."""
+        # One of each: who is inside of two waits until it has left both.
+        key = id(gate) if isinstance(gate, OneAtATime) else None
+        return self._gates.setdefault(key, WatchedGate(gate, self._watch))
+
+    def _met(
+        self, program: Any, buffers: Sequence[np.ndarray[Any, Any]]
+    ) -> list[np.ndarray[Any, Any]]:
+        sizes = [buffer.size for buffer in buffers]
+        with self._explained(), self._gate.lock:
+            self._gate.settle(self)
+            results = program([self._placed(buffer) for buffer in buffers])
+            found = [np.asarray(r.addressable_data(0)) for r in results]
+        return [
+            each[..., :size] for each, size in zip(found, sizes, strict=True)
+        ]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            explained = self.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def _placed(self, buffer: np.ndarray[Any, Any]) -> Any:
+        size = max(_SMALLEST, 1 << (buffer.size - 1).bit_length())
+        own = np.zeros((1, size), buffer.dtype)
+        own[0, : buffer.size] = buffer
+        return jax.make_array_from_single_device_arrays(
+            (self.cluster.num_workers, size),
+            self._cut,
+            [jax.device_put(own, self._device)],
+        )
+
+    def _here(self, value: np.ndarray[Any, Any]) -> Any:
+        return jax.device_put(value, self._device)
+
+
+def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
+    """Each worker's `jax.Device`s, as many and in the same order.
+
+    Args:
+        cluster: The `Cluster`.
+        platform: String, JAX's name of the devices' type, or `None`.
+
+    Raises:
+        ClusterError: If workers differ in their number.
+    """
+    by_worker: list[list[Any]] = [[] for _ in range(cluster.num_workers)]
+    for device in jax.devices(platform):
+        by_worker[device.process_index].append(device)
+    counts = [len(own) for own in by_worker]
+    if len(set(counts)) > 1:
+        raise ClusterError(
+            "Each worker needs as many devices as the others. Received: "
+            f"{counts} devices on workers 0 to {len(counts) - 1}. Expected: "
+            "one number. Hide some, for instance with CUDA_VISIBLE_DEVICES, "
+            "or set KERAS_DIST_VIRTUAL_DEVICES on all workers alike."
+        )
+    return [sorted(own, key=lambda device: device.id) for own in by_worker]
+
+
+def _bytes_of(
+    values: Sequence[np.ndarray[Any, Any]],
+) -> np.ndarray[Any, Any]:
+    data = b"".join(value.tobytes() for value in values)
+    return np.frombuffer(data + bytes(-len(data) % 4), np.uint32)
+
+
+def _values_of(
+    packed: np.ndarray[Any, Any], likes: Sequence[np.ndarray[Any, Any]]
+) -> list[np.ndarray[Any, Any]]:
+    data, start, values = packed.tobytes(), 0, []
+    for like in likes:
+        own = np.frombuffer(data, like.dtype, like.size, start)
+        values.append(own.reshape(like.shape))
+        start += like.nbytes
+    return values

@@ -1,0 +1,168 @@
+"""What several workers share on JAX, and what each keeps for itself."""
+
+import functools
+import importlib
+import re
+
+import jax
+import keras
+import numpy as np
+import pytest
+import worker_jobs
+
+import keras_dist
+from keras_dist.cluster import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist_jax import joining
+from keras_dist_jax import runtime_internals
+from keras_dist_jax.addresses import AddressError
+from keras_dist_jax.addresses import listen
+from keras_dist_jax.addresses import numeric
+from keras_dist_jax.addresses import split
+
+
+@functools.cache
+def found():
+    """What each of two workers with two devices found."""
+    return keras_dist.launch(
+        worker_jobs.everything, workers=2, devices=2, timeout=240
+    )
+
+
+def test_each_worker_sees_its_own_devices_only():
+    assert [each["devices"] for each in found()] == [["cpu:0", "cpu:1"]] * 2
+
+
+def test_a_step_has_one_all_reduce():
+    assert [each["all_reduces"] for each in found()] == [[1], [1]]
+
+
+def test_state_stays_on_its_worker():
+    for each in found():
+        assert (each["after_fit"], each["after_one_row"]) == (0, 0)
+
+
+def test_a_step_that_is_not_compiled_gives_the_same():
+    for each in found():
+        np.testing.assert_allclose(each["eager"], each["compiled"], rtol=1e-5)
+
+
+def test_nothing_listens_on_every_interface():
+    for each in found():
+        assert each["listening"] <= {"127.0.0.1"}
+        assert each["listening"]
+
+
+def test_broadcast_keeps_every_bit():
+    expected = [
+        np.array([-0.0, np.nan, np.inf, 1e-45], "float32"),
+        np.array([True, False, True]),
+        np.array(7, "int32"),
+        np.zeros((0, 3), "float32"),
+        np.array([1.5, -2.0, 3.0], jax.numpy.bfloat16),
+    ]
+    for each in found():
+        for value, wanted in zip(
+            each["collectives"]["broadcast"], expected, strict=True
+        ):
+            assert (value.dtype, value.shape) == (wanted.dtype, wanted.shape)
+            assert value.tobytes() == wanted.tobytes()
+
+
+def test_sums_of_several_dtypes():
+    for each in found():
+        floats, integers, rest = each["collectives"]["sum"]
+        np.testing.assert_array_equal(floats, np.full((2, 2), 4.0, "float32"))
+        assert integers == np.int32(2**31 + 1 - 2**32)  # exact, modulo 2**32
+        np.testing.assert_array_equal(rest, [1.0])
+
+
+def test_gathered_values_are_in_worker_order():
+    for each in found():
+        (first,), (second,) = each["collectives"]["gather"]
+        np.testing.assert_array_equal([first, second], [[0, 1, 2], [1, 2, 3]])
+        assert first.dtype == np.int8
+        assert each["collectives"]["exchange"] == [[0, 5], [1, 5]]
+
+
+def test_a_worker_may_have_nothing_to_concatenate():
+    for each in found():
+        rows, columns = (each["collectives"][k] for k in ("rows", "columns"))
+        np.testing.assert_array_equal(rows, [[1.0, 1.0]])
+        np.testing.assert_array_equal(columns, [[1.0], [1.0]])
+
+
+def test_few_programs_serve_all_sizes():
+    assert [each["collectives"]["programs"] for each in found()] == [0, 0]
+
+
+def test_a_compiled_loop_with_a_ragged_batch_is_exact():
+    plain = keras_dist.OneDeviceStrategy("cpu:0")
+    losses, weights, _ = worker_jobs.compiled_loop(plain)
+    for each in found():
+        own_losses, own_weights, seen = each["function"]
+        np.testing.assert_allclose(own_losses, losses, rtol=1e-5)
+        for own, expected in zip(own_weights, weights, strict=True):
+            np.testing.assert_allclose(own, expected, atol=2e-6)
+        assert seen == 2 * 37
+
+
+def test_a_compiled_function_gathers_and_reduces_inside():
+    for each in found():
+        rows, total, _ = each["statistics"]
+        np.testing.assert_array_equal(rows, worker_jobs.X[:13])
+        np.testing.assert_allclose(total, rows.sum(axis=0), rtol=1e-5)
+
+
+def test_moving_statistics_stay_equal():
+    first, second = (each["statistics"][2] for each in found())
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.abs(first[2]).min() > 0  # they have moved
+
+
+def test_private_names_are_where_they_were():
+    names = re.findall(r"`(jax(?:lib)?\._[\w.]+)`", runtime_internals.__doc__)
+    assert len(names) > 8
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+CLUSTER = Cluster(0, "127.0.0.1:1", ("127.0.0.1:1", "127.0.0.1:2"))
+
+
+def test_no_cluster_is_joined_once_jax_has_started():
+    keras.ops.zeros(())
+    with pytest.raises(RuntimeError, match="must be created at program start"):
+        joining.join(CLUSTER, CommunicationOptions())
+
+
+def test_gradients_have_no_dtype_of_their_own():
+    options = CommunicationOptions(dtype="bfloat16")
+    with pytest.raises(ClusterError, match="the compiler decides"):
+        joining.join(CLUSTER, options)
+
+
+@pytest.mark.parametrize("address", ["host", ":1", "host:", "host:one"])
+def test_what_is_no_address(address):
+    with pytest.raises(AddressError, match="Expected: 'host:port'"):
+        split(address)
+
+
+def test_an_unknown_host():
+    with pytest.raises(AddressError, match=r"no\.such\.host\.invalid"):
+        numeric("no.such.host.invalid:9000")
+
+
+def test_the_host_of_another_machine():
+    with pytest.raises(AddressError, match="can't be listened on here"):
+        listen("192.0.2.1:9000")
+
+
+def test_a_port_that_is_taken():
+    with listen("127.0.0.1:0") as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AddressError, match="is taken"):
+            listen(address, patience=0)
