@@ -1,15 +1,23 @@
 """Names that `tf.distribute` keeps under `experimental`."""
 
+from keras_dist.failure_handling import PreemptionCheckpointHandler
+from keras_dist.failure_handling import TerminationConfig
 from keras_dist.inputs.communication import CollectiveCommunication
 from keras_dist.inputs.communication import CollectiveHints
 from keras_dist.inputs.communication import CommunicationImplementation
 from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.inputs.options import ValueContext
+from keras_dist.strategies.multi_worker_mirrored import (
+    experimental_multi_worker_mirrored as MultiWorkerMirroredStrategy,
+)
 
 __all__ = [
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
     "ValueContext",
 ]

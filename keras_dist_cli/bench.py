@@ -38,6 +38,20 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def some_models(text: str) -> list[str]:
+    """Names of models, separated by commas."""
+    wanted = names(text)
+    if not wanted:
+        raise typer.BadParameter("Expected: at least one of small, medium.")
+    return wanted
+
+
+def check_folder(json: pathlib.Path | None) -> None:
+    """Fails before anything is measured that could not be written."""
+    if json is not None and not json.absolute().parent.is_dir():
+        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
+
+
 @bench.command()
 def loops(
     replicas: Annotated[
@@ -76,11 +90,8 @@ def loops(
     it has measured, whatever it found, 2 if it cannot run.
     """
     counts = whole_numbers(replicas)
-    wanted = names(models)
-    if not wanted:
-        raise typer.BadParameter("Expected: at least one of small, medium.")
-    if json is not None and not json.absolute().parent.is_dir():
-        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
+    wanted = some_models(models)
+    check_folder(json)
     select_backend(backend)
     # --replicas says how many.
     os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
@@ -89,5 +100,52 @@ def loops(
 
     try:
         run_loops(counts, wanted, device, rounds, block_ms / 1e3, json)
+    except (KerasDistError, ValueError) as error:
+        fail(str(error))
+
+
+@bench.command()
+def workers(
+    workers: Annotated[
+        int, typer.Option(min=2, help="How many to start on this machine.")
+    ] = 2,
+    sizes: Annotated[
+        str, typer.Option(help="Some of small, medium, with commas.")
+    ] = "small,medium",
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Blocks of each loop, in turns.")
+    ] = 15,
+    block_ms: Annotated[
+        int, typer.Option(min=1, help="Milliseconds of a block, about.")
+    ] = 200,
+    json: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="File to write all numbers to.", dir_okay=False),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="jax, tensorflow or torch.",
+            show_default="KERAS_BACKEND, else the first installed",
+        ),
+    ] = None,
+) -> None:
+    """Compare training over workers with the framework's own distribution.
+
+    Starts workers on this machine's CPUs. In each of them all loops take
+    turns, at the same time as in the others; what counts are ratios of times,
+    and the ratio of the native loop to its copy, which shows the noise. Ends
+    with 0 when it has measured, whatever it found, 2 if it cannot run.
+    """
+    wanted = some_models(sizes)
+    check_folder(json)
+    select_backend(backend)
+    # Each framework has its own way to leave GPUs alone.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    from keras_dist.errors import KerasDistError
+    from keras_dist.launch.bench.worker_command import run_workers
+
+    try:
+        run_workers(workers, wanted, rounds, block_ms / 1e3, json)
     except (KerasDistError, ValueError) as error:
         fail(str(error))

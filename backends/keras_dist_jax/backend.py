@@ -45,9 +45,7 @@ from keras_dist_jax.workers import devices_of
 trees.register()
 
 
-class JaxBackend(
-    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers
-):
+class JaxBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
     """JAX: the devices of its default platform, and the CPU's."""
 
     def __init__(self) -> None:

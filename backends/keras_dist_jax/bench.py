@@ -152,6 +152,11 @@ def _loss(weights: Any, x: Any, y: Any) -> Any:
 
 def keras_loop(setting: Setting) -> Loop:
     """A Keras model's stateless methods in `jax.jit`."""
+    return JittedLoop(setting, *stateless(setting))
+
+
+def stateless(setting: Setting) -> tuple[Any, _Step]:
+    """A Keras model's state, as a nest of NumPy arrays, and its step."""
     model = build_model(setting)
     optimizer = keras.optimizers.Adam(LEARNING_RATE)
     optimizer.build(model.trainable_variables)
@@ -178,4 +183,4 @@ def keras_loop(setting: Setting) -> Loop:
         [np.asarray(v) for v in model.non_trainable_variables],
         [np.asarray(v) for v in optimizer.variables],
     )
-    return JittedLoop(setting, state, step)
+    return state, step

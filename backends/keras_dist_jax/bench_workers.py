@@ -1,9 +1,16 @@
 """What `keras-dist bench workers` compares with on JAX."""
 
 import itertools
+import tempfile
+from pathlib import Path
 
 import jax
 import keras
+import numpy as np
+from jax.profiler import ProfileData
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
@@ -11,6 +18,10 @@ from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.launch.bench.worker_loops import compiled
 from keras_dist.launch.bench.worker_loops import rows_of
 from keras_dist.workers import Workers
+from keras_dist_jax.bench import stateless
+
+# The compiler's names.
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
 
 
 class DataParallelLoop(Loop):
@@ -41,6 +52,45 @@ class DataParallelLoop(Loop):
         return float(loss)
 
 
+class JittedLoop(Loop):
+    """A Keras model's stateless methods in `jax.jit`, on global arrays.
+
+    Args:
+        setting: `Setting`.
+        worker: Integer, whose rows to train on.
+    """
+
+    def __init__(self, setting: Setting, worker: int) -> None:
+        mesh = Mesh(np.array(jax.devices()), ("replica",))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        self._by_rows = NamedSharding(mesh, PartitionSpec("replica"))
+        state, step = stateless(setting)
+        self._state = jax.tree.map(
+            lambda value: jax.make_array_from_callback(
+                value.shape, everywhere, lambda index: value[index]
+            ),
+            state,
+        )
+        self._batches = rows_of(setting, worker)
+        self._step = jax.jit(
+            step, donate_argnums=0, out_shardings=(everywhere, everywhere)
+        )
+
+    def run(self, steps: int) -> float:
+        step, state, loss = self._step, self._state, None
+        for batch in itertools.islice(itertools.cycle(self._batches), steps):
+            x, y = [
+                jax.make_array_from_process_local_data(self._by_rows, rows)
+                for rows in batch
+            ]
+            if loss is not None:
+                # As for loops on several CPUs.
+                loss.block_until_ready()
+            state, loss = step(state, x, y)
+        self._state = state
+        return float(loss)  # type: ignore[arg-type]
+
+
 class JaxNativeWorkers(NativeWorkers):
     """`keras.distribution.DataParallel` over all workers' devices.
 
@@ -61,26 +111,35 @@ class JaxNativeWorkers(NativeWorkers):
     def text(self) -> str:
         return (
             "`train_on_batch` under keras.distribution.DataParallel over the "
-            "devices of all processes; each takes its rows of NumPy batches."
+            "devices of all processes; each takes its rows of NumPy batches. "
+            "Before each step it resets metrics, which workers meet for. Jit: "
+            "a Keras model in jax.jit, written by hand, on arrays with "
+            "NamedSharding over all processes' devices."
         )
 
     def loop(self, setting: Setting) -> Loop:
         return DataParallelLoop(setting, self._worker, self._distribution)
 
     def collectives(self, loop: Loop, steps: int) -> int:
-        import tempfile, pathlib, collections
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
         with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
+            with jax.profiler.trace(folder, profiler_options=options):
                 loop.run(steps)
-            c=collections.Counter()
-            for path in pathlib.Path(folder).rglob("*.xplane.pb"):
-                d=jax.profiler.ProfileData.from_file(str(path))
-                for plane in d.planes:
-                    for line in plane.lines:
-                        for e in line.events:
-                            c[e.name]+=1
-        print(type(loop).__name__, steps,[x for x in c.items() if "all" in x[0] or "ollective" in x[0]])
-        return 0
+            return sum(map(_collectives_in, Path(folder).rglob("*.xplane.pb")))
+
+    def other_loops(self, setting: Setting) -> dict[str, Loop]:
+        return {"jit": JittedLoop(setting, self._worker)}
 
     def close(self) -> None:
         """The runtime is ours, and goes on."""
+
+
+def _collectives_in(path: Path) -> int:
+    """How many collectives were run while a profile was taken."""
+    return sum(
+        event.name.startswith(_COLLECTIVES)
+        for plane in ProfileData.from_file(str(path)).planes
+        for line in plane.lines
+        for event in line.events
+    )

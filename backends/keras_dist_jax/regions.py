@@ -367,6 +367,17 @@ class TracedCall(ReplicaCall):
         self.scope.state_mapping[id(variable)] = value
         self.writes[id(variable)] = (variable, value)
 
+    def total(self, what: str, value: Any) -> Any:
+        layout = self._region.layout
+        if (
+            isinstance(value, int)
+            and layout.is_wide
+            and len(layout.devices) == 1
+        ):
+            # Each worker traces its own program, with its own number in it.
+            return lax.psum(jnp.asarray(value), AXIS)
+        return super().total(what, value)
+
     def of_its_own(self, values: list[Any]) -> list[Any]:
         return _OwnList(values)
 

@@ -18,10 +18,13 @@ from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
+from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.leaving import leave_at_exit
 from keras_dist.plan import Plan
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
+from keras_dist.workers import Workers
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
@@ -38,7 +41,9 @@ _TAKEN_OVER = (
 )
 
 
-class TensorFlowBackend(Backend, Differentiates, BenchmarksLoops):
+class TensorFlowBackend(
+    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers
+):
     """TensorFlow's logical devices."""
 
     def __init__(self) -> None:
@@ -150,3 +155,8 @@ class TensorFlowBackend(Backend, Differentiates, BenchmarksLoops):
         from keras_dist_tensorflow import bench
 
         return bench.NativeLoop(setting)
+
+    def native_workers(self, workers: Workers) -> NativeWorkers:
+        from keras_dist_tensorflow.bench_workers import TensorFlowNativeWorkers
+
+        return TensorFlowNativeWorkers(workers)

@@ -30,9 +30,7 @@ from keras_dist_torch.replicas import ReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(
-    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers
-):
+class TorchBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
     """PyTorch: its accelerators, and a CPU with any number of names.
 
     PyTorch has one CPU device. Virtual ones share its memory and its threads;

@@ -18,6 +18,7 @@ from keras_dist.launch.bench.loops import Setting
 from keras_dist.launch.bench.portable import build_model
 from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.launch.bench.worker_loops import rows_of
+from keras_dist.workers import Workers
 from keras_dist_torch.workers import TorchWorkers
 
 
@@ -61,8 +62,11 @@ class TorchNativeWorkers(NativeWorkers):
         workers: `TorchWorkers`, whose store the group meets in.
     """
 
-    def __init__(self, workers: TorchWorkers) -> None:
+    def __init__(self, workers: Workers) -> None:
+        assert isinstance(workers, TorchWorkers)
         self._worker = workers.cluster.index
+        # The profiler says when it starts and stops.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with _on_loopback():
             dist.init_process_group(
                 "gloo",

@@ -224,7 +224,9 @@ def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         [
             tensor.detach().contiguous().reshape(-1).view(torch.uint8)
             for tensor in tensors
+            if tensor.numel()
         ]
+        or [torch.empty(0, dtype=torch.uint8)]
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 from typing import final
 
+from keras_dist.backend import get_backend
 from keras_dist.cluster_resolver import ClusterResolver
 from keras_dist.cluster_resolver import detect
 from keras_dist.cross_device_ops import CrossDeviceOps
@@ -18,6 +19,7 @@ from keras_dist.strategies.mirrored import mirrored_plan
 from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
 from keras_dist.strategies.one_device import one_device_plan
 from keras_dist.strategy import Strategy as StrategyV2
+from keras_dist.training.randomness import share_random_state
 
 __all__ = [
     "MirroredStrategy",
@@ -120,6 +122,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         super().__init__(
             multi_worker_plan(cluster_resolver, communication_options)
         )
+        workers = self.executor.workers
+        if workers is not None:
+            share_random_state(get_backend(), workers)
 
     @property
     def cluster_resolver(self) -> Any:

@@ -14,6 +14,7 @@ from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.leaving import watch_exceptions
 from keras_dist.plan import Plan
 from keras_dist.strategy import Strategy
+from keras_dist.training.randomness import share_random_state
 
 
 @final
@@ -52,6 +53,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         super().__init__(
             multi_worker_plan(cluster_resolver, communication_options)
         )
+        workers = self.executor.workers
+        if workers is not None:
+            share_random_state(get_backend(), workers)
 
     @property
     def cluster_resolver(self) -> Any:

@@ -4,6 +4,7 @@ The class of the model is untouched: `isinstance`, saving and names stay.
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from typing import Any
 import keras
 
 from keras_dist.errors import StrategyMismatchError
-from keras_dist.inputs.dataset import DistributedDataset
+from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.training import keras_internals
+from keras_dist.training.chief import SAVING
+from keras_dist.training.chief import save
+from keras_dist.training.entry import Entry
 from keras_dist.training.step import current_call
 from keras_dist.training.togetherness import not_taken
 from keras_dist.training.togetherness import raise_explained
@@ -109,12 +113,6 @@ def bind_model(model: keras.Model, strategy: "Strategy") -> "Binding":
     return binding
 
 
-def _global_data(data: Any) -> Any:
-    """Data as Keras reads it, of a distributed dataset: in global batches."""
-    is_distributed = isinstance(data, DistributedDataset)
-    return data.global_batches() if is_distributed else data
-
-
 class _Entered(threading.local):
     already = False
 
@@ -151,6 +149,9 @@ class Binding:
         }
         for name in _ENTRY_POINTS:
             replacements[name] = self._entry_point(name)
+        if self.strategy.executor.workers is not None:
+            for name in SAVING:
+                replacements[name] = self._saving_method(name)
         replacements.update(self.strategy.executor.bind(model))
         for name, value in replacements.items():
             object.__setattr__(model, name, value)
@@ -191,23 +192,42 @@ class Binding:
                     "outside of `run`, or the model in it."
                 )
             if not each_batch:
-                args = tuple(map(_global_data, args))
-                kwargs = {k: _global_data(v) for k, v in kwargs.items()}
-            with self._running(each_batch):
-                return getattr(type(model), name)(model, *args, **kwargs)
+                own = functools.partial(data_for_fit, self.strategy)
+                args = tuple(map(own, args))
+                kwargs = {k: own(v) for k, v in kwargs.items()}
+            workers = self.strategy.executor.workers
+            if workers is None or each_batch:
+                with self._running(each_batch):
+                    return getattr(type(model), name)(model, *args, **kwargs)
+            entry = Entry(name, model, workers, args, kwargs)
+            with self._running(each_batch, entry.agree):
+                return entry.run()
 
         entry_point.__name__ = name
         entry_point.__doc__ = getattr(type(self.model), name).__doc__
         return entry_point
 
+    def _saving_method(self, name: str) -> Callable[..., None]:
+        def method(*args: Any, **kwargs: Any) -> None:
+            workers = self.strategy.executor.workers
+            assert workers is not None
+            save(self.model, name, workers, *args, **kwargs)
+
+        method.__name__ = name
+        method.__doc__ = getattr(type(self.model), name).__doc__
+        return method
+
     @contextlib.contextmanager
-    def _running(self, each_batch: bool) -> Iterator[None]:
+    def _running(
+        self, each_batch: bool, agree: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         model, executor = self.model, self.strategy.executor
         if self._entered.already:  # `fit` runs `evaluate`
             yield
             return
         self._entered.already = True
         try:
+            agree()
             with executor.execution_scope():
                 # A batch at a time, what was claimed once is not looked at
                 # again until `compile` changes the optimizer.

@@ -7,6 +7,7 @@
 | `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
 | `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
 | the name `seed_generator_state` | of the states of seed generators |
+| `keras.Model._initial_epoch` | where `fit` goes on after a restart |
 | `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
@@ -59,8 +60,10 @@ __all__ = [
     "GeneratorDataAdapter",
     "all_metrics",
     "all_variables",
+    "build_from",
     "check_keras",
     "get_mask",
+    "global_seed",
     "in_tf_graph",
     "is_grain_dataset",
     "is_tf_dataset",
@@ -71,6 +74,8 @@ __all__ = [
     "losses",
     "make_global_seed",
     "read_with_workers",
+    "set_global_seed",
+    "set_initial_epoch",
     "set_mask",
     "has_value",
     "set_stateless_scope",
@@ -137,6 +142,45 @@ def make_global_seed() -> None:
         with context.in_replica(None):
             global_seed_generator()
         random.setstate(state)
+
+
+def global_seed() -> list[int] | None:
+    """The state of Keras' global seed generator, if it has been made."""
+    generator = global_state.get_global_attribute(_GLOBAL_SEED)
+    if generator is None:
+        return None
+    state: list[int] = keras.ops.convert_to_numpy(generator.state).tolist()
+    return state
+
+
+def set_global_seed(state: list[int] | None) -> None:
+    """Goes back to what `global_seed` returned, here or elsewhere."""
+    if state is None:
+        global_state.set_global_attribute(_GLOBAL_SEED, None)
+        return
+    make_global_seed()
+    generator = global_state.get_global_attribute(_GLOBAL_SEED)
+    keras.Variable.assign(generator.state, state)
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Makes `fit` begin with a later epoch, whatever it is told.
+
+    Args:
+        model: A `keras.Model`.
+        epoch: Integer from 0, or `None` to begin where `fit` is told to.
+    """
+    model._initial_epoch = epoch
+
+
+def build_from(model: keras.Model, batch: Any) -> None:
+    """Builds what a model's first step would build, from shapes alone.
+
+    Args:
+        model: A compiled `keras.Model`.
+        batch: As its train step gets it.
+    """
+    model._symbolic_build(data_batch=batch)
 
 
 def thread_state() -> dict[str, Any]:

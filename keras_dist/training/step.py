@@ -234,7 +234,9 @@ class ReplicaState(ABC):
             if workers is None:
                 return own
             total = workers.sum([ops.convert_to_tensor(own)])[0]
-            return int(total) if isinstance(own, int) else total
+            if isinstance(own, int) and not keras_internals.in_tf_graph():
+                return int(total)
+            return total
 
         return self.replica.meet(what, add, value)
 

@@ -3,8 +3,10 @@
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from typing import Any
 
 import keras
+import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import keras_internals
@@ -52,6 +54,52 @@ def take_chiefs_values(
         setattr(variable, _TAKEN, True)
         if not workers.cluster.is_chief:
             keras.Variable.assign(variable, value)
+            strategy = vars(variable).get("distribute_strategy")
+            if strategy is not None:
+                strategy.executor.place(variable)
+
+
+class Together(keras.callbacks.Callback):
+    """Makes what callbacks decide the same on every worker, once an epoch.
+
+    One worker that stops training stops all. Of learning rates, the chief's
+    counts. Nothing is asked between batches: callbacks of batches may run in
+    threads, and their logs are the same on all workers anyway.
+
+    Args:
+        workers: `Workers`.
+    """
+
+    def __init__(self, workers: "Workers") -> None:
+        super().__init__()
+        self._workers = workers
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        model = self.model
+        rates = learning_rates(model)
+        own = np.array([np.float32(float(rate)) for rate in rates], "float32")
+        stops = int(model.stop_training)
+        numbers = [stops, *own.view("int32").tolist()]
+        everyone = self._workers.concatenate_numbers(numbers)
+        if any(everyone[:: len(numbers)]):
+            model.stop_training = True
+        chiefs = np.array(everyone[1 : len(numbers)], "int32").view("float32")
+        for rate, before, value in zip(rates, own, chiefs, strict=True):
+            if before != value:
+                rate.assign(value)
+
+
+def learning_rates(model: keras.Model) -> list[keras.Variable]:
+    """The learning rates that callbacks can change; schedules have none."""
+    optimizer = getattr(model, "optimizer", None)
+    variables = [] if optimizer is None else optimizer.variables
+    return [v for v in variables if v.name == "learning_rate"]
 
 
 def raise_explained(error: BaseException, workers: "Workers | None") -> None:

@@ -10,8 +10,6 @@ import keras
 import numpy as np
 
 import keras_dist
-from keras_dist.backend import get_backend
-from keras_dist.training.randomness import share_random_state
 from workers.jobs import attempted
 
 ROWS = 21
@@ -60,6 +58,7 @@ class OwnCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.epochs.append((epoch, logs["loss"]))
+        self.model.predict(data()[0])  # shows progress by default
 
     def on_train_batch_end(self, batch, logs=None):
         self.batches.append(batch)
@@ -93,6 +92,12 @@ class Program:
             OwnCheckpoint(self.folder / "{epoch}.keras", verbose=1),
             keras.callbacks.ModelCheckpoint(
                 self.folder / "last.weights.h5", save_weights_only=True
+            ),
+            # In the middle of an epoch, on one worker only.
+            keras.callbacks.ModelCheckpoint(
+                self.folder / "step.weights.h5",
+                save_weights_only=True,
+                save_freq=3,
             ),
             keras.callbacks.CSVLogger(self.folder / "log.csv"),
             keras.callbacks.BackupAndRestore(
@@ -209,7 +214,6 @@ def everything(folder):
     random.seed(index)
     np.random.seed(index)
     strategy = keras_dist.MultiWorkerMirroredStrategy()
-    share_random_state(get_backend(), strategy.executor.workers)
     program = Program(strategy, own)
     drawn = random.random(), float(np.random.random())
     found = {

@@ -1,8 +1,4 @@
-"""`PreemptionCheckpointHandler`: SIGTERM on one worker, and all go on later.
-
-The numbers F-1 to F-5 are those of the contract with `tf.distribute`; F-1 is
-in `tests/unit/test_failure_handling.py`.
-"""
+"""`PreemptionCheckpointHandler`: SIGTERM on one worker, and all go on later."""
 
 import json
 import os
@@ -12,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from conformance.contract import contract
 from keras_dist import errors
 from workers import preemption_script
 
@@ -42,8 +39,9 @@ def notes(run, name, life):
     return [json.loads(path.read_text()) for path in paths]
 
 
+@contract("F-2", native=False)
 def test_all_end_after_the_same_call_and_go_on(run):
-    """F-2, with a model that only the chief has saved."""
+    """With a model that only the chief has saved."""
     assert notes(run, "begin", 0) == [0, 0]
     assert notes(run, "begin", 1) == [3, 3]
     for found in notes(run, "model", 1):
@@ -67,8 +65,9 @@ def test_the_weights_are_those_of_a_run_without_an_end(run):
             np.testing.assert_allclose(weight, expected, rtol=1e-5, atol=1e-6)
 
 
+@contract("F-5", native=False)
 def test_only_the_chief_writes(run):
-    """F-5: one file, and none of other workers."""
+    """One file, and none of other workers."""
     chief, other = notes(run, "model", 1)
     assert chief["files"] == ["preemption.weights.h5"]
     assert other["files"] == []
@@ -76,8 +75,9 @@ def test_only_the_chief_writes(run):
     assert not (folder / "saved-by-1").exists()
 
 
+@contract("F-3", native=False)
 def test_with_a_grace_period_there_is_a_second_checkpoint(run):
-    """F-3: training has gone on between the two."""
+    """Training has gone on between the two."""
     folder, _ = run
     saved = (folder / "saved-by-0").read_text().split()
     first, second = map(float, saved)
@@ -94,8 +94,8 @@ def test_the_status_asks_for_a_restart(run):
     assert done.stderr.count("exit status 42") >= 1
 
 
+@contract("F-4", native=False)
 def test_an_error_of_one_worker_reaches_the_others(run):
-    """F-4."""
     folder, done = run
     error = json.loads((folder / "error-1-0.json").read_text())
     assert "worker 1" in error

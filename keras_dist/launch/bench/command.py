@@ -17,6 +17,7 @@ from keras_dist.launch.bench.loops import MODELS
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import ModelSize
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.measure import Counts
 from keras_dist.launch.bench.measure import Measurement
 from keras_dist.launch.bench.measure import measure
 from keras_dist.launch.bench.report import as_json
@@ -105,7 +106,7 @@ def measure_all(
     settings: Sequence[Setting],
     rounds: int,
     seconds: float,
-) -> list[Measurement]:
+) -> list[Measurement[Counts]]:
     """Measures settings, with a bar on a terminal and lines elsewhere."""
     progress = Progress(
         TextColumn("{task.description}"),

@@ -3,9 +3,12 @@
 import sys
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from typing import Generic
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +23,9 @@ from keras_dist.launch.bench.portable import ScannedLoop
 from keras_dist.launch.bench.ratios import Ratio
 from keras_dist.launch.bench.ratios import verdict
 
-_COUNTED_STEPS = 20
+C = TypeVar("C")
+
+COUNTED_STEPS = 20
 
 # What is there on every backend; `BenchmarksLoops.other_loops` adds to it.
 _ARMS = {"native", "ours", "again", "scan", "ragged", "reduced"}
@@ -61,7 +66,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Generic[C]):
     """All there is about one setting.
 
     Args:
@@ -69,14 +74,14 @@ class Measurement:
         steps: Integer, steps in a block.
         times: Dict from arm to the seconds a step took, one a round.
         losses: Dict from arm to the loss after the first steps.
-        counts: `Counts`.
+        counts: What was counted, as a dataclass.
     """
 
     setting: Setting
     steps: int
     times: dict[str, list[float]]
     losses: dict[str, float]
-    counts: Counts
+    counts: C
 
     @property
     def noise(self) -> Ratio:
@@ -127,7 +132,7 @@ def measure(
     rounds: int,
     seconds: float,
     on_round: Callable[[], None],
-) -> Measurement:
+) -> Measurement[Counts]:
     """Measures all arms in blocks that alternate.
 
     Args:
@@ -141,7 +146,7 @@ def measure(
         LossMismatchError: If the arms' losses differ.
     """
     arms = build_arms(backend, setting)
-    losses = {name: arm.run(_COUNTED_STEPS) for name, arm in arms.items()}
+    losses = {name: arm.run(COUNTED_STEPS) for name, arm in arms.items()}
     check_losses(losses)
     ours = arms["ours"]
     assert isinstance(ours, PortableLoop)
@@ -152,12 +157,14 @@ def measure(
     )
 
 
-def check_losses(losses: Mapping[str, float]) -> None:
+def check_losses(
+    losses: Mapping[str, float], others: Collection[str] = ("ragged",)
+) -> None:
     """Refuses to compare arms that compute different things.
 
     Args:
-        losses: Mapping from arm to its loss after as many steps. The arm on
-            ragged batches has other rows and may differ.
+        losses: Mapping from arm to its loss after as many steps.
+        others: Collection of the arms that have other rows and may differ.
 
     Raises:
         LossMismatchError: If one is not that of the native arm.
@@ -165,12 +172,12 @@ def check_losses(losses: Mapping[str, float]) -> None:
     expected = losses["native"]
     for name, loss in losses.items():
         # A comparison with NaN is false, so a loss that blew up is refused.
-        if name != "ragged" and not (
+        if name not in others and not (
             abs(loss - expected) <= _TOLERANCE * abs(expected)
         ):
             raise LossMismatchError(
                 f"The arm '{name}' computes something else than the native "
-                f"loop. Received: a loss of {loss} after {_COUNTED_STEPS} "
+                f"loop. Received: a loss of {loss} after {COUNTED_STEPS} "
                 f"steps. Expected: {expected}, up to {_TOLERANCE:.0e} of it. "
                 "This is a bug; please report it with the versions you use."
             )
@@ -181,12 +188,22 @@ def time_arms(
     steps: int,
     rounds: int,
     on_round: Callable[[], None],
+    on_block: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds a step of each arm takes in each round."""
+    """Seconds a step of each arm takes in each round.
+
+    Args:
+        arms: Mapping from name to `Loop`.
+        steps: Integer, steps in a block.
+        rounds: Integer, blocks of each arm.
+        on_round: Callable, called after each round.
+        on_block: Callable, called before each block.
+    """
     times: dict[str, list[float]] = {name: [] for name in arms}
     order = list(arms)
     for _ in range(rounds):
         for name in order:
+            on_block()
             start = time.perf_counter()
             arms[name].run(steps)
             times[name].append((time.perf_counter() - start) / steps)
@@ -200,8 +217,8 @@ def steps_in(arm: Loop, seconds: float) -> int:
     seen = []
     for _ in range(3):
         start = time.perf_counter()
-        arm.run(_COUNTED_STEPS)
-        seen.append((time.perf_counter() - start) / _COUNTED_STEPS)
+        arm.run(COUNTED_STEPS)
+        seen.append((time.perf_counter() - start) / COUNTED_STEPS)
     one = sorted(seen)[1]
     return SCANNED_STEPS * max(1, round(seconds / one / SCANNED_STEPS))
 
@@ -211,7 +228,7 @@ def count(ours: PortableLoop, native: Loop) -> Counts:
     before = ours.traces
     calls = _calls(ours)
     traces = ours.traces - before
-    num_runs = 3 * _COUNTED_STEPS * ours.strategy.num_replicas_in_sync
+    num_runs = 3 * COUNTED_STEPS * ours.strategy.num_replicas_in_sync
     return Counts(
         calls=calls,
         native_calls=_calls(native),
@@ -224,7 +241,7 @@ def _calls(arm: Loop) -> float:
     before = sys.getprofile()
     counted = []
     # The difference is free of what a block costs, however long.
-    for steps in (_COUNTED_STEPS, 2 * _COUNTED_STEPS):
+    for steps in (COUNTED_STEPS, 2 * COUNTED_STEPS):
         seen = 0
 
         def profile(frame: Any, event: str, argument: Any) -> None:
@@ -237,4 +254,4 @@ def _calls(arm: Loop) -> float:
         finally:
             sys.setprofile(before)
         counted.append(seen)
-    return (counted[1] - counted[0]) / _COUNTED_STEPS
+    return (counted[1] - counted[0]) / COUNTED_STEPS

@@ -13,6 +13,7 @@ from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
 from keras_dist.scan import scan_steps
 from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.strategy import Strategy
 
 SCANNED_STEPS = 10
 
@@ -37,10 +38,17 @@ class PortableLoop(Loop):
     Args:
         setting: `Setting`.
         rows: Integer, how many rows of each batch, or `None` for all.
+        strategy: `Strategy` to run it in, or `None` for a `MirroredStrategy`
+            of the setting's devices.
     """
 
-    def __init__(self, setting: Setting, rows: int | None = None) -> None:
-        self.strategy = MirroredStrategy(setting.devices)
+    def __init__(
+        self,
+        setting: Setting,
+        rows: int | None = None,
+        strategy: Strategy | None = None,
+    ) -> None:
+        self.strategy = strategy or MirroredStrategy(setting.devices)
         # How often Python ran the step, on whichever replica.
         self.traces = 0
         self._global_batch = rows or setting.size.rows

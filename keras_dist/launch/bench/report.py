@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from keras_dist.launch.bench.measure import Counts
 from keras_dist.launch.bench.measure import Measurement
 from keras_dist.launch.bench.portable import SCANNED_STEPS
 from keras_dist.launch.bench.ratios import NOISE
@@ -38,7 +39,7 @@ def machine() -> str:
 
 
 def show(
-    console: Console, measurements: Sequence[Measurement], native: str
+    console: Console, measurements: Sequence[Measurement[Counts]], native: str
 ) -> None:
     """Prints ratios, then times and counts, then what they are of.
 
@@ -51,16 +52,26 @@ def show(
     console.print()
     console.print(detail_table(measurements))
     console.print()
-    names = ", ".join(f"{name} {each}" for name, each in versions().items())
-    console.print(f"{names}; {machine()}.")
-    console.print(f"Native: {native}")
-    least, most = NOISE
+    show_context(console, native)
     console.print(
         "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the "
         "loss reduced in each step. Ragged: with a row less, in shares of two "
         f"sizes. Scan: `scan_steps` of {SCANNED_STEPS}. Keras: a Keras model "
         "in the framework's own loop."
     )
+    show_meaning(console)
+
+
+def show_context(console: Console, native: str) -> None:
+    """Prints what was measured where, and beside what."""
+    names = ", ".join(f"{name} {each}" for name, each in versions().items())
+    console.print(f"{names}; {machine()}.")
+    console.print(f"Native: {native}")
+
+
+def show_meaning(console: Console) -> None:
+    """Prints what ratios and verdicts mean."""
+    least, most = NOISE
     console.print(
         "Ratios are medians of paired blocks, with quartiles. A/A is the "
         f"native loop against a copy of itself: outside of {least} to {most}, "
@@ -68,7 +79,7 @@ def show(
     )
 
 
-def ratio_table(measurements: Sequence[Measurement]) -> Table:
+def ratio_table(measurements: Sequence[Measurement[Any]]) -> Table:
     """A row for each comparison."""
     table = Table(title="Time of a step, as a ratio", title_justify="left")
     for column in ("Model", "N", "Compared", "Ratio", "A/A", "Verdict"):
@@ -88,7 +99,7 @@ def ratio_table(measurements: Sequence[Measurement]) -> Table:
     return table
 
 
-def detail_table(measurements: Sequence[Measurement]) -> Table:
+def detail_table(measurements: Sequence[Measurement[Counts]]) -> Table:
     """A row for each setting."""
     table = Table(title="Of our step and the native one", title_justify="left")
     for column in (
@@ -115,7 +126,9 @@ def detail_table(measurements: Sequence[Measurement]) -> Table:
     return table
 
 
-def as_json(measurements: Sequence[Measurement], native: str) -> dict[str, Any]:
+def as_json(
+    measurements: Sequence[Measurement[Any]], native: str
+) -> dict[str, Any]:
     """All that was measured, in types that JSON has.
 
     Args:

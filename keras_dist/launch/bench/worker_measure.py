@@ -1,0 +1,177 @@
+"""Measures the arms of settings on one worker of several, in turns."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_dist.backend import get_backend
+from keras_dist.launch.bench.loops import Loop
+from keras_dist.launch.bench.loops import ModelSize
+from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.measure import COUNTED_STEPS
+from keras_dist.launch.bench.measure import Measurement
+from keras_dist.launch.bench.measure import check_losses
+from keras_dist.launch.bench.measure import steps_in
+from keras_dist.launch.bench.measure import time_arms
+from keras_dist.launch.bench.portable import PortableLoop
+from keras_dist.launch.bench.sockets import bytes_sent
+from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
+from keras_dist.launch.bench.worker_loops import FitLoop
+from keras_dist.launch.bench.worker_loops import NativeWorkers
+from keras_dist.launch.bench.worker_loops import rows_of
+from keras_dist.strategies.multi_worker_mirrored import (
+    MultiWorkerMirroredStrategy,
+)
+from keras_dist.strategy import Strategy
+from keras_dist.workers import Workers
+
+# The arm that no worker meets another in.
+ALONE = "Keras"
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What this worker exchanges with the others.
+
+    Args:
+        collectives: Dict from arm to the collectives of a step; `None` where
+            the framework doesn't tell.
+        bytes_sent: Dict from arm to the bytes a step sends over TCP; `None`
+            where the system doesn't tell.
+        least_bytes: Float, what an all-reduce of the gradients has to send.
+    """
+
+    collectives: dict[str, float | None]
+    bytes_sent: dict[str, float | None]
+    least_bytes: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker brings back.
+
+    Args:
+        measured: List with the `Measurement` of each model.
+        native_text: String, what the native loop is.
+    """
+
+    measured: list[Measurement[Traffic]]
+    native_text: str
+
+
+def measure_on_worker(
+    sizes: Sequence[ModelSize], rounds: int, seconds: float
+) -> Result:
+    """What each worker runs.
+
+    Args:
+        sizes: Sequence of `ModelSize`.
+        rounds: Integer, blocks of each arm.
+        seconds: Float, what a block of the native loop takes about.
+
+    Raises:
+        LossMismatchError: If the arms' losses differ.
+    """
+    strategy = MultiWorkerMirroredStrategy()
+    workers = strategy.executor.workers
+    backend = get_backend()
+    # `run_workers` starts nothing else.
+    assert workers is not None and isinstance(backend, BenchmarksWorkers)
+    native = backend.native_workers(workers)
+    try:
+        return Result(
+            [
+                _measure(strategy, workers, native, size, rounds, seconds)
+                for size in sizes
+            ],
+            native.text,
+        )
+    finally:
+        native.close()
+
+
+def _measure(
+    strategy: Strategy,
+    workers: Workers,
+    native: NativeWorkers,
+    size: ModelSize,
+    rounds: int,
+    seconds: float,
+) -> Measurement[Traffic]:
+    count = workers.cluster.num_workers
+    if workers.cluster.is_chief:
+        print(f"Measuring {size.name}, {count} workers")
+    setting = Setting(size, ("cpu:0",) * count)
+    arms: dict[str, Loop] = {
+        "native": native.loop(setting),
+        "ours": FitLoop(setting, setting.batches(), strategy),
+        "again": native.loop(setting),
+        "run": PortableLoop(setting, strategy=strategy),
+        **native.other_loops(setting),
+        ALONE: FitLoop(setting, rows_of(setting, workers.cluster.index), None),
+    }
+    losses = {
+        name: _mean(workers, arm.run(COUNTED_STEPS))
+        for name, arm in arms.items()
+    }
+    check_losses(losses, others=(ALONE,))
+    traffic = _traffic(native, setting, arms)
+    # A worker that ran fewer steps would leave the others waiting.
+    own_steps = np.array([steps_in(arms["native"], seconds)], "int32")
+    steps = int(workers.chief_value(own_steps)[0])
+
+    def meet() -> None:
+        workers.concatenate_numbers([steps])
+
+    times = time_arms(arms, steps, rounds, lambda: None, on_block=meet)
+    return Measurement(setting, steps, times, losses, traffic)
+
+
+def _mean(workers: Workers, loss: float) -> float:
+    """The mean over workers, whose numbers of rows are equal.
+
+    As bits, so that it is as exact as a float.
+    """
+    halves = np.array([loss], "float64").view("int32")
+    found = np.array(workers.concatenate_numbers(list(halves)), "int32")
+    return float(found.view("float64").mean())
+
+
+def _traffic(
+    native: NativeWorkers, setting: Setting, arms: Mapping[str, Loop]
+) -> Traffic:
+    gradients = sum(each.nbytes for each in setting.weights())
+    count = setting.num_replicas
+
+    def collectives(arm: Loop) -> Callable[[int], int | None]:
+        return lambda steps: native.collectives(arm, steps)
+
+    def sent(arm: Loop) -> Callable[[int], int | None]:
+        return lambda steps: _sent_in(arm, steps)
+
+    return Traffic(
+        {name: _a_step(collectives(arm), 2) for name, arm in arms.items()},
+        {name: _a_step(sent(arm), COUNTED_STEPS) for name, arm in arms.items()},
+        2 * (count - 1) / count * gradients,
+    )
+
+
+def _a_step(in_steps: Callable[[int], int | None], steps: int) -> float | None:
+    """What a step adds, free of what a block costs, however long."""
+    few, many = in_steps(steps), in_steps(2 * steps)
+    if few is None or many is None:
+        return None
+    # A socket that was closed meanwhile is not counted any more.
+    return max(0.0, (many - few) / steps)
+
+
+def _sent_in(arm: Loop, steps: int) -> int | None:
+    before = bytes_sent()
+    arm.run(steps)
+    after = bytes_sent()
+    if before is None or after is None:
+        return None
+    return after - before

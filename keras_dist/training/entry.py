@@ -1,0 +1,152 @@
+"""One call of `fit`, `evaluate` or `predict`, made on several workers."""
+
+import copy
+import inspect
+import itertools
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_dist.backend import get_backend
+from keras_dist.training.agreement import check_agreement
+from keras_dist.training.agreement import described
+from keras_dist.training.backup import Restore
+from keras_dist.training.backup import Save
+from keras_dist.training.chief import BACKUP
+from keras_dist.training.chief import flat_callbacks
+from keras_dist.training.chief import quiet_callbacks
+from keras_dist.training.keras_internals import set_initial_epoch
+from keras_dist.training.randomness import chiefs_text
+from keras_dist.training.randomness import code_of
+from keras_dist.training.randomness import random_state
+from keras_dist.training.randomness import set_random_state
+from keras_dist.training.togetherness import Together
+
+if TYPE_CHECKING:
+    from keras_dist.workers import Workers
+
+_BACKUP_FREQUENCY = "save_freq of BackupAndRestore (0 for 'epoch')"
+
+
+class Entry:
+    """A call, with what keeps the workers together added to it.
+
+    Args:
+        name: String, `"fit"`, `"evaluate"` or `"predict"`.
+        model: The `keras.Model`.
+        workers: `Workers`.
+        args: Tuple of arguments.
+        kwargs: Dict of keyword arguments.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: keras.Model,
+        workers: "Workers",
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._name = name
+        self._model = model
+        self._workers = workers
+        self._method = getattr(type(model), name)
+        signature = inspect.signature(self._method)
+        self._parameters = signature.parameters
+        self._given = signature.bind(model, *args, **kwargs)
+        self._is_list = isinstance(
+            self._get("callbacks"), keras.callbacks.CallbackList
+        )
+        given = self._get("callbacks")
+        self._callbacks = flat_callbacks(
+            given.callbacks if self._is_list else given
+        )
+        if not workers.cluster.is_chief:
+            self._set("verbose", 0)
+            self._callbacks = quiet_callbacks(self._callbacks)
+
+    def agree(self) -> None:
+        """Called on all workers before anything else of the call happens.
+
+        Raises:
+            ReplicaDivergenceError: If workers call it with something else.
+        """
+        own = described(self._name, self._arguments())
+        own[_BACKUP_FREQUENCY] = self._backup_frequency()
+        state, backend = "", get_backend()
+        if self._name == "fit":
+            state = random_state(backend)
+        if not check_agreement(own, self._workers, code_of(state)):
+            set_random_state(backend, chiefs_text(state, self._workers))
+        if self._name == "fit":
+            self._join()
+
+    def run(self) -> Any:
+        """Makes the call."""
+        if self._is_list:
+            self._set("callbacks", self._in_list())
+        elif self._callbacks or self._get("callbacks"):
+            self._set("callbacks", self._callbacks)
+        try:
+            return self._method(*self._given.args, **self._given.kwargs)
+        finally:
+            saves = [c for c in self._callbacks if isinstance(c, Save)]
+            for callback in saves:
+                callback.close()
+            if saves:
+                # The next `fit` begins where it is told to.
+                set_initial_epoch(self._model, None)
+
+    def _join(self) -> None:
+        """Adds the callbacks that keep the workers together."""
+        workers = self._workers
+        last: list[Any] = [Together(workers)]
+        for index, callback in enumerate(self._callbacks):
+            if isinstance(callback, BACKUP):
+                restore = Restore(callback, workers)
+                self._callbacks[index] = restore
+                others = self._callbacks
+                last.append(
+                    Save(callback, restore, others, workers, get_backend())
+                )
+        self._callbacks = [*self._callbacks, *last]
+
+    def _in_list(self) -> Any:
+        given = self._get("callbacks")
+        pairs = itertools.zip_longest(self._callbacks, given.callbacks)
+        if all(own is theirs for own, theirs in pairs):
+            return given
+        result = copy.copy(given)
+        for callback in self._callbacks:
+            if not any(callback is known for known in given.callbacks):
+                callback.set_model(self._model)
+                callback.set_params(given.params)
+        result.callbacks = self._callbacks
+        return result
+
+    def _backup_frequency(self) -> int:
+        found = [c for c in self._callbacks if isinstance(c, BACKUP)]
+        if not found:
+            return -1
+        frequency = found[0].save_freq
+        return 0 if frequency == "epoch" else int(frequency)
+
+    def _arguments(self) -> dict[str, Any]:
+        merged = dict(self._given.arguments)
+        for parameter in self._parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                merged |= merged.pop(parameter.name, {})
+        return merged
+
+    def _get(self, name: str) -> Any:
+        return self._arguments().get(name)
+
+    def _set(self, name: str, value: Any) -> None:
+        if name in self._parameters:
+            self._given.arguments[name] = value
+            return
+        for parameter in self._parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                more = self._given.arguments.get(parameter.name, {})
+                self._given.arguments[parameter.name] = {**more, name: value}

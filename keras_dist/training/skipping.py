@@ -1,0 +1,85 @@
+"""Skipping the steps of an epoch that were trained before a restart."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+_METHODS = ("on_train_batch_begin", "on_train_batch_end")
+_ABSENT = object()
+
+
+class Skipping:
+    """Reads the data of a model's first steps and does nothing with it.
+
+    Callbacks hear nothing of these steps.
+
+    Args:
+        model: A `keras.Model` in `fit`, before its first step.
+        callbacks: Sequence of callbacks.
+        steps: Integer, how many.
+        then: Callable, called once after the last one, before any other data
+            is read. It is given the last batch, or `None` where the trainer
+            read it itself.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[Any],
+        steps: int,
+        then: Callable[[Any], None],
+    ) -> None:
+        self._model = model
+        self._steps = self._left = steps
+        self._then = then
+        self._original = model.train_function
+        self._before = [
+            (callback, name, vars(callback).get(name, _ABSENT))
+            for callback in callbacks
+            for name in _METHODS
+        ]
+        model.train_function = self._train
+        for callback, name, _ in self._before:
+            setattr(callback, name, self._unless_skipped(callback, name))
+
+    def end(self) -> None:
+        """Puts everything back; again does nothing."""
+        for callback, name, before in self._before:
+            if before is _ABSENT:
+                delattr(callback, name)
+            else:
+                setattr(callback, name, before)
+        self._before = []
+        if self._model.train_function == self._train:
+            self._model.train_function = self._original
+
+    def _unless_skipped(self, callback: Any, name: str) -> Callable[..., None]:
+        original = getattr(callback, name)
+
+        def method(batch: int, logs: Any = None) -> None:
+            if batch >= self._steps:
+                original(batch, logs=logs)
+
+        return method
+
+    def _train(self, *args: Any) -> Any:
+        """Stands for the train function, whatever the trainer gives it.
+
+        That is the data last, either read already or to be read; and before
+        it what the function hands back after its logs.
+        """
+        if self._left <= 0:
+            self.end()
+            return self._original(*args)
+        executions = self._model.steps_per_execution
+        self._left -= executions
+        *state, data = args
+        batch = None
+        if hasattr(data, "__next__"):
+            for _ in range(executions):
+                batch = next(data)
+        if self._left <= 0:
+            self._then(batch)
+        return ({}, *state) if state else {}

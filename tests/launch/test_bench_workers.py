@@ -1,0 +1,229 @@
+"""`keras-dist bench workers`: what it starts, counts and shows."""
+
+import io
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from keras_dist.backend import override_backend
+from keras_dist.errors import BackendNotFoundError
+from keras_dist.launch.bench import sockets
+from keras_dist.launch.bench import worker_command
+from keras_dist.launch.bench import worker_report
+from keras_dist.launch.bench.loops import MODELS
+from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.measure import Measurement
+from keras_dist.launch.bench.worker_loops import rows_of
+from keras_dist.launch.bench.worker_measure import Result
+from keras_dist.launch.bench.worker_measure import Traffic
+from keras_dist.testing.memory import MemoryBackend
+from keras_dist_cli.main import app
+
+BACKEND = keras.backend.backend()
+TWO = Setting(MODELS["small"], ("cpu:0",) * 2)
+GRADIENT_BYTES = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+
+# What TensorFlow does not tell.
+COLLECTIVES = {
+    # The gradients, and with `train_on_batch` the loss of all rows.
+    "torch": {"native": 1, "ours": 2, "again": 1, "run": 1, "Keras": 0},
+    # Native: two metric variables are set to zero, each after a comparison.
+    "jax": {
+        "native": 3,
+        "ours": 1,
+        "again": 3,
+        "run": 1,
+        "jit": 1,
+        "Keras": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The command's process, and the file that it wrote."""
+    path = tmp_path_factory.mktemp("bench") / "workers.json"
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "keras_dist_cli", "bench", "workers"),
+            *("--sizes", "small", "--rounds", "2", "--block-ms", "1"),
+            *("--json", str(path), "--backend", BACKEND),
+        ],
+        env=os.environ | {"COLUMNS": "80", "KERAS_BACKEND": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process, json.loads(path.read_text())
+
+
+def test_the_table_has_a_row_for_each_comparison(finished):
+    process, _ = finished
+    rows = re.findall(r"│ small +│ 2 │ (\S+/\S+)", process.stdout)
+    expected = ["ours/native", "run/native", "ours/run"]
+    if BACKEND == "jax":
+        expected += ["jit/native", "ours/jit"]
+    assert rows == [*expected, "Keras/native", "ours/Keras"]
+
+
+def test_it_says_what_was_measured(finished):
+    process, content = finished
+    text = " ".join(process.stdout.split())
+    for part in (
+        "Measuring small, 2 workers",
+        f"Native: {content['native']}",
+        "in the minute before; the workers add theirs",
+        "A/A is the native loop against a copy of itself",
+    ):
+        assert part in text
+    assert content["backend"] == BACKEND
+    assert len(content["load"]) == 3
+
+
+def test_the_file_has_all_numbers(finished):
+    _, content = finished
+    (found,) = content["settings"]
+    assert (found["model"], found["replicas"], found["rows"]) == (
+        "small",
+        2,
+        64,
+    )
+    times = found["times"]
+    assert {"native", "ours", "again", "run", "Keras"} <= set(times)
+    assert all(len(seen) == 2 for seen in times.values())
+    first, *_ = found["comparisons"]
+    paired = np.divide(
+        times["ours"], np.mean([times["native"], times["again"]], 0)
+    )
+    assert first["name"] == "ours/native"
+    assert first["ratio"]["median"] == pytest.approx(np.median(paired))
+
+
+def test_what_meets_has_the_same_loss(finished):
+    losses = dict(finished[1]["settings"][0]["losses"])
+    # Each worker by itself learns from other rows.
+    del losses["Keras"]
+    for loss in losses.values():
+        assert loss == pytest.approx(losses["native"], rel=1e-3)
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="Only Linux tells how much a socket has sent.",
+)
+def test_bytes_of_a_step_are_those_of_the_gradients(finished):
+    counts = finished[1]["settings"][0]["counts"]
+    assert counts["least_bytes"] == GRADIENT_BYTES
+    for arm, sent in counts["bytes_sent"].items():
+        if arm == "Keras":
+            assert sent < 500
+        else:
+            assert GRADIENT_BYTES <= sent < 1.5 * GRADIENT_BYTES
+
+
+def test_collectives_of_a_step(finished):
+    counts = finished[1]["settings"][0]["counts"]["collectives"]
+    assert counts == COLLECTIVES.get(BACKEND, dict.fromkeys(counts))
+
+
+def test_each_worker_trains_on_rows_of_its_own():
+    batches = TWO.batches()
+    for place, (x, y) in enumerate(batches):
+        for whole, axis in ((x, 0), (y, 1)):
+            own = [rows_of(TWO, worker)[place][axis] for worker in (0, 1)]
+            np.testing.assert_array_equal(np.concatenate(own), whole)
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="Only Linux tells how much a socket has sent.",
+)
+def test_bytes_that_were_sent_are_counted():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as other,
+    ):
+        before, files = sockets.bytes_sent(), os.listdir("/proc/self/fd")
+        client.sendall(bytes(70_000))
+        # Until all is there, all has been sent.
+        other.recv(70_000, socket.MSG_WAITALL)
+        assert sockets.bytes_sent() - before >= 70_000
+        assert os.listdir("/proc/self/fd") == files
+
+
+def test_bytes_are_unknown_on_other_systems(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "plan9")
+    assert sockets.bytes_sent() is None
+
+
+def test_what_is_unknown_is_said_to_be():
+    times = {name: [0.001] for name in ("native", "ours", "again", "Keras")}
+    traffic = Traffic(
+        dict.fromkeys(times), dict.fromkeys(times, 2500.0), GRADIENT_BYTES
+    )
+    result = Result([Measurement(TWO, 10, times, {}, traffic)], "by hand.")
+    console = Console(file=io.StringIO(), width=80)
+    worker_report.show_workers(console, result, None)
+    text = console.file.getvalue()
+    assert re.search(r"ours +│ 1.000 +│ unknown +│ 2.5 +│ 9.6", text)
+    assert re.search(r"Keras +│ 1.000 +│ unknown +│ 2.5 +│ 0.0", text)
+    assert not re.search(r"│ again", text)
+    assert "Load" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workers", "1"), "--workers"),
+        (("--sizes", ","), "at least one of small, medium"),
+        (("--rounds", "0"), "--rounds"),
+        (("--backend", "nosuch"), "'nosuch'"),
+        (("--json", "no/such/folder/file.json"), "folder"),
+    ],
+)
+def test_a_bad_option_is_an_error_that_says_so(arguments, message):
+    result = CliRunner().invoke(app, ["bench", "workers", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("workers", "sizes", "message"),
+    [(2, ["small", "huge"], "'huge'"), (3, ["small"], "equal shares.*3 work")],
+)
+def test_models_that_cannot_be_measured_are_errors(workers, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        worker_command.run_workers(workers, sizes, 1, 0.001, None)
+
+
+def test_a_backend_without_its_own_distribution_is_an_error():
+    with (
+        override_backend(MemoryBackend()),
+        pytest.raises(BackendNotFoundError, match="no distribution over"),
+    ):
+        worker_command.run_workers(2, ["small"], 1, 0.001, None)
+
+
+def test_native_workers_are_imported_when_they_are_needed():
+    code = (
+        "import sys, keras_dist; keras_dist.list_devices(); "
+        "sys.exit(any(name.endswith('.bench_workers') for name in sys.modules))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=120,
+        cwd=pathlib.Path(__file__).parent,
+    )

@@ -1,0 +1,466 @@
+"""What keeps workers together around `fit`, with workers that are made up."""
+
+import os
+import random
+
+import keras
+import numpy as np
+import pytest
+from keras import callbacks
+
+from keras_dist.backend import get_backend
+from keras_dist.cluster import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.training import randomness
+from keras_dist.training.agreement import batches_of
+from keras_dist.training.agreement import check_agreement
+from keras_dist.training.agreement import described
+from keras_dist.training.agreement import rows_of
+from keras_dist.training.chief import flat_callbacks
+from keras_dist.training.chief import quiet_callbacks
+from keras_dist.training.chief import save
+from keras_dist.training.chief import written_beside
+from keras_dist.training.entry import Entry
+from keras_dist.training.togetherness import Together
+from keras_dist.workers import Workers
+
+ROWS, BATCH, EPOCHS = 11, 4, 3
+
+
+class MadeUp(Workers):
+    """Workers of which this process is one, and the others are made up.
+
+    Args:
+        index: Integer, which one this is.
+        others: Callable from this worker's numbers to those of the other
+            ones, a list each.
+        chiefs: List of arrays that the chief broadcasts, in turn.
+    """
+
+    def __init__(self, index=0, others=lambda own: [], chiefs=()):
+        count = 1 + len(others([0] * 40)) if index == 0 else 2
+        addresses = tuple(f"127.0.0.1:{9000 + i}" for i in range(count))
+        cluster = Cluster(index, addresses[0], addresses)
+        super().__init__(cluster, CommunicationOptions())
+        self.others = others
+        self.chiefs = list(chiefs)
+        self.broadcasts = 0
+
+    def sum(self, tensors):
+        raise NotImplementedError
+
+    def concatenate(self, tensor, axis):
+        raise NotImplementedError
+
+    def gather(self, tensors):
+        own = keras.ops.convert_to_numpy(tensors[0])
+        told = [np.array(each, own.dtype) for each in self.others(own.tolist())]
+        everyone = [own, *told]
+        if self.cluster.index:
+            everyone.reverse()
+        return [[keras.ops.convert_to_tensor(each)] for each in everyone]
+
+    def broadcast(self, tensors):
+        self.broadcasts += 1
+        if self.cluster.is_chief:
+            return list(tensors)
+        return [keras.ops.convert_to_tensor(self.chiefs.pop(0))]
+
+
+def data():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 3)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def model_of():
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(5),
+            keras.layers.Dropout(0.3, seed=7),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def fit(model, workers, **kwargs):
+    entry = Entry("fit", model, workers, (), {"verbose": 0, **kwargs})
+    entry.agree()
+    return entry.run()
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches that Keras shuffles, with noise from global random states."""
+
+    @property
+    def num_batches(self):
+        return 3
+
+    def __getitem__(self, index):
+        x, y = data()
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        noise = np.float32(random.random() + np.random.random())
+        return x[rows] + noise, y[rows]
+
+
+class Interrupt(callbacks.Callback):
+    """Stops training after a batch, as a process does that is killed."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.at = (epoch, batch)
+        self.heard = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.heard.append((self.epoch, batch))
+        if (self.epoch, batch) == self.at:
+            raise KeyboardInterrupt
+
+
+KINDS = {
+    "arrays": lambda: dict(zip("xy", data(), strict=True), batch_size=BATCH),
+    "batch_shuffle": lambda: KINDS["arrays"]() | {"shuffle": "batch"},
+    "py_dataset": lambda: {"x": Batches()},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "frequency", "at", "first"),
+    [
+        ("arrays", "epoch", (1, 1), (1, 0)),
+        ("arrays", 2, (1, 1), (1, 1)),
+        ("batch_shuffle", 2, (1, 1), (1, 1)),
+        ("py_dataset", 2, (2, 1), (2, 0)),
+        ("py_dataset", 5, (2, 0), (1, 2)),
+        ("arrays", 3, (2, 0), (1, 3)),
+    ],
+)
+def test_a_resumed_run_is_the_unbroken_one(
+    kind, frequency, at, first, tmp_path
+):
+    workers = MadeUp()
+    options = KINDS[kind]()
+
+    def trained(model, *more):
+        backup = callbacks.BackupAndRestore(
+            tmp_path / "backup", save_freq=frequency
+        )
+        scheduler = callbacks.LearningRateScheduler(lambda _, r: 0.9 * r)
+        return fit(
+            model,
+            workers,
+            **options,
+            epochs=EPOCHS,
+            callbacks=[scheduler, backup, *more],
+            validation_data=data(),
+        ).history
+
+    unbroken = model_of()
+    expected = trained(unbroken)
+    with pytest.raises(KeyboardInterrupt):
+        trained(model_of(), Interrupt(*at))
+    keras.utils.set_random_seed(99)
+    random.seed(98)
+    model, listener = model_of(), Interrupt(None, None)
+    found = trained(model, listener)
+    for weight, other in zip(
+        model.get_weights(), unbroken.get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(weight, other, rtol=1e-6, atol=1e-6)
+    every = [(epoch, batch) for epoch in (1, 2) for batch in range(3)]
+    assert listener.heard == [each for each in every if each >= first]
+    whole = len(found["loss"])
+    np.testing.assert_allclose(
+        found["loss"], expected["loss"][-whole:], rtol=1e-5
+    )
+    assert not (tmp_path / "backup").exists()
+
+
+def test_an_error_while_steps_are_skipped_leaves_nothing_behind(tmp_path):
+    class Breaking(Batches):
+        is_broken = False
+
+        def __getitem__(self, index):
+            if Breaking.is_broken:
+                raise OSError("the disk is gone")
+            return super().__getitem__(index)
+
+    def trained(listener):
+        backup = callbacks.BackupAndRestore(tmp_path, save_freq=2)
+        fit(
+            model,
+            MadeUp(),
+            x=Breaking(),
+            epochs=2,
+            callbacks=[backup, listener],
+        )
+
+    model = model_of()
+    with pytest.raises(KeyboardInterrupt):
+        trained(Interrupt(1, 2))
+    Breaking.is_broken = True
+    listener = Interrupt(None, None)
+    # Each framework has an error of its own for failing data.
+    with pytest.raises(Exception, match="the disk is gone"):
+        trained(listener)
+    assert not {"on_train_batch_begin", "on_train_batch_end"} & {
+        *vars(listener)
+    }
+    assert model._initial_epoch is None
+
+
+def test_a_second_fit_begins_at_the_beginning(tmp_path):
+    model, workers = model_of(), MadeUp()
+    options = KINDS["arrays"]() | {"epochs": 2}
+    backup = callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+    fit(model, workers, **options, callbacks=[backup])
+    backup = callbacks.BackupAndRestore(tmp_path)
+    assert not fit(model, workers, **options, callbacks=[backup]).epoch
+    assert fit(model, workers, **options).epoch == [0, 1]
+
+
+def test_keras_reads_our_backups_and_we_read_those_of_keras(tmp_path):
+    options = KINDS["arrays"]() | {"verbose": 0}
+
+    def backup():
+        return callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
+
+    ours, theirs, again = model_of(), model_of(), model_of()
+    fit(ours, MadeUp(), **options, epochs=2, callbacks=[backup()])
+    theirs.fit(**options, epochs=3, callbacks=[backup()])
+    assert theirs.history.epoch == [2]
+    os.remove(tmp_path / "latest.weights.h5")
+    theirs.save_weights(tmp_path / "latest.weights.h5")
+    fit(again, MadeUp(), **options, epochs=4, callbacks=[backup()])
+    assert again.history.epoch == [3]
+
+
+def test_the_previous_backup_is_taken_where_the_last_one_is_torn(tmp_path):
+    options = KINDS["arrays"]()
+    backup = {"double_checkpoint": True, "delete_checkpoint": False}
+    fit(
+        model_of(),
+        MadeUp(),
+        **options,
+        epochs=2,
+        callbacks=[callbacks.BackupAndRestore(tmp_path, **backup)],
+    )
+    (tmp_path / "latest.weights.h5").write_bytes(b"torn")
+    history = fit(
+        model_of(),
+        MadeUp(),
+        **options,
+        epochs=3,
+        callbacks=[callbacks.BackupAndRestore(tmp_path, **backup)],
+    )
+    assert history.epoch == [1, 2]
+
+
+def test_an_unbuilt_model_is_refused(tmp_path):
+    workers = MadeUp()
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callback = callbacks.BackupAndRestore(tmp_path)
+    entry = Entry("fit", model, workers, (), {"callbacks": [callback]})
+    entry.agree()
+    restore = entry._callbacks[0]
+    restore.set_model(model)
+    with pytest.raises(ValueError, match="needs a model that is built"):
+        restore.on_train_begin()
+
+
+def test_what_is_torn_never_takes_the_place_of_what_is_whole(tmp_path):
+    path = str(tmp_path / "file")
+    with written_beside(path) as beside, open(beside, "w") as file:
+        file.write("old")
+
+    def fail():
+        with written_beside(path) as beside, open(beside, "w") as file:
+            file.write("ne")
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        fail()
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_a_save_that_fails_leaves_the_model_from_before(tmp_path):
+    class Failing(keras.layers.Dense):
+        fails = False
+
+        def save_own_variables(self, store):
+            if Failing.fails:
+                raise OSError("the disk is full")
+            super().save_own_variables(store)
+
+    model = keras.Sequential([keras.Input((3,)), Failing(1)])
+    for name in ("whole.keras", "only.weights.h5"):
+        path = tmp_path / name
+        method = "save" if name.endswith(".keras") else "save_weights"
+        Failing.fails = False
+        save(model, method, MadeUp(), path)
+        before = path.read_bytes()
+        Failing.fails = True
+        with pytest.raises(OSError, match="full"):
+            save(model, method, MadeUp(), path)
+        assert path.read_bytes() == before
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_other_workers_save_nothing(tmp_path):
+    other = MadeUp(1)
+    save(model_of(), "save", other, tmp_path / "a.keras")
+    save(model_of(), "export", other, filepath=tmp_path / "exported")
+    assert not os.listdir(tmp_path)
+
+
+def test_files_in_pieces_are_written_as_keras_does(tmp_path):
+    path = tmp_path / "pieces.weights.json"
+    save(model_of(), "save_weights", MadeUp(), path, max_shard_size=1)
+    assert path.name in os.listdir(tmp_path)
+
+
+def test_callbacks_that_write_are_left_out_elsewhere(tmp_path):
+    class OwnCheckpoint(callbacks.ModelCheckpoint):
+        pass
+
+    class Own(callbacks.Callback):
+        verbose = 1
+
+    own, stopping = Own(), callbacks.EarlyStopping(verbose=1)
+    given = [
+        OwnCheckpoint(tmp_path / "a.keras"),
+        [callbacks.CSVLogger(tmp_path / "a.csv"), own],
+        callbacks.ProgbarLogger(),
+        stopping,
+    ]
+    assert quiet_callbacks(flat_callbacks(given)) == [own, stopping]
+    assert (own.verbose, stopping.verbose) == (1, 0)
+    assert flat_callbacks(None) == []
+    assert flat_callbacks(own) == [own]
+
+
+def test_a_checkpoint_that_every_worker_would_write_is_refused(monkeypatch):
+    class Orbax(callbacks.Callback):
+        pass
+
+    monkeypatch.setattr(callbacks, "OrbaxCheckpoint", Orbax, raising=False)
+    with pytest.raises(ClusterError, match="each of them would write"):
+        flat_callbacks([Orbax()])
+
+
+def test_rows_and_batches():
+    x, y = data()
+    assert rows_of(x) == rows_of({"a": x}) == rows_of([x, y]) == ROWS
+    assert rows_of(None) == rows_of(Batches()) == -1
+    assert batches_of(Batches()) == 3
+    assert batches_of(x) == batches_of([x]) == batches_of(iter([x])) == -1
+
+    class Endless(keras.utils.PyDataset):
+        num_batches = None
+
+    class Unknown(keras.utils.PyDataset):
+        pass
+
+    assert batches_of(Endless()) == batches_of(Unknown()) == -1
+
+
+def test_every_method_is_described_by_the_same_names():
+    x, y = data()
+    fitted = described("fit", {"x": x, "y": y, "validation_data": (x, y)})
+    assert list(fitted) == list(described("predict", {"x": x}))
+    assert fitted["rows of the validation data"] == ROWS
+    assert fitted["shuffle"] == 1
+    assert described("fit", {"shuffle": "batch"})["shuffle"] == 2
+
+
+@pytest.mark.parametrize(("other", "same"), [(7, True), (8, False)])
+def test_agreement(other, same):
+    workers = MadeUp(others=lambda own: [[*own[:-1], other]])
+    assert check_agreement({"epochs": 3}, workers, 7) is same
+
+
+def test_disagreement_names_both_values():
+    def others(own):
+        return [own, [own[0], -1, *own[2:]]]
+
+    with pytest.raises(
+        ReplicaDivergenceError,
+        match="epochs: 3 on worker 0, unknown or not given on worker 2",
+    ):
+        check_agreement({"a": 1, "epochs": 3}, MadeUp(others=others), 0)
+
+
+def test_equal_random_states_are_left_alone():
+    keras.utils.set_random_seed(4)
+    expected = random.random(), np.random.random()
+    keras.utils.set_random_seed(4)
+    workers = MadeUp(others=lambda own: [own])
+    randomness.share_random_state(get_backend(), workers)
+    assert (random.random(), np.random.random()) == expected
+    assert workers.broadcasts == 0
+
+
+@pytest.mark.parametrize("chief_has_drawn", [False, True])
+def test_other_random_states_become_the_chiefs(chief_has_drawn):
+    backend = get_backend()
+
+    def draw():
+        noise = keras.ops.convert_to_numpy(keras.random.uniform((2,)))
+        return random.random(), np.random.random(), noise.tolist()
+
+    keras.utils.set_random_seed(4)
+    if chief_has_drawn:
+        draw()
+    chiefs = randomness.random_state(backend)
+    expected = draw()
+    assert draw() != expected
+    letters = np.frombuffer(chiefs.encode(), "uint8").astype("int32")
+    workers = MadeUp(
+        1,
+        others=lambda own: [[1] * len(own)],
+        chiefs=[np.array([letters.size], "int32"), letters],
+    )
+    randomness.share_random_state(backend, workers)
+    assert randomness.random_state(backend) == chiefs
+    assert draw() == expected
+
+
+def test_a_text_of_nothing():
+    workers = MadeUp(1, chiefs=[np.array([0], "int32")])
+    assert randomness.chiefs_text("something", workers) == ""
+
+
+def test_decisions_are_those_of_any_worker_and_rates_the_chiefs():
+    def others(own):
+        return [[1, int(np.float32(0.25).view("int32"))][: len(own)]]
+
+    model = model_of()
+    model.stop_training = False
+    together = Together(MadeUp(1, others))
+    together.set_model(model)
+    together.on_epoch_end(0)
+    assert model.stop_training
+    rate = keras.ops.convert_to_numpy(model.optimizer.learning_rate)
+    assert rate == np.float32(0.25)
+
+
+def test_schedules_are_not_compared():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(schedule), "mse")
+    model.stop_training = False
+    together = Together(MadeUp(0, lambda own: [[0] * len(own)]))
+    together.set_model(model)
+    together.on_epoch_begin(0)
+    assert not model.stop_training
