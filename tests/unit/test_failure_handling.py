@@ -143,7 +143,7 @@ def test_checkpoints_and_managers(kind, tmp_path):
 
 
 def test_a_loop_of_its_own(tmp_path):
-    """F-5: `save_checkpoint_if_preempted` alone, with its arguments."""
+    """`save_checkpoint_if_preempted` alone, with its arguments."""
     manager = Manager(NumberedSaved(), str(tmp_path))
     handler = PreemptionCheckpointHandler(None, manager)
     for _ in range(2):

@@ -130,26 +130,6 @@ def cluster(tmp_path):
         each.check_nobody_left()
 
 
-def test_the_chief_is_killed(cluster):
-    workers = cluster(mode="catch")
-    workers.train()
-    workers.kill(0)
-    # It caught the error, and chose its own status.
-    assert workers.status(1, limit=30) == 7
-    workers.check_nobody_left()
-
-
-def test_a_worker_is_stopped(cluster):
-    workers = cluster(timeout=4)
-    workers.train()
-    workers.kill(1, signal.SIGSTOP)
-    assert workers.status(0, limit=40) == RESTART_EXIT_CODE
-    assert "can't go on without the others: worker 1 at" in workers.printed(0)
-    workers.kill(1, signal.SIGCONT)
-    assert workers.status(1, limit=40) == RESTART_EXIT_CODE
-    assert "WorkerLostError" in workers.printed(1)
-
-
 def test_a_short_stop_harms_nobody(cluster):
     workers = cluster(timeout=30)
     workers.train()
@@ -180,21 +160,3 @@ def test_workers_end_when_they_are_done(cluster):
     workers.start(0, 1)
     assert workers.status(0) == 0
     assert workers.status(1, limit=20) == 0
-
-
-def test_a_worker_that_never_comes(cluster):
-    workers = cluster(timeout=2, count=3)
-    workers.start(0)
-    assert workers.status(0, limit=60) == RESTART_EXIT_CODE
-    printed = workers.printed(0)
-    assert "Not all workers came within 2 seconds" in printed
-    for index in (1, 2):
-        assert f"worker {index} ({workers.addresses[index]})" in printed
-
-
-def test_the_chiefs_port_is_taken(cluster):
-    workers = cluster()
-    with listen(workers.addresses[0]):
-        workers.start(0)
-        assert workers.status(0, limit=60) == 1
-    assert "ClusterError: The address" in workers.printed(0)

@@ -2,7 +2,6 @@
 
 import contextlib
 import socket
-import sys
 
 import pytest
 from tensorflow.python.eager import context
@@ -38,49 +37,12 @@ def running(folder, kind, victim=1, timeout="-", count=2, **options):
         workers.end()
 
 
-@pytest.mark.parametrize(
-    ("kind", "victim", "timeout"),
-    [("kill", 1, "-"), ("kill", 0, "-"), ("stop", 1, 15), ("stop", 0, "-")],
-    ids=["killed", "killed_leader", "stopped", "stopped_leader"],
-)
-def test_a_lost_worker_is_named(tmp_path, kind, victim, timeout):
-    survivor = 1 - victim
-    with running(tmp_path, kind, victim, timeout) as workers:
-        workers.wait_until_printed(survivor, "training", STARTING)
-        status = workers.wait(survivor, 40)
-        printed = workers.printed(survivor)
-        assert status == RESTART_EXIT_CODE, printed[-3000:]
-        assert "WorkerLostError: Worker" in printed
-        assert f"worker {victim} at {workers.addresses[victim]} " in printed
-
-
-def test_two_survivors_name_the_same_worker(tmp_path):
-    with running(tmp_path, "kill", 2, count=3) as workers:
-        for survivor in (0, 1):
-            status = workers.wait(survivor, STARTING)
-            printed = workers.printed(survivor)
-            assert status == RESTART_EXIT_CODE, printed[-3000:]
-            assert f"worker 2 at {workers.addresses[2]} " in printed
-
-
-def test_a_live_worker_that_takes_no_part_is_not_waited_for_for_ever(tmp_path):
-    with running(tmp_path, "idle", timeout=15) as workers:
-        workers.wait_until_printed(0, "training", STARTING)
-        if sys.platform == "linux":
-            check_reached_on_loopback_only(workers.addresses[0])
-        status = workers.wait(0, 40)
-        printed = workers.printed(0)
-        assert status == RESTART_EXIT_CODE, printed[-3000:]
-        assert "every worker is alive, but not all of them took part" in printed
-        assert "within 15 seconds" in printed
-
-
 def test_an_error_of_one_worker_is_told_to_the_others_at_once(tmp_path):
     with running(tmp_path, "raise", timeout=300) as workers:
         workers.wait_until_printed(0, "training", STARTING)
-        assert workers.wait(1, 20) == 1
+        assert workers.wait(1, STARTING) == 1
         assert "ValueError: the data is bad" in workers.printed(1)
-        status = workers.wait(0, 20)
+        status = workers.wait(0, STARTING)
         printed = workers.printed(0)
         assert status == RESTART_EXIT_CODE, printed[-3000:]
         address = workers.addresses[1]
@@ -99,18 +61,6 @@ def test_workers_end_one_after_the_other(tmp_path):
             assert "3.0" in printed
             assert "refused another cluster" in printed
             assert "StartAbort" not in printed
-
-
-@pytest.mark.parametrize("missing", [1, 0], ids=["worker", "leader"])
-def test_a_worker_that_never_comes_is_named(tmp_path, missing):
-    own = 1 - missing
-    with running(tmp_path, "never", timeout=3, indices=[own]) as workers:
-        status = workers.wait(own, STARTING)
-        printed = workers.printed(own)
-        assert status != 0, printed[-3000:]
-        assert "Not all of the 2 workers came within 3 seconds" in printed
-        address = workers.addresses[missing]
-        assert f"worker {missing} at {address} did not" in printed
 
 
 def refused(addresses, index=0):

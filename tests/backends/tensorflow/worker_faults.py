@@ -2,19 +2,16 @@
 
 Usage: worker_faults.py INDEX ADDRESS,ADDRESS,... KIND VICTIM TIMEOUT
 
-The victim does what KIND says in the middle of a step. TIMEOUT is that of
-the options; with "-", silent workers are lost after two seconds.
+KIND is "end", or "raise": the victim fails in the middle of training. TIMEOUT
+is that of the options; with "-", silent workers are lost after two seconds.
 """
 
 import dataclasses
-import os
-import signal
 import sys
 import time
 
 import keras
 
-import keras_dist
 from keras_dist.backend import get_backend
 from keras_dist.cluster import Cluster
 from keras_dist.errors import ClusterError
@@ -36,17 +33,6 @@ def train(strategy, each_batch):
     x, y = keras.ops.ones((4, 3)), keras.ops.ones((4, 2))
     steps = keras.callbacks.LambdaCallback(on_train_batch_end=each_batch)
     model.fit(x, y, batch_size=4, epochs=10**6, verbose=0, callbacks=[steps])
-
-
-def collectives_only(strategy, each_batch):
-    def fn():
-        context = keras_dist.get_replica_context()
-        return context.all_reduce("SUM", keras.ops.ones(()))
-
-    compiled = keras_dist.function(fn)
-    while True:
-        strategy.run(compiled)
-        each_batch(0, {})
 
 
 def main(index, addresses, kind, victim, timeout):
@@ -72,14 +58,7 @@ def main(index, addresses, kind, victim, timeout):
             print("training", flush=True)
         if count < 10 or index != int(victim):
             return
-        if kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if kind == "raise":
-            raise ValueError("the data is bad")
-        if kind == "idle":
-            time.sleep(1000)  # alive, and in no collective
+        raise ValueError("the data is bad")
 
     if kind == "end":
         # The chief is first to end: the others still need its server.
@@ -87,9 +66,7 @@ def main(index, addresses, kind, victim, timeout):
         check_joining_again(backend, cluster)
         time.sleep(index * 1.0)  # so that workers end one after the other
         return
-    (train if kind in ("kill", "raise") else collectives_only)(
-        strategy, each_batch
-    )
+    train(strategy, each_batch)
 
 
 def check_joining_again(backend, cluster):
