@@ -87,6 +87,33 @@ def combine_all_on_primary(
     ]
 
 
+def set_all_components(
+    pairs: Sequence[tuple[Any, Sequence[Any]]],
+) -> None:
+    """Gives variables of one strategy each replica's value, all at once.
+
+    Args:
+        pairs: Sequence of `SyncOnReadVariable`s and of their components'
+            values.
+    """
+    combined: dict[int, Any] = {}
+    for aggregation in ("sum", "mean"):
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        chosen = [p for p in pairs if p[0].aggregation == aggregation]
+        totals = combine_all_on_primary(op, chosen)
+        for (variable, _), total in zip(chosen, totals, strict=True):
+            combined[id(variable)] = total
+    for variable, values in pairs:
+        if id(variable) not in combined:
+            value = values[0]
+            if variable.aggregation == "only_first_replica":
+                value = first_of_all(variable, value)
+            executor = variable.distribute_strategy.executor
+            combined[id(variable)] = executor.mirror(value)
+    for variable, values in pairs:
+        variable.hold_components(values, combined[id(variable)])
+
+
 def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
     """The one value of a variable that aggregates in no way.
 

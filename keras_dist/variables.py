@@ -16,12 +16,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_dist.aggregation import combine_all_on_primary
-from keras_dist.aggregation import first_of_all
+from keras_dist.aggregation import set_all_components
 from keras_dist.compilation import inlines
 from keras_dist.components import Component
 from keras_dist.components import VariableComponent
-from keras_dist.reduction import ReduceOp
 from keras_dist.training import keras_internals
 from keras_dist.training.overlay import Overlay
 from keras_dist.training.overlay import base_scope
@@ -335,32 +333,6 @@ class UnaggregatedVariable(SyncOnReadVariable):
                 "`strategy.experimental_local_results`."
             )
         return super().value
-
-
-def set_all_components(
-    pairs: Sequence[tuple[SyncOnReadVariable, Sequence[Any]]],
-) -> None:
-    """Gives variables of one strategy each replica's value, all at once.
-
-    Args:
-        pairs: Sequence of variables and of their components' values.
-    """
-    combined: dict[int, Any] = {}
-    for aggregation in ("sum", "mean"):
-        op = ReduceOp.from_variable_aggregation(aggregation)
-        chosen = [p for p in pairs if p[0].aggregation == aggregation]
-        totals = combine_all_on_primary(op, chosen)
-        for (variable, _), total in zip(chosen, totals, strict=True):
-            combined[id(variable)] = total
-    for variable, values in pairs:
-        if id(variable) not in combined:
-            value = values[0]
-            if variable.aggregation == "only_first_replica":
-                value = first_of_all(variable, value)
-            executor = variable.distribute_strategy.executor
-            combined[id(variable)] = executor.mirror(value)
-    for variable, values in pairs:
-        variable.hold_components(values, combined[id(variable)])
 
 
 DistributedValues.register(DistributedVariable)

@@ -84,7 +84,8 @@ class JittedLoop(Loop):
                 for rows in batch
             ]
             if loss is not None:
-                # As for loops on several CPUs.
+                # Collectives of steps that wait behind one another can end in a
+                # deadlock on CPUs.
                 loss.block_until_ready()
             state, loss = step(state, x, y)
         self._state = state

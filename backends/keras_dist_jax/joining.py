@@ -38,7 +38,7 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
         options: `CommunicationOptions`. `timeout_seconds` bounds how long
             workers are waited for (default: 300), how long one may be silent
             (default: 60), and how long one that lives may keep others waiting
-            while it does something else (default: for ever).
+            while it does something else (default: 600).
 
     Returns:
         The `Watch` over the workers.

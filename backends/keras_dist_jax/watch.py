@@ -19,7 +19,7 @@ from keras_dist.cluster import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
 
-DEFAULT_TIMEOUT = 60.0
+DEFAULT_TIMEOUT, DEFAULT_PATIENCE = 60.0, 600.0
 # Seconds between two signs of life; after a collective has failed, those after
 # which a silent worker is the one; and those that Python gets to raise.
 BEAT, SILENCE, GRACE = 0.5, 3.0, 5.0
@@ -36,7 +36,7 @@ class Watch:
         cluster: The `Cluster`.
         timeout: Float or `None`. Seconds of silence after which one is lost,
             and for which one that lives may keep this one waiting. By default
-            60 for silence, and no limit for one that lives.
+            60 for silence, and 600 for one that lives.
 
     Attributes:
         coordinator_lost: Whether JAX gave up on the coordinator.
@@ -49,7 +49,7 @@ class Watch:
         self._client = client
         self._cluster = cluster
         self._timeout = timeout or DEFAULT_TIMEOUT
-        self._is_bounded = timeout is not None
+        self._patience = timeout or DEFAULT_PATIENCE
         self._own = f"{_TABLE}{cluster.index}"
         now = time.monotonic()
         # Of each worker, what it said last and when that was new.
@@ -246,13 +246,13 @@ class Watch:
     def _idle(self, now: float) -> "_Lost":
         """Who lives, but keeps this worker waiting for too long."""
         since = self._stuck_since()
-        if not self._is_bounded or since is None:
+        if since is None:
             return {}
         return {
             index: _Reason(f"takes no part (for {now - free:.0f} seconds)")
             for index, free in self._free.copy().items()
             if index != self._cluster.index
-            and now - max(free, since, self._granted) > self._timeout
+            and now - max(free, since, self._granted) > self._patience
         }
 
     def _error(self, lost: "_Lost") -> WorkerLostError:

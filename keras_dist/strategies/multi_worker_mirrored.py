@@ -1,5 +1,6 @@
 """MultiWorkerMirroredStrategy: a copy of the model on each worker's devices."""
 
+import sys
 import warnings
 from typing import Any
 from typing import final
@@ -27,7 +28,8 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
         cluster_resolver: A `ClusterResolver`; `None` looks for the variables
-            of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI.
+            of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI, and the
+            chief prints which it took.
         communication_options: A `CommunicationOptions`, or `None`.
 
     Raises:
@@ -47,14 +49,17 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
     ) -> None:
+        reason = ""
         if cluster_resolver is None:
-            cluster_resolver, _ = detect()
+            cluster_resolver, reason = detect()
         self._cluster_resolver = cluster_resolver
         super().__init__(
             multi_worker_plan(cluster_resolver, communication_options)
         )
         workers = self.executor.workers
         if workers is not None:
+            if reason and self.plan.is_chief:
+                print(f"keras_dist: {reason}", file=sys.stderr)
             share_random_state(get_backend(), workers)
 
     @property

@@ -13,6 +13,7 @@ import keras
 from keras_dist import context
 from keras_dist.aggregation import aggregate
 from keras_dist.aggregation import agreed_value
+from keras_dist.aggregation import set_all_components
 from keras_dist.reduction import ReduceOp
 from keras_dist.replica_context import ReplicaContext
 from keras_dist.training import keras_internals
@@ -28,7 +29,6 @@ from keras_dist.training.step import set_current_call
 from keras_dist.values import PerReplica
 from keras_dist.variables import MirroredVariable
 from keras_dist.variables import SyncOnReadVariable
-from keras_dist.variables import set_all_components
 
 if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 from keras_dist_cli.launcher.addresses import Addresses
+from keras_dist_cli.launcher.gpus import VISIBLE
 
 COORDINATOR_VARIABLE = "KERAS_DIST_COORDINATOR"
 
@@ -17,6 +19,7 @@ def worker_environment(
     has_coordinator: bool,
     restarts: int,
     devices: int | None,
+    own_gpus: Sequence[str] = (),
 ) -> dict[str, str]:
     """The environment of one worker.
 
@@ -31,6 +34,8 @@ def worker_environment(
         restarts: Integer, how often the group was started again.
         devices: Integer, virtual CPU devices of a worker, or `None` for what
             is inherited.
+        own_gpus: Sequence of strings, the GPUs that the worker is to see; an
+            empty one for what is inherited.
     """
     environment = dict(inherited)
     environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
@@ -41,6 +46,8 @@ def worker_environment(
         environment[COORDINATOR_VARIABLE] = addresses.coordinator
     if devices is not None:
         environment["KERAS_DIST_VIRTUAL_DEVICES"] = str(devices)
+    if own_gpus:
+        environment[VISIBLE] = ",".join(own_gpus)
     # Lines are shown when they are written, not when a buffer is full.
     environment["PYTHONUNBUFFERED"] = "1"
     return environment

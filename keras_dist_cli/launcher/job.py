@@ -11,6 +11,8 @@ from keras_dist_cli.launcher.addresses import Addresses
 from keras_dist_cli.launcher.addresses import Layout
 from keras_dist_cli.launcher.environment import worker_environment
 from keras_dist_cli.launcher.failures import Failure
+from keras_dist_cli.launcher.gpus import gpus
+from keras_dist_cli.launcher.gpus import share
 from keras_dist_cli.launcher.group import Group
 from keras_dist_cli.launcher.member import Program
 from keras_dist_cli.launcher.output import Screen
@@ -92,9 +94,17 @@ class Job:
             has_coordinator,
             restarts,
             self.devices,
+            self._own_gpus(index),
         )
         log = self._log(f"worker-{index}", restarts)
         return Program(name, self.command, environment, stdout, stderr, log)
+
+    def _own_gpus(self, index: int) -> list[str]:
+        local = list(self.layout.local)
+        if len(local) == 1:
+            return []
+        position = local.index(index)
+        return share(gpus(self.environment), position, len(local))
 
     def _coordinator(self, addresses: Addresses, restarts: int) -> Program:
         command = coordinator.command(

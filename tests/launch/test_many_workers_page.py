@@ -48,6 +48,7 @@ def run(command, script):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "2 workers, this is worker 0" in done.stderr
     return done.stdout
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import keras_dist_cli.launcher
 from keras_dist_cli.launcher import environment
+from keras_dist_cli.launcher import gpus
 from keras_dist_cli.main import app
 
 MODULES = [
@@ -129,6 +130,33 @@ def test_threads_that_were_set_are_kept(launcher):
     )
     assert shown(done, 1) == {"OMP_NUM_THREADS": "5"}
     assert "OMP_NUM_THREADS" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("workers", "visible", "expected"),
+    [
+        (2, "0,1,2,3", ["0,1", "2,3"]),
+        (2, "4,GPU-a, 7,-1,2", ["4", "GPU-a"]),
+        (2, "5", ["5", "5"]),
+        (1, "0,1", ["0,1"]),
+    ],
+)
+def test_gpus_are_shared(launcher, workers, visible, expected):
+    done = launcher.run(
+        *("--workers", workers, launcher.script(SHOW), "CUDA_VISIBLE_DEVICES"),
+        CUDA_VISIBLE_DEVICES=visible,
+    )
+    assert [
+        shown(done, index)["CUDA_VISIBLE_DEVICES"] for index in range(workers)
+    ] == expected
+
+
+def test_gpus_that_nvidia_smi_lists(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: A'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert gpus.gpus({}) == ["0", "1"]
 
 
 def test_one_worker_keeps_all_cores(launcher):
