@@ -109,7 +109,7 @@ def workers(
     workers: Annotated[
         int, typer.Option(min=2, help="How many to start on this machine.")
     ] = 2,
-    sizes: Annotated[
+    models: Annotated[
         str, typer.Option(help="Some of small, medium, with commas.")
     ] = "small,medium",
     rounds: Annotated[
@@ -137,7 +137,7 @@ def workers(
     and the ratio of the native loop to its copy, which shows the noise. Ends
     with 0 when it has measured, whatever it found, 2 if it cannot run.
     """
-    wanted = some_models(sizes)
+    wanted = some_models(models)
     check_folder(json)
     select_backend(backend)
     # Each framework has its own way to leave GPUs alone.

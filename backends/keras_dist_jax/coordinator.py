@@ -8,6 +8,7 @@ the address. Neither Keras nor an accelerator is needed here.
 import contextlib
 import pathlib
 import select
+import signal
 import socket
 import sys
 import threading
@@ -18,13 +19,16 @@ from typing import Any
 from keras_dist_jax.addresses import listen
 from keras_dist_jax.addresses import split
 
-# Seconds without a connection after which nobody is left, and seconds for
-# which it waits at most once whoever started it has ended.
-_QUIET, _LINGER = 0.5, 60.0
+# Seconds without a connection after which nobody is left; seconds for which it
+# waits at most once whoever started it has ended, and once it is told to end.
+_QUIET, _LINGER, _GRACE = 0.5, 60.0, 8.0
 
 
 def serve(address: str, num_workers: int) -> None:
     """Coordinates one run of a cluster, until the process is terminated.
+
+    Told to end by SIGTERM, it stays for those who are still connected, for a
+    while: workers of other hosts may end later.
 
     Args:
         address: String, `"host:port"`. Nothing listens on other addresses.
@@ -36,10 +40,27 @@ def serve(address: str, num_workers: int) -> None:
     with contextlib.closing(listen(address)) as listener:
         call_roll(listener, num_workers)
     service = start_service(address, num_workers)
-    try:
-        threading.Event().wait()
-    finally:
-        del service
+    is_told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_told.set())
+    is_told.wait()
+    _linger(split(address)[1], _GRACE)
+    del service
+
+
+def _linger(port: int, limit: float) -> None:
+    """Waits until nobody is connected to a port any more.
+
+    Args:
+        port: Integer.
+        limit: Float, seconds to wait at most.
+    """
+    now = quiet_since = time.monotonic()
+    end = now + limit
+    while now < end and now - quiet_since < _QUIET:
+        time.sleep(0.1)  # no connection tells that it is the last
+        now = time.monotonic()
+        if has_connections(port):
+            quiet_since = now
 
 
 def call_roll(
@@ -147,14 +168,7 @@ def _serve_for_parent(address: str, num_workers: int, listener: int) -> None:
             return
     service = start_service(address, num_workers)
     parent.read()
-    port = split(address)[1]
-    now = quiet_since = time.monotonic()
-    end = now + _LINGER
-    while now < end and now - quiet_since < _QUIET:
-        time.sleep(0.1)
-        now = time.monotonic()
-        if has_connections(port):
-            quiet_since = now
+    _linger(split(address)[1], _LINGER)
     del service
 
 

@@ -70,7 +70,7 @@ class TorchNativeWorkers(NativeWorkers):
         with _on_loopback():
             dist.init_process_group(
                 "gloo",
-                store=dist.PrefixStore("keras_dist/bench", workers._store),
+                store=dist.PrefixStore("keras_dist/bench", workers.store),
                 rank=self._worker,
                 world_size=workers.cluster.num_workers,
             )

@@ -56,7 +56,7 @@ class TorchWorkers(Workers):
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
         self._is_nccl = _uses_nccl(options.implementation)
-        self._store = _store(cluster, self._timeout)
+        self.store = _store(cluster, self._timeout)
         with self._named():
             self.group = self._group()
         self._beats = Heartbeats(
@@ -71,7 +71,7 @@ class TorchWorkers(Workers):
     def _group(self) -> Any:
         cluster = self.cluster
         timeout = datetime.timedelta(seconds=self._timeout)
-        store = dist.PrefixStore("keras_dist/group", self._store)
+        store = dist.PrefixStore("keras_dist/group", self.store)
         if self._is_nccl:
             nccl = dist.ProcessGroupNCCL.Options()
             nccl._timeout = timeout

@@ -56,7 +56,7 @@ def finished(tmp_path_factory):
     process = subprocess.run(
         [
             *(sys.executable, "-m", "keras_dist_cli", "bench", "workers"),
-            *("--sizes", "small", "--rounds", "2", "--block-ms", "1"),
+            *("--models", "small", "--rounds", "2", "--block-ms", "1"),
             *("--json", str(path), "--backend", BACKEND),
         ],
         env=os.environ | {"COLUMNS": "80", "KERAS_BACKEND": ""},
@@ -187,7 +187,7 @@ def test_what_is_unknown_is_said_to_be():
     ("arguments", "message"),
     [
         (("--workers", "1"), "--workers"),
-        (("--sizes", ","), "at least one of small, medium"),
+        (("--models", ","), "at least one of small, medium"),
         (("--rounds", "0"), "--rounds"),
         (("--backend", "nosuch"), "'nosuch'"),
         (("--json", "no/such/folder/file.json"), "folder"),
