@@ -8,18 +8,13 @@ from collections.abc import Iterable
 from typing import Any
 from typing import final
 
-from keras_dist.backend import get_backend
-from keras_dist.cluster_resolver import ClusterResolver
-from keras_dist.cluster_resolver import detect
 from keras_dist.cross_device_ops import CrossDeviceOps
 from keras_dist.cross_device_ops import check_cross_device_ops
-from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.reduction import ReduceOp
 from keras_dist.strategies.mirrored import mirrored_plan
-from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
+from keras_dist.strategies.multi_worker_mirrored import MultiWorkerStrategy
 from keras_dist.strategies.one_device import one_device_plan
 from keras_dist.strategy import Strategy as StrategyV2
-from keras_dist.training.randomness import share_random_state
 
 __all__ = [
     "MirroredStrategy",
@@ -97,7 +92,7 @@ class OneDeviceStrategy(Strategy):
 
 
 @final
-class MultiWorkerMirroredStrategy(Strategy):
+class MultiWorkerMirroredStrategy(MultiWorkerStrategy, Strategy):
     """As `keras_dist.MultiWorkerMirroredStrategy`.
 
     Args:
@@ -110,26 +105,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     >>> strategy.extended.should_checkpoint
     True
     """
-
-    def __init__(
-        self,
-        cluster_resolver: ClusterResolver | None = None,
-        communication_options: CommunicationOptions | None = None,
-    ) -> None:
-        if cluster_resolver is None:
-            cluster_resolver, _ = detect()
-        self._cluster_resolver = cluster_resolver
-        super().__init__(
-            multi_worker_plan(cluster_resolver, communication_options)
-        )
-        workers = self.executor.workers
-        if workers is not None:
-            share_random_state(get_backend(), workers)
-
-    @property
-    def cluster_resolver(self) -> Any:
-        """The cluster resolver in use; `None` without a cluster."""
-        return self._cluster_resolver
 
 
 def get_loss_reduction() -> ReduceOp:

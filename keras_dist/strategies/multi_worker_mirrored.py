@@ -18,30 +18,12 @@ from keras_dist.strategy import Strategy
 from keras_dist.training.randomness import share_random_state
 
 
-@final
-class MultiWorkerMirroredStrategy(Strategy):
-    """Synchronous training on the devices of several workers.
-
-    Every worker runs the same script, on the same data and with the global
-    batch size; it computes on its own rows. Make the strategy before anything
-    uses the framework. Without a cluster, there is one worker.
+class MultiWorkerStrategy(Strategy):
+    """What the newer and the older `MultiWorkerMirroredStrategy` share.
 
     Args:
-        cluster_resolver: A `ClusterResolver`; `None` looks for the variables
-            of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI, and the
-            chief prints which it took.
+        cluster_resolver: A `ClusterResolver`, or `None` to look for one.
         communication_options: A `CommunicationOptions`, or `None`.
-
-    Raises:
-        ClusterError: If the workers can't be told or can't be met.
-        WorkerLostError: If not all of them came in time.
-        RuntimeError: If the framework has been used already.
-
-    Example:
-
-    >>> strategy = keras_dist.MultiWorkerMirroredStrategy()
-    >>> strategy.extended.should_checkpoint
-    True
     """
 
     def __init__(
@@ -66,6 +48,33 @@ class MultiWorkerMirroredStrategy(Strategy):
     def cluster_resolver(self) -> Any:
         """The cluster resolver in use; `None` without a cluster."""
         return self._cluster_resolver
+
+
+@final
+class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
+    """Synchronous training on the devices of several workers.
+
+    Every worker runs the same script, on the same data and with the global
+    batch size; it computes on its own rows. Make the strategy before anything
+    uses the framework. Without a cluster, there is one worker.
+
+    Args:
+        cluster_resolver: A `ClusterResolver`; `None` looks for the variables
+            of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI, and the
+            chief prints which it took.
+        communication_options: A `CommunicationOptions`, or `None`.
+
+    Raises:
+        ClusterError: If the workers can't be told or can't be met.
+        WorkerLostError: If not all of them came in time.
+        RuntimeError: If the framework has been used already.
+
+    Example:
+
+    >>> strategy = keras_dist.MultiWorkerMirroredStrategy()
+    >>> strategy.extended.should_checkpoint
+    True
+    """
 
 
 def multi_worker_plan(
