@@ -1,7 +1,9 @@
 """Leaving a cluster when the process ends, however it ends."""
 
 import atexit
+import contextlib
 import functools
+import os
 import sys
 from types import TracebackType
 
@@ -37,8 +39,17 @@ def watch_exceptions() -> None:
             kind, traceback = type(explained), explained.__traceback__
         _reasons.append(f"ended with {kind.__name__}: {explained}")
         hook(kind, explained, traceback)
-        if isinstance(explained, WorkerLostError):
+        if not isinstance(explained, WorkerLostError):
+            return
+        if not _joined:
             raise SystemExit(RESTART_EXIT_CODE)
+        for workers in _joined:
+            workers.leave(_reasons[-1], failed=True)
+        # What waits for the lost one may never end by itself.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(RESTART_EXIT_CODE)
 
     sys.excepthook = excepthook
 

@@ -31,12 +31,24 @@ class Workers(ABC):
         self.cluster = cluster
         self.options = options
 
-    def check_same(self, cluster: Cluster) -> None:
+    def check_same(
+        self, cluster: Cluster, options: CommunicationOptions
+    ) -> None:
         """Refuses another cluster than the one that the process belongs to.
 
+        Args:
+            cluster: The `Cluster` that is asked for.
+            options: `CommunicationOptions`; the default ones fit any.
+
         Raises:
-            ClusterError: If it is another one.
+            ClusterError: If it is another one, or has other options.
         """
+        if options not in (self.options, CommunicationOptions()):
+            raise ClusterError(
+                "A process meets the others once, with the options of the "
+                f"first strategy. Received: {options}. It has {self.options}. "
+                "Pass the same `communication_options` to all strategies."
+            )
         if cluster != self.cluster:
             raise ClusterError(
                 "A process belongs to one cluster for as long as it lives. "
@@ -76,26 +88,41 @@ class Workers(ABC):
         Args:
             tensors: Sequence of tensors. The first axis may be as long as
                 the worker has rows, or depend on them in another way.
-            shares: Sequence with the `Share` of each worker: with equal ones,
-                sizes are equal too.
+            shares: Sequence with the `Share` of each worker. Where sizes are
+                those, one collective does; else there are two.
         """
-        if len({share.rows for share in shares}) == 1:
-            return self.gather(tensors)
+        # As many rows of each as the worker with most has; what has another
+        # number says so, and is sent again.
+        most = max(share.rows for share in shares)
         own = [t.shape[0] if len(t.shape) else 0 for t in tensors]
-        everyone = np.reshape(
-            self.concatenate_numbers(own), (self.cluster.num_workers, -1)
-        )
-        most = everyone.max(axis=0)
-        padded = [
-            _padded(tensor, int(rows))
-            for tensor, rows in zip(tensors, most, strict=True)
+        slots = [_with_rows(tensor, most) for tensor in tensors]
+        numbers = ops.convert_to_tensor(np.asarray(own, "int32"))
+        everyone = self.gather([numbers, *slots])
+        sizes = np.stack([ops.convert_to_numpy(each[0]) for each in everyone])
+        found = [list(each[1:]) for each in everyone]
+        expected = np.asarray([[share.rows] for share in shares])
+        others = [
+            i
+            for i, tensor in enumerate(tensors)
+            if len(tensor.shape) and (sizes[:, i : i + 1] != expected).any()
         ]
+        if others:
+            longest = [int(sizes[:, i].max()) for i in others]
+            again = self.gather(
+                [
+                    _with_rows(tensors[i], rows)
+                    for i, rows in zip(others, longest, strict=True)
+                ]
+            )
+            for each, values in zip(found, again, strict=True):
+                for i, value in zip(others, values, strict=True):
+                    each[i] = value
         return [
             [
-                tensor[: int(rows)] if len(tensor.shape) else tensor
-                for tensor, rows in zip(each, sizes, strict=True)
+                value[: int(rows)] if len(value.shape) else value
+                for value, rows in zip(each, own_sizes, strict=True)
             ]
-            for each, sizes in zip(self.gather(padded), everyone, strict=True)
+            for each, own_sizes in zip(found, sizes, strict=True)
         ]
 
     @abstractmethod
@@ -180,8 +207,10 @@ def total_of(op: ReduceOp) -> ReduceOp:
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
-def _padded(tensor: Any, rows: int) -> Any:
+def _with_rows(tensor: Any, rows: int) -> Any:
+    """A tensor with that many rows: cut, or filled up with zeros."""
     if not len(tensor.shape):
         return tensor
+    missing = max(rows - tensor.shape[0], 0)
     others = [(0, 0)] * (len(tensor.shape) - 1)
-    return ops.pad(tensor, [(0, rows - tensor.shape[0]), *others])
+    return ops.pad(tensor[:rows], [(0, missing), *others])

@@ -84,7 +84,7 @@ class TensorFlowBackend(
             self._compiler.workers = self._workers
             leave_at_exit(self._workers)
         else:
-            self._workers.check_same(cluster)
+            self._workers.check_same(cluster, options)
 
     def executor(self, plan: Plan) -> Executor:
         if plan.num_replicas == 1:

@@ -67,7 +67,7 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
             self._workers = TorchWorkers(cluster, options)
             leave_at_exit(self._workers)
         else:
-            self._workers.check_same(cluster)
+            self._workers.check_same(cluster, options)
 
     def executor(self, plan: Plan) -> Executor:
         if plan.num_replicas == 1:

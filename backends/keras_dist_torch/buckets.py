@@ -1,141 +1,151 @@
 """Buckets: gradients that travel between workers together."""
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import torch
 
 from keras_dist_torch.workers import TorchWorkers
 
 # Bytes of a bucket, where the options leave it to us.
 BUCKET_BYTES = 25 * 2**20
+# Of a variable: in which order its gradient is, and where.
+_PLACE = "_keras_dist_bucket"
 
 
-def sum_in_buckets(
-    gradients: Sequence[Any], workers: TorchWorkers
-) -> list[Any]:
-    """Sums gradients over workers; buckets are on their way side by side.
-
-    Args:
-        gradients: Sequence of tensors, `None` for variables without.
-        workers: `TorchWorkers`.
-
-    Returns:
-        List of tensors and `None`s.
-    """
-    present = [g for g in gradients if g is not None]
-    limit = workers.options.bytes_per_pack or BUCKET_BYTES
-    started = [Bucket(present[part], workers) for part in split(present, limit)]
-    summed = iter([g for bucket in started for g in bucket.finish()])
-    return [None if g is None else next(summed) for g in gradients]
-
-
-def split(gradients: Sequence[torch.Tensor], limit: int) -> list[slice]:
-    """Where each bucket begins and ends: neighbours of one dtype and device.
+class Order:
+    """How an optimizer's gradients are put into buckets, on every worker.
 
     Args:
-        gradients: Sequence of tensors.
-        limit: Integer, bytes of a bucket; one larger tensor is one bucket.
+        variables: Sequence of the variables.
+        limit: Integer, bytes of a bucket; one larger gradient is one bucket.
+
+    Attributes:
+        likes: List with the shape and dtype of each gradient.
+        buckets: List with the positions in each bucket. The last variables
+            come first, because their gradients do.
+        is_early: Whether buckets may leave before all gradients are there.
     """
-    parts: list[slice] = []
-    start, size = 0, 0
-    for index, gradient in enumerate(gradients):
-        first = gradients[start]
-        alike = (gradient.dtype, gradient.device) == (first.dtype, first.device)
-        if index > start and (not alike or size + gradient.nbytes > limit):
-            parts.append(slice(start, index))
-            start, size = index, 0
-        size += gradient.nbytes
-    if len(gradients) > start:
-        parts.append(slice(start, len(gradients)))
-    return parts
+
+    def __init__(self, variables: Sequence[keras.Variable], limit: int) -> None:
+        self.likes = [
+            (tuple(v.shape), getattr(torch, str(v.dtype))) for v in variables
+        ]
+        self.buckets = [
+            [position for position, _ in group]
+            for _, group in itertools.groupby(
+                self._numbered(limit), key=lambda pair: pair[1]
+            )
+        ]
+        self.is_early = True
+        for position, variable in enumerate(variables):
+            setattr(variable, _PLACE, (self, position))
+
+    def _numbered(self, limit: int) -> list[tuple[int, int]]:
+        """Each position, last first, and its bucket's number."""
+        found: list[tuple[int, int]] = []
+        number = size = 0
+        before = None
+        for position in reversed(range(len(self.likes))):
+            shape, dtype = self.likes[position]
+            own = torch.Size(shape).numel() * dtype.itemsize
+            if found and (dtype != before or size + own > limit):
+                number, size = number + 1, 0
+            found.append((position, number))
+            size, before = size + own, dtype
+        return found
+
+    def is_of(self, variables: Sequence[keras.Variable]) -> bool:
+        """Whether these are its variables."""
+        return len(self.likes) == len(variables) and all(
+            vars(variable).get(_PLACE) == (self, position)
+            for position, variable in enumerate(variables)
+        )
 
 
 class Bucket:
     """Gradients whose sum over workers is under way.
 
+    After the gradients, each worker says which of them it has; the others are
+    zeros.
+
     Args:
-        gradients: Sequence of tensors of one dtype, on one device.
+        likes: Sequence of the gradients' shapes and dtypes; one dtype.
+        gradients: Sequence of tensors, `None` where this worker has none.
+        device: Where they are.
         workers: `TorchWorkers`.
+        flag: Boolean, added up beside them.
     """
 
     def __init__(
-        self, gradients: Sequence[torch.Tensor], workers: TorchWorkers
+        self,
+        likes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        gradients: Sequence[torch.Tensor | None],
+        device: torch.device,
+        workers: TorchWorkers,
+        flag: bool = False,
     ) -> None:
-        self._gradients = gradients
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dtype = workers.options.dtype
-        if dtype is not None and flat.dtype == torch.float32:
-            flat = flat.to(getattr(torch, dtype))
+        self._likes = likes
+        dtype = likes[0][1]
+        flags = [float(g is not None) for g in gradients] + [float(flag)]
+        parts = [
+            torch.zeros(torch.Size(shape).numel(), dtype=dtype, device=device)
+            if gradient is None
+            else gradient.detach().reshape(-1).to(dtype)
+            for gradient, (shape, _) in zip(gradients, likes, strict=True)
+        ]
+        flat = torch.cat([*parts, torch.tensor(flags, device=device).to(dtype)])
+        wire = workers.options.dtype
+        if wire is not None and dtype == torch.float32:
+            flat = flat.to(getattr(torch, wire))
         self._flat = flat
         self._wait: Callable[[], None] = workers.start_sum(flat)
 
-    def finish(self) -> list[torch.Tensor]:
-        """Waits for the sums; tensors like the gradients."""
+    def finish(self) -> tuple[list[torch.Tensor | None], bool]:
+        """Waits for the sums.
+
+        Returns:
+            List of tensors, `None` where no worker has a gradient; and
+            whether any worker's flag is set.
+        """
         self._wait()
-        sizes = [gradient.numel() for gradient in self._gradients]
+        sizes = [torch.Size(shape).numel() for shape, _ in self._likes]
+        *parts, flags = self._flat.split([*sizes, len(sizes) + 1])
+        *present, flag = flags.tolist()
         return [
-            part.reshape(gradient.shape).to(gradient.dtype)
-            for part, gradient in zip(
-                self._flat.split(sizes), self._gradients, strict=True
+            part.reshape(shape).to(dtype) if count else None
+            for part, (shape, dtype), count in zip(
+                parts, self._likes, present, strict=True
             )
-        ]
-
-
-# Of a variable: which place its gradient has in which order.
-_PLACE = "_keras_dist_bucket"
-
-
-class Order:
-    """How an optimizer's gradients are put into buckets.
-
-    Args:
-        gradients: Sequence of its gradients; `None` for variables without.
-        limit: Integer, bytes of a bucket.
-
-    Attributes:
-        buckets: List with the positions in each bucket. The last variables
-            come first, because their gradients do.
-        is_used: Whether buckets may leave before all gradients are there.
-    """
-
-    def __init__(self, gradients: Sequence[Any], limit: int) -> None:
-        self.positions = [
-            i for i, g in reversed(list(enumerate(gradients))) if g is not None
-        ]
-        self.length = len(gradients)
-        parts = split([gradients[i] for i in self.positions], limit)
-        self.buckets = [self.positions[part] for part in parts]
-        self.bucket_of = {
-            position: number
-            for number, bucket in enumerate(self.buckets)
-            for position in bucket
-        }
-        self.is_used = True
-
-    def fits(self, gradients: Sequence[Any]) -> bool:
-        """Whether these are gradients of the same variables."""
-        return self.length == len(gradients) and self.positions == [
-            i for i, g in reversed(list(enumerate(gradients))) if g is not None
-        ]
+        ], bool(flag)
 
 
 class Overlap:
     """Sums gradients over workers while the backward pass still runs.
 
     Buckets leave in one order on every worker, each as soon as all local
-    replicas have its gradients. What an optimizer is given later may be
-    something else, such as the sum of two passes: then its buckets are sent
-    again, and not early any more.
+    replicas have its gradients; the last one with the update. What the
+    optimizer is given then may be something else, such as the sum of two
+    passes, and may be so on one worker only: the last bucket says so to all.
+    They are sent again then, and not early any more.
 
     Args:
         workers: `TorchWorkers`.
+        device: Where sums go.
         weights: Sequence with the weight of each replica that takes part.
     """
 
-    def __init__(self, workers: TorchWorkers, weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        workers: TorchWorkers,
+        device: torch.device,
+        weights: Sequence[float] = (),
+    ) -> None:
         self._workers = workers
+        self._device = device
         self._weights = list(weights)
         # By order and position: each replica's gradient, and its version.
         self._ready: dict[Order, dict[int, dict[int, tuple[Any, int]]]] = {}
@@ -150,7 +160,7 @@ class Overlap:
             replica: Integer, its position among those that take part.
         """
         order, position = vars(variable).get(_PLACE, (None, 0))
-        if order is None or not order.is_used:
+        if order is None or not order.is_early or len(order.buckets) == 1:
             return
 
         def arrived(leaf: torch.Tensor) -> None:
@@ -159,38 +169,45 @@ class Overlap:
         leaf.register_post_accumulate_grad_hook(arrived)
 
     def sum(
-        self, gradients: Sequence[Sequence[Any]], own: list[Any], variables: Any
+        self,
+        gradients: Sequence[Sequence[Any]],
+        own: list[Any],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         """Sums over workers, with what is under way already.
 
         Args:
             gradients: For each replica that takes part, its gradients.
-            own: List with their weighted sums.
+            own: List with their weighted sums, `None` for variables without.
             variables: Sequence of the variables that they belong to.
+
+        Returns:
+            List like `own`, `None` where no worker has a gradient.
         """
-        order = next(
-            (vars(v)[_PLACE][0] for v in variables if _PLACE in vars(v)), None
-        )
-        if order is None or not order.fits(own):
+        if not variables:
+            return own
+        order, _ = vars(variables[0]).get(_PLACE, (None, 0))
+        if order is None or not order.is_of(variables):
             limit = self._workers.options.bytes_per_pack or BUCKET_BYTES
-            order = Order(own, limit)
-            for position, variable in enumerate(variables):
-                setattr(variable, _PLACE, (order, position))
+            order = Order(variables, limit)
         sent = self._sent.pop(order, [])
-        if sent and not self._is_same(order, gradients):
-            order.is_used = False
-            for bucket in sent:
-                bucket.finish()
-            sent = []
+        is_stale = bool(sent) and not self._is_same(order, gradients)
         self._ready.pop(order, None)
-        started = sent + [
-            Bucket([own[i] for i in positions], self._workers)
-            for positions in order.buckets[len(sent) :]
-        ]
+        rest = order.buckets[len(sent) : -1]
+        started = sent + [self._bucket(order, each, own) for each in rest]
+        last = self._bucket(order, order.buckets[-1], own, is_stale)
+        finished = [bucket.finish()[0] for bucket in started]
+        totals, anyone_is_stale = last.finish()
+        if anyone_is_stale:
+            order.is_early = False
+            again = [self._bucket(order, b, own) for b in order.buckets[:-1]]
+            finished = [bucket.finish()[0] for bucket in again]
         summed = list(own)
-        for positions, bucket in zip(order.buckets, started, strict=True):
-            for position, total in zip(positions, bucket.finish(), strict=True):
-                summed[position] = total
+        for positions, values in zip(
+            order.buckets, [*finished, totals], strict=True
+        ):
+            for position, value in zip(positions, values, strict=True):
+                summed[position] = value
         return summed
 
     def close(self) -> None:
@@ -201,6 +218,17 @@ class Overlap:
         self._sent.clear()
         self._ready.clear()
 
+    def _bucket(
+        self,
+        order: Order,
+        positions: Sequence[int],
+        own: Sequence[Any],
+        flag: bool = False,
+    ) -> Bucket:
+        likes = [order.likes[position] for position in positions]
+        chosen = [own[position] for position in positions]
+        return Bucket(likes, chosen, self._device, self._workers, flag)
+
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any
     ) -> None:
@@ -209,21 +237,29 @@ class Overlap:
         # A later one is another: what was sent is the first.
         ready.setdefault(position, {}).setdefault(replica, own)
         sent = self._sent.setdefault(order, [])
-        while len(sent) < len(order.buckets):
+        while len(sent) < len(order.buckets) - 1:
             positions = order.buckets[len(sent)]
             if any(
                 len(ready.get(p, ())) < len(self._weights) for p in positions
             ):
                 return
             with torch.no_grad():
-                sums = [self._weighted(ready[p]) for p in positions]
-                sent.append(Bucket(sums, self._workers))
+                sums = {p: self._weighted(ready[p]) for p in positions}
+                likes = [order.likes[p] for p in positions]
+                sent.append(
+                    Bucket(
+                        likes,
+                        [sums[p] for p in positions],
+                        self._device,
+                        self._workers,
+                    )
+                )
 
     def _weighted(self, by_replica: dict[int, tuple[Any, int]]) -> Any:
         total = None
         for replica, weight in enumerate(self._weights):
             gradient, _ = by_replica[replica]
-            term = weighted(gradient, weight)
+            term = weighted(gradient.to(self._device), weight)
             total = term if total is None else total + term
         return total
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from keras_dist.plan import Plan
 from keras_dist.training.baton import BatonPool
 from keras_dist.training.baton import Round
 from keras_dist.training.metrics import hook_metrics
+from keras_dist.training.replica import SEED_STRIDE
 from keras_dist.training.replica import Group
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
@@ -31,7 +33,6 @@ from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut
 from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
-from keras_dist_torch.buckets import sum_in_buckets
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import install_zero_grad
 from keras_dist_torch.gradients import weighted_sum
@@ -108,7 +109,8 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         overlap = None
         if self.workers is not None:
             weights = [share.weight for share in shares]
-            overlap = Overlap(self.workers, weights)
+            device = torch_device(self.plan.primary)
+            overlap = Overlap(self.workers, device, weights)
         fns = []
         for position, (index, start, stop) in enumerate(round_members):
             replica = self._replica(
@@ -119,27 +121,43 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
             fns.append(
                 functools.partial(self._on_device, index, fn, replica, part)
             )
-        results: list[T] = self._play(round_, fns)
+        with self._own_randomness():
+            results: list[T] = self._play(round_, fns)
         if overlap is not None:
             overlap.close()
         return results
+
+    @contextlib.contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        """Torch's own random numbers differ between workers inside.
+
+        Keras draws masks of dropout from them. Outside they stay the same on
+        all workers, which shuffle alike.
+        """
+        if self.workers is None:
+            yield
+            return
+        seed = int(torch.randint(2**62, ()))
+        gpus = [d.index for d in self._devices if d.type == "cuda"]
+        with torch.random.fork_rng(devices=gpus):
+            torch.manual_seed(seed + SEED_STRIDE * self.plan.first_replica)
+            yield
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         count = self.plan.num_local_replicas
         group = Group(self.workers, self.plan.first_replica)
         round_ = Round(count)
-        results: list[T] = self._play(
-            round_,
-            [
-                functools.partial(
-                    self._on_device,
-                    index,
-                    fn,
-                    self._replica(index, WHOLE, round_, index, group),
-                )
-                for index in range(count)
-            ],
-        )
+        fns = [
+            functools.partial(
+                self._on_device,
+                index,
+                fn,
+                self._replica(index, WHOLE, round_, index, group),
+            )
+            for index in range(count)
+        ]
+        with self._own_randomness():
+            results: list[T] = self._play(round_, fns)
         return results
 
     def _replica(
@@ -173,10 +191,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
-        own = weighted_sum(gradients, weights, torch_device(self.plan.primary))
-        if self.workers is None:
-            return own
-        return sum_in_buckets(own, self.workers)
+        return weighted_sum(gradients, weights, torch_device(self.plan.primary))
 
     def sum_gradients(
         self,
@@ -185,12 +200,13 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
+        own = self.weighted_sum(gradients, weights)
+        if self.workers is None:
+            return own
         assert isinstance(replica, TorchReplica)
-        if replica.overlap is None:
-            return self.weighted_sum(gradients, weights)
         device = torch_device(self.plan.primary)
-        own = weighted_sum(gradients, weights, device)
-        return replica.overlap.sum(gradients, own, variables)
+        overlap = replica.overlap or Overlap(self.workers, device)
+        return overlap.sum(gradients, own, variables)
 
 
 class TorchReplica(Replica):

@@ -1,6 +1,7 @@
 """The workers of a cluster, over torch.distributed."""
 
 import contextlib
+import ctypes
 import datetime
 import errno
 import socket
@@ -56,6 +57,7 @@ class TorchWorkers(Workers):
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
         self._is_nccl = _uses_nccl(options.implementation)
+        self._has_lost = False
         self.store = _store(cluster, self._timeout)
         with self._named():
             self.group = self._group()
@@ -152,11 +154,14 @@ class TorchWorkers(Workers):
     def leave(self, reason: str, failed: bool) -> None:
         # What was sent last may not have arrived yet.
         self._beats.stop(reason, patience=0 if failed else PARTING)
-        if failed:
+        if failed or self._has_lost:
             self.group.abort()
+            # Its threads may wait for ever; its end would abort the process.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
 
     def lost(self, error: BaseException | None = None) -> WorkerLostError:
         """The error that names the workers that were lost."""
+        self._has_lost = True
         who = self._beats.describe_lost() or (
             "every worker is alive, but not all of them took part within "
             f"{self._timeout:g} seconds"

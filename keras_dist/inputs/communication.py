@@ -37,7 +37,9 @@ class CommunicationOptions(_CommunicationOptions):
         timeout_seconds: Float or `None`. How long a collective may take.
         implementation: A `CommunicationImplementation`, or its name.
         dtype: String, `"float16"` or `"bfloat16"`, in which gradients of
-            `float32` travel between workers; `None` for their own.
+            `float32` travel between workers; `None` for their own. Sums above
+            65504 overflow in `"float16"`; `"bfloat16"` has the same range, and
+            fewer digits.
 
     Raises:
         ValueError: If `bytes_per_pack` is negative, or `implementation` or

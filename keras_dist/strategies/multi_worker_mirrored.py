@@ -1,5 +1,6 @@
 """MultiWorkerMirroredStrategy: a copy of the model on each worker's devices."""
 
+import functools
 import sys
 import warnings
 from typing import Any
@@ -41,7 +42,7 @@ class MultiWorkerStrategy(Strategy):
         workers = self.executor.workers
         if workers is not None:
             if reason and self.plan.is_chief:
-                print(f"keras_dist: {reason}", file=sys.stderr)
+                _say(reason)
             share_random_state(get_backend(), workers)
 
     @property
@@ -75,6 +76,12 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
     >>> strategy.extended.should_checkpoint
     True
     """
+
+
+@functools.cache
+def _say(reason: str) -> None:
+    """Prints why there is a cluster; once, however many strategies."""
+    print(f"keras_dist: {reason}", file=sys.stderr)
 
 
 def multi_worker_plan(

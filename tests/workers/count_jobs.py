@@ -50,6 +50,11 @@ def everything(steps):
     found["buckets"] = fitted(strategy, counts, steps, width=40)
     found["twice"] = twice(strategy, counts)
 
+    workers.options = options._replace(bytes_per_pack=0)
+    found["drawn"] = drawn(strategy)
+    found["experts"] = experts(strategy)
+    found["positive"] = positive(strategy)
+
     import torch.distributed
 
     found["has_default_group"] = torch.distributed.is_initialized()
@@ -84,10 +89,12 @@ class TwicePassed(keras.Model):
 
     def __init__(self):
         super().__init__()
-        self.dense = keras.layers.Dense(1, use_bias=False)
+        # Each of them is a bucket.
+        self.first = keras.layers.Dense(1600, use_bias=False)
+        self.second = keras.layers.Dense(1, use_bias=False)
 
     def call(self, inputs):
-        return self.dense(inputs)
+        return self.second(self.first(inputs))
 
     def train_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -109,16 +116,80 @@ def twice(strategy, counts):
             model = TwicePassed()
             model(x)
             model.compile(keras.optimizers.SGD(0.01), "mse")
-        model.set_weights([np.array([[0.5], [-0.25]], "float32")])
+        model.set_weights([np.full(w.shape, 0.01) for w in model.weights])
         for _ in range(3):
             model.train_on_batch(x, y)
-        return [float(w) for w in model.get_weights()[0].ravel()]
+        return [w.sum().tolist() for w in model.get_weights()]
 
     expected = trained(keras_dist.OneDeviceStrategy("cpu:0").scope())
     counts.taken()
     weights = trained(strategy.scope())
     found = counts.taken()
     return {"weights": weights, "expected": expected, **found}
+
+
+def drawn(strategy):
+    """Masks of each worker, and what is drawn outside of steps after them."""
+    import torch
+
+    layer = keras.layers.Dropout(0.5)
+    mask = strategy.run(lambda: layer(np.ones((1, 64)), training=True))
+    masks = strategy.gather(mask, axis=0)
+    return {
+        "differ": bool((masks[0] != masks[1]).any()),
+        "next": float(torch.rand(())),
+    }
+
+
+class Experts(keras.Model):
+    """Which layer is used depends on the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = keras.layers.Dense(3)
+        self.right = keras.layers.Dense(3)
+        self.joined = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        left = float(inputs[0, 0]) > 0
+        return self.joined(self.left(inputs) if left else self.right(inputs))
+
+
+def experts(strategy):
+    x = np.array([[1.0, 2.0]] * 2 + [[-1.0, 2.0]] * 2, "float32")
+    with strategy.scope():
+        model = Experts()
+        model(x)
+        model(-x)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(x, x[:, :1], batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return [w.tolist() for w in model.get_weights()]
+
+
+class Positive(keras.Model):
+    """Its metric sees only some of the rows, which the data decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def test_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        self.mean.update_state(x[x[:, 0] > 0])
+        return {"mean": self.mean.result()}
+
+
+def positive(strategy):
+    x = np.array([[1.0], [2.0], [3.0], [-1.0]], "float32")
+    with strategy.scope():
+        model = Positive()
+        model(x)
+        model.compile("sgd", "mse")
+    return model.evaluate(x, x, batch_size=4, verbose=0)
 
 
 def listening():

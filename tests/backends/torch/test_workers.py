@@ -29,8 +29,9 @@ def test_buckets_leave_during_the_backward_pass(counted):
     for worker in counted:
         found = worker["buckets"]
         assert found["sums"] == 3 * STEPS
-        # The first step learns which gradients come with which.
-        assert found["early"] == 3 * (STEPS - 1)
+        # The first step learns which gradients come with which, and the last
+        # bucket leaves with the update.
+        assert found["early"] == 2 * (STEPS - 1)
         assert found["gathers"] == STEPS
 
 
@@ -41,6 +42,24 @@ def test_two_backward_passes_for_one_update(counted):
         assert found["weights"] == pytest.approx(found["expected"], rel=1e-5)
         assert found["early"] == 1
     assert counted[0]["twice"]["weights"] == counted[1]["twice"]["weights"]
+
+
+def test_masks_differ_and_shuffling_does_not(counted):
+    assert all(worker["drawn"]["differ"] for worker in counted)
+    assert counted[0]["drawn"]["next"] == counted[1]["drawn"]["next"]
+
+
+def test_a_layer_that_only_one_worker_used(counted):
+    first, second = (worker["experts"] for worker in counted)
+    assert first == second
+    biases = [first[1], first[3]]
+    assert all(any(bias) for bias in biases)
+    assert biases[0] != biases[1]
+
+
+def test_rows_that_the_data_chooses(counted):
+    for worker in counted:
+        assert worker["positive"] == pytest.approx(2.0)
 
 
 def test_torchs_default_group_is_left_alone(counted):
