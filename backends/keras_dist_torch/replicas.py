@@ -137,11 +137,22 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         if self.workers is None:
             yield
             return
-        seed = int(torch.randint(2**62, ()))
         gpus = [d.index for d in self._devices if d.type == "cuda"]
+
+        def states() -> list[torch.Tensor]:
+            of_gpus = [torch.cuda.get_rng_state(index) for index in gpus]
+            return [torch.get_rng_state(), *of_gpus]
+
         with torch.random.fork_rng(devices=gpus):
+            seed = int(torch.randint(2**62, ()))
             torch.manual_seed(seed + SEED_STRIDE * self.plan.first_replica)
+            before = states()
             yield
+            is_used = not all(map(torch.equal, before, states()))
+        if is_used:
+            # The next step has others. One that draws nothing leaves all as
+            # it is on one device.
+            torch.randint(2**62, ())
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         count = self.plan.num_local_replicas
