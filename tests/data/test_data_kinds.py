@@ -8,6 +8,7 @@ import pytest
 
 from parity import kinds
 from parity import models
+from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import drop_iterations
@@ -87,6 +88,12 @@ def test_nested_structures(num_replicas):
 
     actual, expected = outcome(num_replicas), outcome(None)
     drop_iterations(actual, expected)
+    if BACKEND == "tensorflow":
+        # The same step that finds no more data counts in plain Keras' mean
+        # of an output's loss, as one more step with a loss of 0.
+        steps = -(-ROWS // BATCH_SIZE)
+        for name in ("kind", "sign", "value"):
+            expected[f"history/{name}_loss/0"] *= (steps + 1) / steps
     assert_same(actual, expected)
 
 
