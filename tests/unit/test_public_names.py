@@ -107,4 +107,6 @@ def test_import_loads_no_framework_that_keras_does_not(monkeypatch):
     ours = _modules_after("import keras_dist", environment)
     frameworks = {"jax", "tensorflow", "torch"}
     assert ours & frameworks == plain & frameworks
-    assert len(ours) <= 1.05 * len(plain), sorted(ours - plain)
+    # What it loads beside its own modules, Keras has loaded already.
+    others = {x for x in ours - plain if not x.startswith("keras_dist")}
+    assert len(others) <= 0.01 * len(plain), sorted(others)
