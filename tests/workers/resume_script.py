@@ -78,7 +78,7 @@ def model_of(strategy):
                 keras.Input((4,)),
                 Fragile(8),
                 keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.3, seed=7),
+                keras.layers.Dropout(0.3),
                 keras.layers.Dense(1),
             ]
         )
