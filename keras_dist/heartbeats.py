@@ -80,6 +80,7 @@ class Heartbeats:
         self._looked = time.monotonic()
         self._is_gone = False
         self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begins; the others may not have begun yet."""
@@ -87,7 +88,9 @@ class Heartbeats:
         self._seen = dict.fromkeys(self._others, self._looked)
         for target in (self._exchange, self._watch):
             name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
-            threading.Thread(target=target, name=name, daemon=True).start()
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def stop(self, reason: str, patience: float) -> None:
         """Tells the others why this worker ends; waits for them to end.
@@ -106,6 +109,10 @@ class Heartbeats:
         ):
             time.sleep(self._interval / 10)
         self._over.set()
+        # One that comes back from native code once the interpreter is gone
+        # aborts the process; but what it waits for may be stuck for good.
+        for thread in self._threads:
+            thread.join(4 * self._interval)
 
     def describe_lost(self) -> str:
         """Which workers are lost, and why, as far as that can be told.

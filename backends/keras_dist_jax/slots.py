@@ -182,12 +182,14 @@ class SplitSlot(Slot):
         return self.array
 
     def keep(self, array: Any) -> None:
-        super().keep(array)
         variable: Any = self.variable
         kind = type(variable)
         if not issubclass(kind, Uncombined):
             self.attributes[_COMBINED_CLASS] = kind, self._layout
             variable.__class__ = _uncombined(kind)
+        # Last: who finds the array takes the class for granted, after an
+        # interrupt too.
+        super().keep(array)
 
 
 class Uncombined:
@@ -231,13 +233,14 @@ def combine(variable: Any) -> Any:
             stacked = attributes[_STACKED]
             kind, layout = attributes[_COMBINED_CLASS]
             parts = parts_of(stacked, True, layout)
-            variable.__class__ = kind
             try:
+                variable.__class__ = kind
                 variable.set_components(parts)
+                del attributes[_STACKED]
             except BaseException:
-                variable.__class__ = _uncombined(kind)
+                if _STACKED in attributes:
+                    variable.__class__ = _uncombined(kind)
                 raise
-            del attributes[_STACKED]
     return variable
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import sys
 import threading
 
 import jax
@@ -28,6 +29,58 @@ def uneven(rows=(3, 1)):
 
 class Interrupted(BaseException):
     pass
+
+
+@pytest.mark.parametrize("place", ["keep", "_keep", "combine"])
+def test_an_interrupt_may_come_anywhere(place):
+    """Between any two instructions that put a result where it belongs."""
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v, mean = keras.Variable(0.0), keras.metrics.Mean()
+
+    @keras_dist.function
+    def step():
+        mean.update_state([2.0])
+        v.assign_add(1.0)
+
+    strategy.run(step)
+    assert float(mean.result()) == 2.0
+
+    def interrupt_after(count):
+        def trace(frame, event, _):
+            nonlocal count
+            frame.f_trace_opcodes = True
+            count -= event == "opcode"
+            if count < 0:
+                sys.settrace(None)
+                raise Interrupted
+            return trace
+
+        def start(frame, event, argument):
+            code = frame.f_code
+            is_there = code.co_name == place and "_jax" in code.co_filename
+            return trace(frame, event, argument) if is_there else None
+
+        sys.settrace(start)
+
+    stops = 0
+    before = sys.gettrace()
+    while True:
+        expected = float(v)
+        interrupt_after(stops)
+        try:
+            strategy.run(step)
+            float(mean.result())
+        except Interrupted:
+            stops += 1
+        else:
+            break
+        finally:
+            sys.settrace(before)
+        assert float(v) in (expected, expected + 1.0)
+        assert float(mean.result()) == 2.0
+        assert float(mean.count) == 2 * float(v)
+    assert stops > 10
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
