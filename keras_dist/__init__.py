@@ -44,6 +44,7 @@ from keras_dist.reduction import ReduceOp
 from keras_dist.replica_context import ReplicaContext
 from keras_dist.replica_context import get_replica_context
 from keras_dist.scan import scan_steps
+from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.default import get_strategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.multi_worker_mirrored import (
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoShardPolicy",
     "BackendNotFoundError",
+    "CentralStorageStrategy",
     "ClusterError",
     "CrossDeviceOps",
     "DeviceError",

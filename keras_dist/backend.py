@@ -28,6 +28,7 @@ from keras_dist.device import Device
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.errors import ClusterError
 from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.owners import Owners
 from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import combine
@@ -45,6 +46,9 @@ class Executor(ABC):
     Args:
         plan: The `Plan` it is bound to.
         workers: The `Workers` of its cluster, or `None` without one.
+
+    Attributes:
+        owners: The `Owners` of variables that have one copy only.
     """
 
     # What compiles functions for the plan, where the framework can.
@@ -53,6 +57,7 @@ class Executor(ABC):
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         self.plan = plan
         self.workers = workers
+        self.owners = Owners(plan.variable_devices)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         """Entered wherever variables are made under the strategy."""

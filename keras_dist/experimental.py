@@ -7,11 +7,13 @@ from keras_dist.inputs.communication import CollectiveHints
 from keras_dist.inputs.communication import CommunicationImplementation
 from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.inputs.options import ValueContext
+from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.multi_worker_mirrored import (
     experimental_multi_worker_mirrored as MultiWorkerMirroredStrategy,
 )
 
 __all__ = [
+    "CentralStorageStrategy",
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",

@@ -21,11 +21,25 @@ class Plan:
             saved.
         cluster: `Cluster`, the workers that do the same, or `None` where
             there is only one.
+        is_central: Boolean, whether a variable has one copy only, on one of
+            `variable_devices`, from where each replica reads it.
+        shards_optimizer: Boolean, whether each replica keeps only its part of
+            the optimizer's state.
     """
 
     replicas: tuple[tuple[Device, ...], ...]
     variable_devices: tuple[Device, ...]
     cluster: Cluster | None = None
+    is_central: bool = False
+    shards_optimizer: bool = False
+
+    @property
+    def is_one_device(self) -> bool:
+        """Whether there is nothing to move: variables are where they are used.
+
+        True of one replica that has the variables.
+        """
+        return self.num_replicas == 1 and self.variable_devices == self.devices
 
     @property
     def num_workers(self) -> int:

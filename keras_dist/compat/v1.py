@@ -11,12 +11,14 @@ from typing import final
 from keras_dist.cross_device_ops import CrossDeviceOps
 from keras_dist.cross_device_ops import check_cross_device_ops
 from keras_dist.reduction import ReduceOp
+from keras_dist.strategies.central_storage import central_plan
 from keras_dist.strategies.mirrored import mirrored_plan
 from keras_dist.strategies.multi_worker_mirrored import MultiWorkerStrategy
 from keras_dist.strategies.one_device import one_device_plan
 from keras_dist.strategy import Strategy as StrategyV2
 
 __all__ = [
+    "CentralStorageStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
@@ -71,6 +73,31 @@ class MirroredStrategy(Strategy):
     ) -> None:
         checked = check_cross_device_ops(cross_device_ops)
         super().__init__(mirrored_plan(devices), checked)
+
+
+@final
+class CentralStorageStrategy(Strategy):
+    """As `keras_dist.CentralStorageStrategy`.
+
+    Args:
+        compute_devices: List of device strings, in replica order. `None`
+            means all accelerators, or all CPU devices where there is none.
+        parameter_device: String, the device of variables, or a list of them.
+            `None` means the CPU, or the only device that computes.
+
+    Example:
+
+    >>> strategy = keras_dist.compat.v1.CentralStorageStrategy(["cpu:1"])
+    >>> strategy.extended.parameter_devices
+    ('cpu:1',)
+    """
+
+    def __init__(
+        self,
+        compute_devices: Iterable[str] | str | None = None,
+        parameter_device: Iterable[str] | str | None = None,
+    ) -> None:
+        super().__init__(central_plan(compute_devices, parameter_device))
 
 
 @final

@@ -8,6 +8,7 @@ from keras_dist.cross_device_ops import CrossDeviceOps
 from keras_dist.cross_device_ops import check_cross_device_ops
 from keras_dist.device import resolve_devices
 from keras_dist.plan import Plan
+from keras_dist.sharding_power import check_optimizer_state
 from keras_dist.strategy import Strategy
 
 
@@ -24,10 +25,15 @@ class MirroredStrategy(Strategy):
             where there is none.
         cross_device_ops: A `CrossDeviceOps`, whose docstring says what it is
             used for, or `None` for the backend's own way.
+        optimizer_state: String, `"mirrored"` for a copy of the optimizer's
+            variables on each device, or `"sharded"`: each replica keeps and
+            updates its part, and gets what the others have updated.
 
     Raises:
         DeviceError: If a device is unreadable, absent or named twice.
         TypeError: If `cross_device_ops` is something else.
+        ValueError: If `optimizer_state` is something else, or if the backend
+            can't shard it.
 
     Example:
 
@@ -40,22 +46,29 @@ class MirroredStrategy(Strategy):
         self,
         devices: Iterable[str] | str | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
+        optimizer_state: str = "mirrored",
     ) -> None:
         checked = check_cross_device_ops(cross_device_ops)
-        super().__init__(mirrored_plan(devices), checked)
+        super().__init__(mirrored_plan(devices, optimizer_state), checked)
 
 
-def mirrored_plan(devices: Iterable[str] | str | None) -> Plan:
+def mirrored_plan(
+    devices: Iterable[str] | str | None, optimizer_state: str = "mirrored"
+) -> Plan:
     """The plan of a replica, with a copy of each variable, on each device.
 
     Args:
         devices: As for `MirroredStrategy`.
+        optimizer_state: As for `MirroredStrategy`.
 
     Raises:
         DeviceError: If a device is unreadable, absent or named twice.
+        ValueError: If the optimizer's state can't be kept that way.
     """
+    shards_optimizer = check_optimizer_state(optimizer_state)
     resolved = resolve_devices(devices, get_backend().list_devices())
     return Plan(
         replicas=tuple((device,) for device in resolved),
         variable_devices=resolved,
+        shards_optimizer=shards_optimizer,
     )

@@ -33,6 +33,8 @@ _undo = contextlib.ExitStack()
 
 class _Current(threading.local):
     makes_metric_state = False
+    # What an optimizer makes a variable for.
+    reference: Any = None
 
 
 _current = _Current()
@@ -50,6 +52,11 @@ def creation_hooks() -> Iterator[None]:
                 (keras.Model, "__init__", _hook_model),
                 (keras.Variable, "__init__", _hook_variable),
                 (keras.Metric, "add_variable", _hook_metric_state),
+                (
+                    keras.optimizers.Optimizer,
+                    "add_variable_from_reference",
+                    _hook_slot,
+                ),
                 (keras.layers.BatchNormalization, "__init__", hook_constructor),
             ):
                 _undo.enter_context(_wrapped(cls, method, hook))
@@ -90,6 +97,9 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
                 kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)
             check_declaration(self)
+            if _current.reference is not None:
+                owners = strategy.executor.owners
+                owners.keep_together(self, _current.reference)
             claim_variable(self, strategy)
             if isinstance(self, SyncOnReadVariable):
                 self.begin(is_total=_current.makes_metric_state)
@@ -107,6 +117,20 @@ def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
             _current.makes_metric_state = before
 
     return add_variable
+
+
+def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_variable_from_reference(
+        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        before, _current.reference = _current.reference, reference_variable
+        try:
+            return original(self, reference_variable, *args, **kwargs)
+        finally:
+            _current.reference = before
+
+    return add_variable_from_reference
 
 
 @functools.cache

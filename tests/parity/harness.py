@@ -23,18 +23,33 @@ PLAIN_ONLY = os.environ.get("PARITY_PLAIN") == "1"
 JIT = {"jax": "auto"}.get(BACKEND, False)
 
 
+def devices(num_replicas):
+    """The names of that many virtual CPU devices."""
+    return [f"cpu:{index}" for index in range(num_replicas)]
+
+
 def strategy(num_replicas):
     """A `MirroredStrategy` on that many virtual CPU devices."""
+    return keras_dist.MirroredStrategy(devices(num_replicas))
+
+
+def central(num_replicas):
+    """A `CentralStorageStrategy` whose variables are on a device apart."""
+    return keras_dist.CentralStorageStrategy(devices(num_replicas), "cpu:3")
+
+
+def sharded(num_replicas):
+    """A `MirroredStrategy` that shards the optimizer's state."""
     return keras_dist.MirroredStrategy(
-        [f"cpu:{index}" for index in range(num_replicas)]
+        devices(num_replicas), optimizer_state="sharded"
     )
 
 
-def scope(num_replicas):
+def scope(num_replicas, make=strategy):
     """The scope of a strategy; of nothing, with `None`, for plain Keras."""
     if num_replicas is None or PLAIN_ONLY:
         return contextlib.nullcontext()
-    return strategy(num_replicas).scope()
+    return make(num_replicas).scope()
 
 
 def distribute(model, num_replicas):
@@ -175,18 +190,19 @@ def assert_same(actual, expected, rtol=2e-5, atol=1e-6):
     )
 
 
-def train(case, num_replicas):
+def train(case, num_replicas, make=strategy):
     """Trains a case for two epochs.
 
     Args:
         case: A `Case`.
         num_replicas: Integer, or `None` for plain Keras.
+        make: Callable from a number of replicas to a strategy.
 
     Returns:
         Dict of arrays: all that the training left behind.
     """
     keras.utils.set_random_seed(11)
-    with dtype_policy(case.dtype_policy), scope(num_replicas):
+    with dtype_policy(case.dtype_policy), scope(num_replicas, make):
         model = case.build()
         if model.built:
             set_initial_weights(model)

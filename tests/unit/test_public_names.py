@@ -8,6 +8,7 @@ import keras_dist
 NAMES = [
     "AutoShardPolicy",
     "BackendNotFoundError",
+    "CentralStorageStrategy",
     "ClusterError",
     "CrossDeviceOps",
     "DeviceError",
