@@ -97,7 +97,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
                 kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)
             check_declaration(self)
-            if _current.reference is not None:
+            if strategy.plan.is_central and _current.reference is not None:
                 owners = strategy.executor.owners
                 owners.keep_together(self, _current.reference)
             claim_variable(self, strategy)
