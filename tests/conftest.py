@@ -30,9 +30,11 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 import keras_dist
 
-# What is there now stays: collecting after a test then looks at little.
-gc.collect()
-gc.freeze()
+
+def _set_aside():
+    """Collecting after a test then looks at what the test made, no more."""
+    gc.collect()
+    gc.freeze()
 
 
 def _global_state():
@@ -66,7 +68,7 @@ def _left_over_threads(before):
     if not alive():
         return []
     gc.collect()
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     for thread in alive():
         thread.join(timeout=max(0.0, deadline - time.monotonic()))
     return [t.name for t in alive()]
@@ -75,6 +77,7 @@ def _left_over_threads(before):
 @pytest.fixture(autouse=True)
 def hygiene():
     """Seeds are reset before a test, and global state is as it was after."""
+    _set_aside()
     keras.utils.set_random_seed(0)
     before = _global_state()
     threads = set(threading.enumerate())

@@ -60,7 +60,7 @@ def serve(address, num_workers):
 """
 
 
-def _until(condition, seconds=20):
+def _until(condition, seconds=100):
     """What a condition gives once it holds."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
@@ -136,7 +136,7 @@ class Launcher:
             env=self.environment(**variables),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             cwd=self.folder,
         )
 

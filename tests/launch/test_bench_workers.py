@@ -62,7 +62,7 @@ def finished(tmp_path_factory):
         env=os.environ | {"COLUMNS": "80", "KERAS_BACKEND": ""},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
     )
     assert process.returncode == 0, process.stdout + process.stderr
     return process, json.loads(path.read_text())

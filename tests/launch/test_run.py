@@ -247,7 +247,7 @@ def on_terminal(process_of, **variables):
             if not data:
                 break
             shown += data
-        process.wait(timeout=20)
+        process.wait(timeout=100)
     finally:
         os.close(ours)
     # A terminal makes two of each end of a line.
@@ -299,7 +299,7 @@ def test_a_reader_that_leaves_does_not_end_training(launcher):
     process.stdout.readline()
     process.stdout.close()
     (launcher.folder / "go").touch()
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=100) == 0
     assert launcher.marks("x", 1)
 
 
@@ -375,7 +375,7 @@ def test_the_module_is_the_command(launcher):
         env=launcher.environment(KERAS_BACKEND=keras.backend.backend()),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[worker 0] ['--help']\n"
@@ -391,7 +391,7 @@ def test_the_launcher_imports_no_keras():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.stdout == "[]\n"
 

@@ -230,5 +230,5 @@ def test_a_signal_to_the_launcher_is_no_reason_for_a_restart(launcher):
     process = launcher.start("--workers", 2, "--max-restarts", 3, script)
     launcher.marks("on", 2)
     process.terminate()
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=100) == 143
     assert len(records(launcher, 0)) == 1

@@ -49,7 +49,7 @@ def test_two_hosts(launcher):
         )
         for index in range(2)
     ]
-    outputs = [process.communicate(timeout=30) for process in launchers]
+    outputs = [process.communicate(timeout=100) for process in launchers]
     assert [process.returncode for process in launchers] == [0, 0], outputs
     assert (
         launcher.marks("told", 4)

@@ -34,7 +34,7 @@ def test_signals_reach_each_worker_once(launcher, name):
     process = launcher.start("--workers", 2, script)
     launcher.marks("on", 2)
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=100)
     assert process.returncode == 128 + number
     for index in range(2):
         got = (launcher.folder / f"got-{index}").read_text()
@@ -60,12 +60,12 @@ sleep()
 
 def test_a_second_ctrl_c_kills_at_once(launcher):
     script = launcher.script(STUBBORN)
-    process = launcher.start("--workers", 2, "--grace", 100, script)
+    process = launcher.start("--workers", 2, "--grace", 1000, script)
     workers = launcher.marks("on", 2)
     process.send_signal(signal.SIGINT)
     launcher.marks("told", 2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=100) == 130
     assert not any(launcher.is_alive(int(worker)) for worker in workers)
 
 
@@ -75,7 +75,7 @@ def test_after_the_grace_time_a_signal_kills(launcher):
     workers = launcher.marks("on", 2)
     process.terminate()
     launcher.marks("told", 2)
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=100) == 143
     assert not any(launcher.is_alive(int(worker)) for worker in workers)
 
 
@@ -96,7 +96,7 @@ def test_what_a_worker_started_ends_with_it(launcher, end):
     if end == "sleep()":
         process.send_signal(signal.SIGTERM)
     status = {"pass": 0, "sys.exit(3)": 3, "sleep()": 143}[end]
-    assert process.wait(timeout=20) == status
+    assert process.wait(timeout=100) == status
     assert not any(launcher.is_alive(int(child)) for child in children)
 
 
@@ -110,8 +110,8 @@ def test_what_a_worker_started_may_end_by_itself(launcher):
         await_mark("on-1")
         """
     )
-    process = launcher.start("--workers", 1, "--grace", 100, script)
-    assert process.wait(timeout=20) == 0
+    process = launcher.start("--workers", 1, "--grace", 1000, script)
+    assert process.wait(timeout=100) == 0
     assert (launcher.folder / "told-1").exists()
 
 
@@ -163,7 +163,7 @@ def test_the_guard_does_not_start_for_a_dead_parent():
     done = subprocess.run(
         [sys.executable, guard.__file__, "1", sys.executable, "-c", "print(1)"],
         capture_output=True,
-        timeout=20,
+        timeout=100,
     )
     assert done.returncode == 1
     assert done.stdout == b""

@@ -21,7 +21,7 @@ def seen():
             (folder,),
             workers=2,
             devices=1,
-            timeout=200,
+            timeout=400,
         )
 
 

@@ -19,7 +19,7 @@ from keras_dist.errors import RESTART_EXIT_CODE
 TESTS = pathlib.Path(__file__).parent.parent
 JOB = pathlib.Path(__file__).with_name("fault_jobs.py")
 # Seconds that everything may take, by far.
-LIMIT = 120
+LIMIT = 300
 
 
 class Worker:

@@ -63,14 +63,14 @@ def trained(shape):
         (_names(shape),),
         workers=workers,
         devices=devices,
-        timeout=300,
+        timeout=500,
     )
 
 
 @functools.cache
 def trained_kinds():
     return keras_dist.launch(
-        jobs.train_kinds, (_kinds(),), workers=2, devices=1, timeout=300
+        jobs.train_kinds, (_kinds(),), workers=2, devices=1, timeout=500
     )
 
 

@@ -30,7 +30,7 @@ def found(tmp_path_factory):
         (str(folder),),
         workers=NUM_WORKERS,
         devices=NUM_REPLICAS,
-        timeout=120,
+        timeout=400,
     )
 
 

@@ -14,7 +14,7 @@ from workers import preemption_script
 
 SCRIPT = preemption_script.__file__
 # The time that two lives of two workers may take.
-LIMIT = 280
+LIMIT = 500
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from workers import resume_script
 
 SCRIPT = resume_script.__file__
 # The time that three lives of two workers may take.
-LIMIT = 280
+LIMIT = 500
 
 
 @pytest.fixture(scope="module")

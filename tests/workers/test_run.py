@@ -16,7 +16,7 @@ SHAPES = [(2, 1), (2, 2)]
 def seen(shape):
     workers, devices = shape
     return keras_dist.launch(
-        replica_jobs.everything, workers=workers, devices=devices, timeout=240
+        replica_jobs.everything, workers=workers, devices=devices, timeout=400
     )
 
 
@@ -157,7 +157,7 @@ def test_an_update_sums_all_gradients(shape):
 
 def test_a_custom_loop(shape):
     expected = keras_dist.launch(
-        replica_jobs.alone, workers=1, devices=1, timeout=120
+        replica_jobs.alone, workers=1, devices=1, timeout=400
     )[0]
     for found in part(shape, "loop"):
         np.testing.assert_allclose(

@@ -26,7 +26,7 @@ from keras_dist_jax.addresses import split
 def found():
     """What each of two workers with two devices found."""
     return keras_dist.launch(
-        worker_jobs.everything, workers=2, devices=2, timeout=240
+        worker_jobs.everything, workers=2, devices=2, timeout=400
     )
 
 

@@ -15,7 +15,7 @@ from keras_dist_jax.addresses import listen
 
 SCRIPT = pathlib.Path(__file__).with_name("worker_script.py")
 # Seconds that anything may take, by far.
-LIMIT = 100
+LIMIT = 300
 
 
 def free_addresses(count):
@@ -105,7 +105,7 @@ class Cluster:
         until(
             lambda: not coordinators(self.addresses[0]),
             "the coordinator ends with the last worker",
-            limit=15,
+            limit=60,
         )
 
     def end(self):
@@ -149,7 +149,7 @@ def test_the_coordinator_is_killed(cluster):
     (coordinator,) = coordinators(workers.addresses[0])
     os.kill(coordinator, signal.SIGKILL)
     for index in range(2):
-        assert workers.status(index, limit=40) == RESTART_EXIT_CODE
+        assert workers.status(index, limit=100) == RESTART_EXIT_CODE
         assert "without the others: the coordinator at" in workers.printed(
             index
         )
@@ -159,4 +159,4 @@ def test_workers_end_when_they_are_done(cluster):
     workers = cluster(mode="end")
     workers.start(0, 1)
     assert workers.status(0) == 0
-    assert workers.status(1, limit=20) == 0
+    assert workers.status(1, limit=100) == 0
