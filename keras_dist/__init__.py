@@ -52,6 +52,7 @@ from keras_dist.strategies.multi_worker_mirrored import (
 )
 from keras_dist.strategies.one_device import OneDeviceStrategy
 from keras_dist.strategy import Strategy
+from keras_dist.summary import summary
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
 from keras_dist.values import PerReplica
@@ -120,6 +121,7 @@ __all__ = [
     "scale_regularization_loss",
     "scan_steps",
     "set_virtual_devices",
+    "summary",
     "testing",
     "value_and_grad",
 ]

@@ -23,11 +23,9 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
     Raises:
         ValueError: If a plain number, the same on each replica, is summed.
     """
-    workers = variable.distribute_strategy.executor.workers
     if variable.aggregation == "only_first_replica":
         return _mirrored(variable, first_of_all(variable, values[0]))
-    is_alone = workers is None or len(values) > 1
-    if is_alone and all(value is values[0] for value in values):
+    if len(values) > 1 and all(value is values[0] for value in values):
         if variable.aggregation == "sum" and not is_zero(values[0]):
             raise ValueError(
                 f"A non-DistributedValues value {values[0]!r} cannot be "

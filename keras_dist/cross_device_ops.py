@@ -9,12 +9,12 @@ from typing import Any
 
 from keras import ops
 
-from keras_dist.backend import Executor
 from keras_dist.destinations import components
 from keras_dist.destinations import devices_at
 from keras_dist.destinations import executor_for
 from keras_dist.destinations import spread
 from keras_dist.device import parse_device
+from keras_dist.executor import Executor
 from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_shapes

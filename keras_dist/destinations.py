@@ -6,12 +6,12 @@ from typing import Any
 import keras
 
 from keras_dist import context
-from keras_dist.backend import Executor
 from keras_dist.backend import get_backend
 from keras_dist.components import VariableComponent
 from keras_dist.device import Device
 from keras_dist.device import default_devices
 from keras_dist.device import resolve_devices
+from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
@@ -70,6 +70,8 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
     owner = _owner(destinations)
     if owner is not None:
         devices: tuple[Device, ...] = owner.plan.variable_devices
+        if owner.plan.is_central:
+            devices = (owner.executor.owners.of(destinations),)
         return devices
     if isinstance(destinations, DistributedValues):
         return _devices_of_components(destinations.values, executor)

@@ -36,13 +36,15 @@ class Device:
         return self.type != "cpu"
 
 
-def parse_device(spelling: str | Device) -> Device:
+def parse_device(spelling: str | Device, name: str = "") -> Device:
     """Reads one device as people write it.
 
     Args:
         spelling: String. `"cpu:1"`, `"CPU:1"`, `"/gpu:0"`, `"cuda:0"` and
             `"/job:localhost/replica:0/task:0/device:GPU:0"` are all read; a
             missing index is 0.
+        name: String, the argument that it is from, for errors.
+        name: String, the argument that it is of, for errors.
 
     Returns:
         A `Device`.
@@ -64,8 +66,9 @@ def parse_device(spelling: str | Device) -> Device:
     )
     type_ = match and _TYPES.get(match["type"].lower())
     if not match or not type_:
+        of = f" of `{name}`" if name else ""
         raise DeviceError(
-            "A device could not be read. Received: "
+            f"A device{of} could not be read. Received: "
             f"{spelling!r}. Expected: a string such as 'cpu:0', 'gpu:1' or "
             "'/job:localhost/replica:0/task:0/device:GPU:0'."
         )
@@ -81,6 +84,7 @@ def default_devices(available: Sequence[Device]) -> tuple[Device, ...]:
 def resolve_devices(
     devices: str | Device | Iterable[str | Device] | None,
     available: Sequence[Device],
+    name: str = "devices",
 ) -> tuple[Device, ...]:
     """Turns a user's devices into `Device`s that exist, each once.
 
@@ -88,6 +92,7 @@ def resolve_devices(
         devices: One device, several, or `None` (or none at all) for all
             accelerators, else all CPU devices.
         available: The worker's devices.
+        name: String, what errors call the argument.
 
     Returns:
         A tuple of `Device`s in the order given.
@@ -97,10 +102,16 @@ def resolve_devices(
     """
     if isinstance(devices, (str, Device)):
         devices = [devices]
+    if not isinstance(devices, (Iterable, type(None))):
+        raise DeviceError(
+            f"`{name}` names devices. Received: {name}={devices!r} of type "
+            f"{type(devices).__name__}. Expected: a string such as 'cpu:0', "
+            "or a list of them."
+        )
     asked = [] if devices is None else list(devices)
     if not asked:
         return default_devices(available)
-    resolved = tuple(parse_device(device) for device in asked)
+    resolved = tuple(parse_device(device, name) for device in asked)
     for device in resolved:
         if device not in available:
             names = ", ".join(str(d) for d in available)
@@ -112,12 +123,12 @@ def resolve_devices(
             )
             raise DeviceError(
                 f"Device '{device}' does not exist on this worker. Received: "
-                f"devices={asked!r}. Available: {names}. {hint}"
+                f"{name}={asked!r}. Available: {names}. {hint}"
             )
     repeated = [str(d) for d in resolved if resolved.count(d) > 1]
     if repeated:
         raise DeviceError(
             f"Device '{repeated[0]}' is named {len(repeated)} times. Received: "
-            f"devices={asked!r}. Expected: each replica on a device of its own."
+            f"{name}={asked!r}. Expected: each device once."
         )
     return resolved

@@ -1,6 +1,7 @@
 """StrategyExtended: what libraries and optimizers ask of a strategy."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from typing import Any
 from typing import final
 
 import keras
+from keras import ops
 
 from keras_dist import context
 from keras_dist.components import VariableComponent
@@ -20,8 +22,10 @@ from keras_dist.regroup import regroup
 from keras_dist.training.copies import CopyCall
 from keras_dist.training.copies import CopyVariable
 from keras_dist.training.copies import run_on_copies
+from keras_dist.training.creation import beside
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
+from keras_dist.variables import CentralVariable
 
 
 class StrategyExtended(ExtendedReductions):
@@ -63,6 +67,7 @@ class StrategyExtended(ExtendedReductions):
     ) -> Any:
         """Calls `fn` once for each copy of a variable, on its device.
 
+        A variable that has one copy for all replicas is given as it is, once.
         `fn` may assign to the copy, and to other variables of the strategy,
         of which it reads and writes the copies beside that one. The copies of
         a mirrored variable have to be equal in the end.
@@ -71,8 +76,8 @@ class StrategyExtended(ExtendedReductions):
             var: A variable of the strategy.
             fn: Callable, given a copy of it. With one replica, the variable.
             args: List or tuple of further arguments. Each call gets its own
-                component of per-replica values and variables, and anything
-                else as it is.
+                component of per-replica values and variables (the first one
+                if there is only one call), and anything else as it is.
             kwargs: Dict of keyword arguments, likewise.
             group: Boolean. If not, what `fn` returned for each copy is in a
                 tuple.
@@ -102,6 +107,10 @@ class StrategyExtended(ExtendedReductions):
         context.check_cross_replica(self._strategy, "update")
         self._check_own(var, "update")
         own = self._component
+        if isinstance(var, CentralVariable):
+            owner = self._strategy.executor.owners.of(var)
+            own_fn = functools.partial(fn, var)
+            return self._at_owners([owner], own_fn, args, kwargs, group)
 
         def update_copy(index: int, call: CopyCall | None) -> Any:
             copy = var if call is None else CopyVariable(var, index, call)
@@ -137,6 +146,9 @@ class StrategyExtended(ExtendedReductions):
         """
         context.check_cross_replica(self._strategy, "update_non_slot")
         own = self._component
+        if self._strategy.plan.is_central:
+            owners = self._keeping_devices(colocate_with)
+            return self._at_owners(owners, fn, args, kwargs, group)
         return self._on_copies(
             lambda index, _: fn(*own(args, index), **own(kwargs or {}, index)),
             self._computing_devices(colocate_with),
@@ -157,6 +169,48 @@ class StrategyExtended(ExtendedReductions):
                 )
         return asked
 
+    def _keeping_devices(self, colocate_with: Any) -> tuple[Device, ...]:
+        asked = devices_at(colocate_with, self._strategy.executor)
+        for device in asked:
+            if device not in self._strategy.plan.variable_devices:
+                raise ValueError(
+                    f"{self._strategy!r} keeps no variables on '{device}'. "
+                    f"Received: colocate_with={colocate_with!r}. Expected: of "
+                    f"{self.parameter_devices}."
+                )
+        return asked
+
+    def _at_owners(
+        self,
+        devices: Sequence[Device],
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        group: bool,
+    ) -> Any:
+        strategy = self._strategy
+        with strategy.cross_replica(), strategy.executor.creation_scope():
+            results = [
+                fn(
+                    *self._first(args, device),
+                    **self._first(kwargs or {}, device),
+                )
+                for device in devices
+            ]
+        return self._grouped(results, group)
+
+    def _first(self, nest: Any, device: Device) -> Any:
+        """What a function gets that is called once, instead of on replicas."""
+
+        def first(leaf: Any) -> Any:
+            if isinstance(leaf, DistributedValues):
+                leaf = leaf.values[0]
+            if isinstance(leaf, keras.Variable) or not ops.is_tensor(leaf):
+                return leaf
+            return self._strategy.executor.put(leaf, device)
+
+        return map_nest(first, nest)
+
     def _on_copies(
         self,
         fn: Callable[[int, CopyCall | None], Any],
@@ -174,15 +228,19 @@ class StrategyExtended(ExtendedReductions):
                 strategy, runner, lambda i, c: fn(i, c) if chosen[i] else None
             )
             results = [r for r, own in zip(every, chosen, strict=True) if own]
+        return self._grouped(results, group)
+
+    def _grouped(self, results: Sequence[Any], group: bool) -> Any:
         grouped = regroup(results, Mirrored)
         if group:
             return grouped
-        return map_nest(strategy.experimental_local_results, grouped)
+        return map_nest(self._strategy.experimental_local_results, grouped)
 
     def _component(self, nest: Any, index: int) -> Any:
         def own(leaf: Any) -> Any:
             if isinstance(leaf, DistributedValues):
-                return leaf.values[index]
+                # A variable with one copy has that for every replica.
+                return leaf.values[index % len(leaf.values)]
             return self._strategy.executor.bring(leaf, index)
 
         return map_nest(own, nest)
@@ -194,8 +252,11 @@ class StrategyExtended(ExtendedReductions):
             var_list: List of variables. (All variables have the same.)
 
         Returns:
-            Tuple of names of devices, for `update_non_slot`.
+            Tuple of names of devices, for `update_non_slot`. Where variables
+            have one copy, that is one device.
         """
+        if self._strategy.plan.is_central:
+            return self.parameter_devices[:1]
         return self.parameter_devices
 
     def call_for_each_replica(
@@ -236,8 +297,8 @@ class StrategyExtended(ExtendedReductions):
     ) -> Iterator[None]:
         """Variables made inside are on the devices of another one.
 
-        With one plan for all variables they are anyway: this checks that the
-        other one is the strategy's.
+        Where each has a copy on all devices they are anyway: this checks that
+        the other one is the strategy's.
 
         Args:
             colocate_with_variable: A variable of the strategy.
@@ -253,7 +314,8 @@ class StrategyExtended(ExtendedReductions):
                 f"`strategy.scope()` of {self._strategy!r}."
             )
         self._check_own(colocate_with_variable, "colocate_vars_with")
-        yield
+        with beside(colocate_with_variable):
+            yield
 
     def _check_own(self, variable: Any, method: str) -> None:
         if not isinstance(variable, keras.Variable):

@@ -1,5 +1,6 @@
 """What a `PreemptionCheckpointHandler` saves and restores."""
 
+import contextlib
 import json
 import os
 from abc import ABC
@@ -15,6 +16,7 @@ from keras_dist.training.chief import written_beside
 from keras_dist.training.randomness import chiefs_text
 from keras_dist.training.state_file import restore_state
 from keras_dist.training.state_file import write_state
+from keras_dist.training.whole import readable_by_chief
 
 if TYPE_CHECKING:
     from keras_dist.workers import Workers
@@ -52,9 +54,14 @@ class PreemptionCheckpoint(ABC):
             *args: For what the user's object saves with, if it takes any.
             **kwargs: For the same.
         """
-        if self.is_chief:
-            os.makedirs(self.folder, exist_ok=True)
-            self.write(run_calls, *args, **kwargs)
+        with self.readable():
+            if self.is_chief:
+                os.makedirs(self.folder, exist_ok=True)
+                self.write(run_calls, *args, **kwargs)
+
+    def readable(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered on every worker while the chief saves."""
+        return contextlib.nullcontext()
 
     @abstractmethod
     def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
@@ -84,6 +91,9 @@ class CheckpointOfModel(PreemptionCheckpoint):
                 "it with `model.build(input_shape)`, or call it on a batch."
             )
         self._model = model
+
+    def readable(self) -> contextlib.AbstractContextManager[Any]:
+        return readable_by_chief(self._model)
 
     def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
         path = self.path(".weights.h5")

@@ -1,5 +1,6 @@
 """The replica-level methods of a strategy: run, reduce, gather."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from keras_dist.training.creation import creation_hooks
 from keras_dist.training.togetherness import raise_explained
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
+from keras_dist.variables import CentralVariable
 from keras_dist.variables import SyncOnReadVariable
 
 
@@ -152,7 +154,14 @@ class ReplicaMethods(StrategyBase):
         """
         context.check_cross_replica(self, "reduce")
         op = parse_reduce_op(reduce_op)
-        return map_nest(lambda leaf: self._reduce(op, leaf, axis), value)
+        with self._on_one_device():
+            return map_nest(lambda leaf: self._reduce(op, leaf, axis), value)
+
+    def _on_one_device(self) -> contextlib.AbstractContextManager[Any]:
+        """The only device, as the default one; several are chosen by value."""
+        if not self.plan.is_one_device:
+            return contextlib.nullcontext()
+        return self.executor.creation_scope()
 
     def _reduce(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
         if axis is None and self.num_replicas_in_sync == 1:
@@ -274,6 +283,8 @@ class ReplicaMethods(StrategyBase):
             return (value,)
 
         def component(leaf: Any, index: int) -> Any:
+            if isinstance(leaf, CentralVariable):
+                return leaf
             if isinstance(leaf, DistributedValues):
                 return leaf.values[index]
             return leaf
@@ -311,10 +322,13 @@ class ReplicaMethods(StrategyBase):
             self, "experimental_distribute_values_from_function"
         )
         plan = self.plan
-        values = [
-            value_fn(ValueContext(plan.first_replica + i, plan.num_replicas))
-            for i in range(plan.num_local_replicas)
-        ]
+        with self._on_one_device():
+            values = [
+                value_fn(
+                    ValueContext(plan.first_replica + i, plan.num_replicas)
+                )
+                for i in range(plan.num_local_replicas)
+            ]
         return regroup(values, self.executor.per_replica, always=True)
 
 

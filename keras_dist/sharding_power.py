@@ -1,4 +1,10 @@
-"""ShardsOptimizerState: what a backend has that can split it over replicas."""
+"""What backends and executors have that split an optimizer's state."""
+
+import contextlib
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 
@@ -11,6 +17,62 @@ class ShardsOptimizerState:
     An executor then keeps a part of each variable of an optimizer on each
     replica, as long as `Plan.shards_optimizer` says so.
     """
+
+
+class UpdatesParts(ABC):
+    """A `ReplicaRunner` whose replicas update a part of each variable."""
+
+    @abstractmethod
+    def update_parts(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        """Sums gradients over replicas and updates, in a meeting of them.
+
+        Args:
+            optimizer: A `keras.optimizers.Optimizer`, built.
+            gradients: For each local replica that takes part, its gradients,
+                `None` where there is none.
+            weights: For each of these replicas, its weight.
+            variables: Sequence of the variables that they belong to, `None`
+                for all that the optimizer was built for.
+
+        Raises:
+            UnsupportedModelError: If the optimizer needs whole variables.
+        """
+
+
+class KeepsParts(ABC):
+    """An executor that keeps a part of an optimizer's variables only.
+
+    On several workers, reading such a variable takes all of them. These let
+    one worker alone read, or write, for a while. All enter them together.
+    """
+
+    @abstractmethod
+    def readable_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Inside, the chief has whole values, in its host's memory.
+
+        Args:
+            variables: Sequence of variables, in the same order on each
+                worker.
+        """
+
+    @abstractmethod
+    def written_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Inside, the chief alone assigns; then each takes its parts of that.
+
+        Args:
+            variables: Sequence of variables, in the same order on each
+                worker.
+        """
 
 
 def check_optimizer_state(optimizer_state: str) -> bool:

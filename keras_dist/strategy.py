@@ -178,4 +178,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         if self.plan.cluster is not None:
             index, count = self.plan.cluster.index, self.plan.num_workers
             of = f" of worker {index} of {count}"
+        if self.plan.is_central:
+            names = ", ".join(str(d) for d in self.plan.variable_devices)
+            of = f", variables on {names}{of}"
         return f"<{type(self).__name__} on {devices}{of}>"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from keras_dist import context
-from keras_dist.backend import Executor
+from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
 from keras_dist.values import PerReplica

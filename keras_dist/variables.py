@@ -4,7 +4,8 @@ A `keras.Variable` made under a strategy with several replicas becomes one of
 these; it stays the same object, and a `keras.Variable`.
 
 What `keras.Variable` keeps is the value in cross-replica context, which is
-also what is saved. `MirroredVariable`s have a copy of it on each replica.
+also what is saved. `MirroredVariable`s have a copy of it on each replica,
+`CentralVariable`s only that one.
 `SyncOnReadVariable`s have components of the replicas' own beside it, from the
 first time that a replica function writes one.
 """
@@ -196,6 +197,29 @@ class MirroredVariable(DistributedVariable):
             return call.assign(self, method, value)
 
 
+class CentralVariable(MirroredVariable):
+    """A variable with one copy, which all replicas read and none keeps.
+
+    Replicas write it as they write a `MirroredVariable`. It is its own only
+    component, and prints as a plain variable.
+
+    Example:
+
+    >>> strategy = keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"])
+    >>> with strategy.scope():
+    ...     keras.Variable(1.0, name="v")
+    <Variable path=v, shape=(), dtype=float32, value=1.0>
+    """
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The one copy: the variable itself."""
+        return (self,)
+
+    def __repr__(self) -> str:
+        return str(keras.Variable.__repr__(self))
+
+
 class SyncOnReadVariable(DistributedVariable):
     """A variable with a value of each replica's own, combined when read.
 
@@ -367,7 +391,8 @@ def adopt(variable: keras.Variable) -> None:
     if type(variable) is not keras.Variable:
         return
     if variable.synchronization != "on_read":
-        variable.__class__ = MirroredVariable
+        is_central = variable.distribute_strategy.plan.is_central
+        variable.__class__ = CentralVariable if is_central else MirroredVariable
     elif variable.aggregation == "none":
         variable.__class__ = UnaggregatedVariable
     else:

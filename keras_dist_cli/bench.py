@@ -9,17 +9,18 @@ import typer
 
 from keras_dist_cli.environment import fail
 from keras_dist_cli.environment import select_backend
+from keras_dist_cli.planning.text import read_number
 
 bench = typer.Typer(
     name="bench",
-    help="Measure our loops beside the framework's own.",
+    help="Measure loops, workers and memory, beside the framework's own.",
     no_args_is_help=True,
 )
 
 
 @bench.callback()
 def group() -> None:
-    """Measure our loops beside the framework's own."""
+    """Measure loops, workers and memory, beside the framework's own."""
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -147,5 +148,52 @@ def workers(
 
     try:
         run_workers(workers, wanted, rounds, block_ms / 1e3, json)
+    except (KerasDistError, ValueError) as error:
+        fail(str(error))
+
+
+@bench.command()
+def memory(
+    devices: Annotated[
+        int, typer.Option(min=1, help="Virtual CPU devices that compute.")
+    ] = 4,
+    params: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER", help="Parameters, about: 20000, 2e7, 20M."
+        ),
+    ] = "20M",
+    json: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="File to write all numbers to.", dir_okay=False),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="jax, tensorflow or torch.",
+            show_default="KERAS_BACKEND, else the first installed",
+        ),
+    ] = None,
+) -> None:
+    """Count what devices hold under each strategy, beside what is planned.
+
+    Trains a model with Adam for a step: plain Keras, mirrored, central, and
+    with the optimizer's state sharded where the backend can. Central
+    variables are on a device more. Ends with 0 when it has measured, 2 if it
+    cannot run.
+    """
+    try:
+        count = read_number(params)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--params") from error
+    check_folder(json)
+    select_backend(backend)
+    # Each framework has its own way to leave GPUs alone.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    from keras_dist.errors import KerasDistError
+    from keras_dist.launch.bench.memory import run_memory
+
+    try:
+        run_memory(devices, count, json)
     except (KerasDistError, ValueError) as error:
         fail(str(error))

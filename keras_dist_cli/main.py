@@ -4,8 +4,11 @@ import typer
 
 from keras_dist_cli.bench import bench
 from keras_dist_cli.demo import demo
+from keras_dist_cli.info import info
+from keras_dist_cli.plan import plan
 from keras_dist_cli.run import SETTINGS
 from keras_dist_cli.run import run
+from keras_dist_cli.self_test import self_test
 
 app = typer.Typer(
     name="keras-dist",
@@ -21,5 +24,8 @@ def keras_dist() -> None:
 
 
 app.command()(demo)
+app.command()(info)
+app.command()(plan)
+app.command("test")(self_test)
 app.command(context_settings=SETTINGS)(run)
 app.add_typer(bench)

@@ -31,7 +31,12 @@ def copy_shared(arrays: list[Any]) -> None:
 
 
 def copy_of(array: Any) -> Any:
-    """The same values in buffers of their own."""
+    """The same values in buffers of their own.
+
+    An array that JAX may still move stays one.
+    """
+    if not array.committed:
+        return array.copy()
     return jax.device_put(array, array.sharding, may_alias=False)
 
 
@@ -48,7 +53,20 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """
     for array in arrays:
         array.copy_to_host_async()
-    return [np.array(array, copy=True) for array in arrays]
+    return [
+        np.array(array, copy=True)
+        if array.is_fully_replicated
+        else own_rows(array)
+        for array in arrays
+    ]
+
+
+def own_rows(array: Any) -> np.ndarray[Any, Any]:
+    """A copy of the rows that lie on this worker's devices."""
+    shards = sorted(
+        array.addressable_shards, key=lambda shard: shard.index[0].start or 0
+    )
+    return np.concatenate([np.asarray(shard.data) for shard in shards])
 
 
 def failure_of(arrays: Sequence[Any]) -> BaseException | None:

@@ -8,20 +8,22 @@ import jax
 import keras
 
 from keras_dist.backend import Backend
-from keras_dist.backend import Executor
 from keras_dist.cluster import Cluster
 from keras_dist.compilation import Compiler
 from keras_dist.device import Device
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.executor import Executor
 from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.launch.bench.live import MeasuresMemory
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
 from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
 from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.plan import Plan
+from keras_dist.sharding_power import ShardsOptimizerState
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
 from keras_dist.workers import Workers
@@ -38,6 +40,7 @@ from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
+from keras_dist_jax.sharded_executor import ShardedExecutor
 from keras_dist_jax.wide import WideLayout
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
@@ -45,7 +48,14 @@ from keras_dist_jax.workers import devices_of
 trees.register()
 
 
-class JaxBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
+class JaxBackend(
+    Backend,
+    Differentiates,
+    BenchmarksLoops,
+    BenchmarksWorkers,
+    MeasuresMemory,
+    ShardsOptimizerState,
+):
     """JAX: the devices of its default platform, and the CPU's."""
 
     def __init__(self) -> None:
@@ -101,8 +111,10 @@ class JaxBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
     def executor(self, plan: Plan) -> Executor:
         layout = layout_of(plan, self._workers)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
+        shards = plan.shards_optimizer and plan.num_replicas > 1
+        make = ShardedExecutor if shards else JaxExecutor
         if plan.cluster is None:
-            return JaxExecutor(plan, layout, gate)
+            return make(plan, layout, gate)
         if self._workers is None:
             raise ClusterError(
                 "A plan of several workers came before its cluster was "
@@ -110,7 +122,7 @@ class JaxBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
                 "`Backend.join` first."
             )
         gate = self._workers.watched(gate)
-        return JaxExecutor(plan, layout, gate, self._workers)
+        return make(plan, layout, gate, self._workers)
 
     def compiler(self) -> Compiler:
         return self._plain_compiler
@@ -167,6 +179,17 @@ class JaxBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
 
         return bench.other_loops(setting)
 
+    @property
+    def live_bytes_text(self) -> str:
+        from keras_dist_jax import bench_memory
+
+        return bench_memory.TEXT
+
+    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
+        from keras_dist_jax import bench_memory
+
+        return bench_memory.live_bytes()
+
     def native_workers(self, workers: Workers) -> NativeWorkers:
         from keras_dist_jax.bench_workers import JaxNativeWorkers
 
@@ -184,7 +207,8 @@ def layout_of(plan: Plan, workers: JaxWorkers | None = None) -> Layout:
         DeviceError: If the replicas are on devices of different types.
     """
     known = jax_devices()
-    if plan.num_replicas == 1:
+    is_apart = plan.is_central and not plan.is_one_device
+    if plan.num_replicas == 1 and not is_apart:
         return SingleLayout(known[plan.primary])
     _check_types(plan)
     devices = [known[device] for device in plan.devices]
@@ -197,6 +221,7 @@ def layout_of(plan: Plan, workers: JaxWorkers | None = None) -> Layout:
         [[each[place] for place in places] for each in everyone],
         plan.cluster.index,
         workers.exchange,
+        workers.gather,
     )
 
 

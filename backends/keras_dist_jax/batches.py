@@ -25,6 +25,42 @@ def common_rows(leaves: Sequence[Any]) -> int | None:
     return rows
 
 
+def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
+    """How many rows of a batch are cut; `None` if each device gets them all.
+
+    Args:
+        leaves: Arrays of the batch.
+        parts: Integer, the number of all devices.
+    """
+    rows = common_rows(leaves)
+    # A row or two are not worth a collective for each layer.
+    return None if rows is None or rows < parts else rows
+
+
+def share_of(rows: int, parts: int) -> int:
+    """How many rows of so many a device gets, if those are enough."""
+    return -(-rows // parts)
+
+
+def shares(batch: Any, parts: int) -> list[range]:
+    """The rows of a batch on each device.
+
+    Args:
+        batch: Nest of arrays.
+        parts: Integer, the number of all devices.
+    """
+    leaves = jax.tree.leaves(batch)
+    rows = rows_to_cut(leaves, parts)
+    if rows is None:
+        longest = max(leaf.shape[0] for leaf in leaves if leaf.shape)
+        return [range(longest)] * parts
+    share = share_of(rows, parts)
+    return [
+        range(rows)[index * share : (index + 1) * share]
+        for index in range(parts)
+    ]
+
+
 def put_cut(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     """An array of equal shares of rows, each on its device.
 
@@ -36,14 +72,14 @@ def put_cut(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     """
     array = as_array(leaf)
     num_devices = len(devices)
-    missing = -array.shape[0] % num_devices
+    share = share_of(array.shape[0], num_devices)
+    missing = share * num_devices - array.shape[0]
     if missing:
         array = np.asarray(array)
         zeros = np.zeros((missing, *array.shape[1:]), array.dtype)
         array = np.concatenate([array, zeros])
     if put_shards is None or isinstance(array, jax.Array):
         return jax.device_put(array, sharding)
-    share = array.shape[0] // num_devices
     stop = array.shape[0]
     shards = [array[start : start + share] for start in range(0, stop, share)]
     return put_shards(_abstract(array), sharding, shards, devices)
@@ -62,7 +98,7 @@ def put_share(
         parts: Integer, the number of all devices.
     """
     array = as_array(leaf)
-    share = -(-array.shape[0] // parts)
+    share = share_of(array.shape[0], parts)
     shards = []
     for index in range(first, first + len(devices)):
         own = array[index * share : (index + 1) * share]

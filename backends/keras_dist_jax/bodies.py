@@ -121,7 +121,10 @@ def run_region(
     def result(leaf: Any) -> Any:
         if not isinstance(leaf, _Result):
             return leaf
-        return JoinedPerReplica(next(joined), True, layout, None, leaf.shapes)
+        value = next(joined)
+        if layout.num_replicas == 1:
+            return value[0]
+        return JoinedPerReplica(value, True, layout, None, leaf.shapes)
 
     return map_nest(result, body.result)
 

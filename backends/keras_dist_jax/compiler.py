@@ -51,7 +51,7 @@ class JaxCompiler(Compiler):
         self._layout = layout
         self._gate = gate
         self._slots = Slots()
-        self._several = layout is not None and layout.num_replicas > 1
+        self._several = layout is not None and layout.is_mesh
         # Whether several workers call functions, with values of their own.
         self.agrees = layout is not None and layout.is_wide
         # By the id of a value that is being joined: its shapes everywhere.

@@ -11,22 +11,27 @@ import jax
 import keras
 from keras import ops
 
-from keras_dist.backend import Executor
 from keras_dist.device import Device
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import combine
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.values import PerReplica
+from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.arrays import copy_of
+from keras_dist_jax.central import CentralRunning
+from keras_dist_jax.central import Homes
+from keras_dist_jax.central_steps import CentralTrainer
 from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
 from keras_dist_jax.placement import place
@@ -59,13 +64,19 @@ class JaxExecutor(Executor):
         self.layout = layout
         self.gate = gate
         self._devices = jax_devices()
-        self._replicas = (
-            JaxReplicas(layout, plan.first_replica, workers)
-            if plan.num_replicas > 1
+        self.homes: Homes | None = None
+        if plan.is_central and not plan.is_one_device:
+            keeping = {d: self._devices[d] for d in plan.variable_devices}
+            self.homes = Homes(self.owners, keeping)
+        # Where what belongs to no variable can be combined with any.
+        self._home = self.homes or layout
+        self._replicas: JaxReplicas | None = (
+            JaxReplicas(layout, plan.first_replica, workers, self._home)
+            if layout.is_mesh
             else None
         )
         self.compiler = JaxCompiler(
-            layout, gate if plan.num_replicas > 1 else OpenGate()
+            layout, gate if layout.is_mesh else OpenGate()
         )
         # Of values that are stacked: one collective, in one program.
         self._totals = {
@@ -77,7 +88,7 @@ class JaxExecutor(Executor):
         )
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
-        return default_device(self.layout.devices[0])
+        return default_device(self._home.devices[0])
 
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         return self.layout.scope()
@@ -86,12 +97,16 @@ class JaxExecutor(Executor):
         return jax.config.jax_default_device
 
     def place(self, variable: keras.Variable) -> None:
-        place(variable, self.layout)
+        place(variable, self.home_of(variable))
+
+    def home_of(self, variable: keras.Variable) -> Layout:
+        """Where a variable lies while nothing runs."""
+        return self.layout if self.homes is None else self.homes.of(variable)
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         array = internals.array_of(variable)
-        if array is None:
-            return self.plan.variable_devices
+        if array is None or self.homes is not None:
+            return self._devices_planned(variable)
         holders = array.sharding.device_set
         return tuple(
             device
@@ -100,6 +115,11 @@ class JaxExecutor(Executor):
             )
             if jax_device in holders
         )
+
+    def _devices_planned(self, variable: keras.Variable) -> tuple[Device, ...]:
+        if self.homes is None:
+            return self.plan.variable_devices
+        return (self.owners.of(variable),)
 
     @property
     def replicas(self) -> ReplicaRunner | None:
@@ -167,7 +187,7 @@ class JaxExecutor(Executor):
         if isinstance(own, jax.core.Tracer):
             return own
         own = copy_of(own)
-        return self.layout.place(own)
+        return self._home.place(own)
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         trace = current_trace()
@@ -209,16 +229,29 @@ class JaxExecutor(Executor):
             self.gate.settle(None)
             result = total(value.joined)
             self.gate.enter(None, result)
+        if self.homes is not None:
+            return self.homes.place(self.layout.narrow(result))
         return self.layout.narrow(result)
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         return lend(variable, self.layout.devices[index])
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        internals.forget_functions(model)
+        if self.homes is not None and isinstance(self.layout, MeshLayout):
+            central = CentralRunning(model, self.layout, self.gate, self.homes)
+            self._running[model] = central
+            return CentralTrainer(central).replacements()
         running = Running(model, self.layout, self.gate)
         self._running[model] = running
-        internals.forget_functions(model)
-        return Trainer(running).replacements()
+        return self.trainer_of(running).replacements()
+
+    def trainer_of(self, running: Running) -> Trainer:
+        """What carries out the steps of a model."""
+        return Trainer(running)
+
+    def rows_in_fit(self, batch: Any) -> list[range]:
+        return batches.shares(batch, self.plan.num_replicas)
 
     def recover(self, model: keras.Model) -> None:
         self._running[model].recover()

@@ -6,12 +6,20 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 |---|---|
 | `jax._src.interpreters.pxla.batched_device_put` | one call for all shards of |
 | | an array; public ways cost Python calls for each device |
+| `jax._src.array.ArrayImpl` | an array that JAX may move; public ways copy |
+| `jax.interpreters.partial_eval.dce_jaxpr` | the part of a program that some |
+| | of its results need |
 
-Without it batches are passed on in host memory, which is right but slower.
+Without the first, batches are passed on in host memory, which is right but
+slower.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
+
+import jax
+from jax.interpreters import partial_eval
 
 try:
     from jax._src.interpreters import pxla
@@ -21,3 +29,48 @@ except ImportError:
 put_shards: Callable[..., Any] | None = getattr(
     pxla, "batched_device_put", None
 )
+
+
+def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
+    """`jax.device_put` of several arrays, each of which lies on one device.
+
+    Args:
+        arrays: Sequence of `jax.Array`s.
+        sharding: Where each of them goes, whole on each device.
+        devices: Sequence of its `jax.Device`s, of this worker.
+    """
+    if put_shards is None:
+        return [
+            jax.make_array_from_single_device_arrays(
+                array.shape,
+                sharding,
+                [jax.device_put(array, device) for device in devices],
+            )
+            for array in arrays
+        ]
+    count = len(devices)
+    return [put_shards(a.aval, sharding, [a] * count, devices) for a in arrays]
+
+
+def uncommitted(array: Any) -> Any:
+    """An array of one device, in the same memory, that JAX may move."""
+    from jax._src.array import ArrayImpl
+
+    if not array.committed:
+        return array
+    return ArrayImpl(array.aval, array.sharding, [array], committed=False)
+
+
+def needed_for(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
+    """The part of a program that some of its results need.
+
+    Args:
+        jaxpr: The program.
+        outputs: List of booleans, whether a result is needed.
+
+    Returns:
+        Tuple of the part and of booleans, whether it takes an argument of the
+        program's.
+    """
+    part, inputs = partial_eval.dce_jaxpr(jaxpr, outputs)
+    return part, list(inputs)

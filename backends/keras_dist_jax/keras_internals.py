@@ -66,12 +66,31 @@ def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
     """
     if group != "optimizer_variables":
         return list(getattr(model, group))
+    return [v for each in optimizers_of(model) for v in each.variables]
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The optimizers whose variables are part of a model's state."""
     optimizers = {id(model.optimizer): model.optimizer}
     if takes_data_only(model.train_step):
         for value in vars(model).values():
             if isinstance(value, keras.optimizers.Optimizer):
                 optimizers[id(value)] = value
-    return [v for each in optimizers.values() for v in each.variables]
+    return list(optimizers.values())
+
+
+def trained_by(
+    optimizer: keras.optimizers.Optimizer, variables: Any = None
+) -> list[keras.Variable]:
+    """The variables that `optimizer.apply(gradients, variables)` updates."""
+    if variables is None:
+        variables = optimizer._trainable_variables
+    return list(variables)
+
+
+def compiles(model: keras.Model) -> bool:
+    """Whether a model's steps are compiled."""
+    return bool(not model.run_eagerly and model.jit_compile)
 
 
 def takes_data_only(step: Callable[..., Any]) -> bool:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
+from keras_dist_jax import arrays
 from keras_dist_jax import batches
 from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.callbacks import guarded
@@ -25,6 +26,25 @@ StepFn = Callable[[Any, Any], tuple[Any, Any]]
 Shapes = tuple[tuple[int, ...], ...]
 # A compiled step, the batch as it takes it, and the rows if it was padded.
 Call = tuple[Callable[..., Any], Any, int | None]
+
+
+class StepOfParts(ABC):
+    """How a step goes whose optimizer's state is cut over the devices."""
+
+    @abstractmethod
+    def of_parts(self, step: StepFn) -> StepFn:
+        """A step of whole variables, as one of a state that is cut."""
+
+    @abstractmethod
+    def scattered(
+        self, step: Callable[..., Any], num_rows: int
+    ) -> Callable[..., Any]:
+        """The step, with gradients that are summed where they are needed.
+
+        Args:
+            step: Callable that can be traced, from nests of arrays.
+            num_rows: Integer, the rows of its batch, which is cut.
+        """
 
 
 class Program(ABC):
@@ -46,6 +66,8 @@ class Layout(ABC):
     # Whether programs run on the devices of several workers, while variables
     # lie on those of one.
     is_wide = False
+    # Whether programs run on a mesh of devices, be it of one.
+    is_mesh = False
 
     def __init__(self, devices: Sequence[Any], sharding: Any) -> None:
         self.devices = tuple(devices)
@@ -79,6 +101,38 @@ class Layout(ABC):
         """An array that a program gave, as users have it."""
         return array
 
+    def cut_up(self, rows: np.ndarray[Any, Any]) -> Any:
+        """An array of which each replica has as many rows, in new memory.
+
+        Args:
+            rows: NumPy array, the same on each worker. Zeros follow its last
+                row until that is possible.
+        """
+        share = -(-len(rows) // self.num_replicas)
+        start = self.first * share
+        own = rows[start : start + share * len(self.devices)]
+        missing = share * len(self.devices) - len(own)
+        widths = [(0, missing), *[(0, 0)] * (own.ndim - 1)]
+        return self.cut_up_own(np.pad(own, widths))
+
+    def cut_up_own(self, rows: np.ndarray[Any, Any]) -> Any:
+        """`cut_up`, of the rows of this worker's replicas."""
+        shares = np.split(rows, len(self.devices))
+        # Copies: a device may use the memory of the array that it is given.
+        placed = [
+            arrays.copy_of(jax.device_put(share, device))
+            for share, device in zip(shares, self.devices, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(
+            (len(shares[0]) * self.num_replicas, *rows.shape[1:]),
+            NamedSharding(self.whole.mesh, PartitionSpec("replica")),
+            placed,
+        )
+
+    def all_rows(self, array: Any) -> np.ndarray[Any, Any]:
+        """What `cut_up` made, as a NumPy array; of all workers together."""
+        return arrays.own_rows(array)
+
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         """The shapes that values have on all replicas, in one exchange.
 
@@ -98,6 +152,7 @@ class Layout(ABC):
         failures: Failures,
         donate: bool = False,
         gather: bool = False,
+        parts: "StepOfParts | None" = None,
     ) -> Program:
         """Compiles a step.
 
@@ -106,6 +161,8 @@ class Layout(ABC):
             failures: Where the exceptions of host callbacks go.
             donate: Whether it deletes the state that it is given.
             gather: Whether each device gets its outputs whole.
+            parts: What the step's state needs if it is not whole on each
+                device.
         """
 
     @abstractmethod
@@ -146,6 +203,7 @@ class SingleLayout(Layout):
         failures: Failures,
         donate: bool = False,
         gather: bool = False,
+        parts: "StepOfParts | None" = None,
     ) -> Program:
         call = _ignoring_rows(step)
         donated = 0 if donate else ()
@@ -161,6 +219,8 @@ class MeshLayout(Layout):
     Args:
         devices: The `jax.Device`s, all of one platform.
     """
+
+    is_mesh = True
 
     def __init__(self, devices: Sequence[Any]) -> None:
         mesh = Mesh(
@@ -185,13 +245,19 @@ class MeshLayout(Layout):
         failures: Failures,
         donate: bool = False,
         gather: bool = False,
+        parts: "StepOfParts | None" = None,
     ) -> Program:
         traced = guarded(step, failures)
         outputs = self.whole if gather or self.is_wide else None
+        # With parts, the state lies as it comes, and the step says how the
+        # new one does.
+        whole = self.whole if parts is None else None
 
         def on_rows(state: Any, data: Any, rows: int | None) -> Any:
             if rows is not None:
                 data = batches.unpad(data, rows, self.cut)
+            elif parts is not None and (count := _rows_of(data)):
+                return parts.scattered(traced, count)(state, data)
             return traced(state, data)
 
         on_rows.__name__ = step.__name__
@@ -201,12 +267,21 @@ class MeshLayout(Layout):
                 on_rows,
                 donate_argnums=0 if donate else (),
                 static_argnums=2,
-                in_shardings=(self.whole, batch_sharding),
-                out_shardings=(outputs, self.whole),
+                in_shardings=(whole, batch_sharding),
+                out_shardings=(outputs, whole),
             )
             return compiled
 
         return self._program(on(self.cut), on(self.whole))
+
+    def routed(self, cut: Any, whole: Any) -> Program:
+        """Puts batches in their places, and says which of two they need.
+
+        Args:
+            cut: What batches need that are cut, or padded and cut.
+            whole: What batches need that each replica gets whole.
+        """
+        return self._program(cut, whole)
 
     def _program(
         self, cut: Callable[..., Any], whole: Callable[..., Any]
@@ -215,6 +290,10 @@ class MeshLayout(Layout):
 
     def eager(self, step: StepFn) -> Program:
         return _Whole(self, _ignoring_rows(step))
+
+
+def _rows_of(data: Any) -> int | None:
+    return batches.common_rows(jax.tree.leaves(data))
 
 
 def _ignoring_rows(step: StepFn) -> Callable[..., Any]:
@@ -276,10 +355,9 @@ class _Cut(_Whole):
 
     def route(self, data: Any) -> Call:
         leaves, structure = jax.tree.flatten(data)
-        rows = batches.common_rows(leaves)
         devices, sharding = self._devices, self._sharding
-        if rows is None or rows < len(devices):
-            # A row or two are not worth a collective for each layer.
+        rows = batches.rows_to_cut(leaves, len(devices))
+        if rows is None:
             return super().route(data)
         data = structure.unflatten(
             [batches.put_cut(leaf, sharding, devices) for leaf in leaves]

@@ -118,7 +118,7 @@ class Lockstep:
             for values in self._column(lambda v: v.operands(index))
         ]
         equation = first.equations[first.collective_at[index]]
-        results = _bound(equation, operands)
+        results = bound(equation, operands)
         for each in self._variants:
             own = each.equations[each.collective_at[index]]
             each.values.update(zip(own.outvars, results, strict=True))
@@ -194,7 +194,7 @@ class _Variant:
     def run_part(self, index: int) -> None:
         """Runs a part."""
         for equation in self.part(index):
-            results = _bound(equation, [*map(self.read, equation.invars)])
+            results = bound(equation, [*map(self.read, equation.invars)])
             self.values.update(zip(equation.outvars, results, strict=True))
 
     def operands(self, index: int) -> list[Any]:
@@ -268,7 +268,7 @@ def _evaluated(
                 inputs,
             )
         else:
-            results = _bound(equation, inputs)
+            results = bound(equation, inputs)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -279,7 +279,7 @@ def _empty() -> Any:
     return jax.make_jaxpr(lambda: ())().jaxpr
 
 
-def _bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
+def bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
     fresh = gensym()
     # What is a constant of one variant need not be one of another.
     taken = [fresh(atom.aval) for atom in equation.invars]

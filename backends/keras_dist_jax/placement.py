@@ -6,6 +6,7 @@ import jax
 import keras
 
 from keras_dist_jax import arrays
+from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
 
@@ -18,6 +19,8 @@ def place(variable: keras.Variable, layout: Layout) -> None:
 
     The array it had before stays usable for whoever else holds it.
     """
+    if cut.is_cut(variable):
+        return
     holder = [internals.array_of(variable)]
     if holder[0] is None or layout.holds(holder[0]):
         return
@@ -45,14 +48,27 @@ def lend(variable: keras.Variable, device: Any) -> Any:
 
     It may share the variable's memory; `take` knows.
     """
-    vars(variable)[LENT] = True
-    return shard_on(internals.array_of(variable), device)
+    array = internals.array_of(variable)
+    # One that lies elsewhere is copied.
+    if not cut.is_cut(variable) and device in array.devices():
+        vars(variable)[LENT] = True
+    return shard_on(array, device)
 
 
 def take(variable: keras.Variable, layout: Layout) -> Any:
     """A variable's array in its place, in memory that was not lent."""
+    if cut.is_cut(variable):
+        return cut.stored(variable)
     place(variable, layout)
     if vars(variable).pop(LENT, False):
         array = arrays.copy_of(internals.array_of(variable))
         internals.set_array(variable, array)
     return variable.value
+
+
+def give_back(variable: keras.Variable, array: Any) -> None:
+    """Undoes `keras_internals.take_away`, with what `take` might have given."""
+    if cut.is_cut(variable):
+        cut.give_back(variable, array)
+    else:
+        internals.give_back(variable, array)

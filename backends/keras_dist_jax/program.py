@@ -72,7 +72,7 @@ class Program:
         self._gate = gate
         self._is_first = is_first
         # The layout of what runs on several devices, if something does.
-        several = layout is not None and layout.num_replicas > 1
+        several = layout is not None and layout.is_mesh
         self._home = None if layout is None else layout.devices[0]
         self._several = layout if several else None
         self.is_placed = layout is None or several
@@ -264,7 +264,10 @@ class Program:
             self._log.note(leaves)
         slots = self._taken
         trace = Trace(
-            {s.id: value for s, value in zip(slots, values, strict=True)},
+            {
+                s.id: s.inside(value)
+                for s, value in zip(slots, values, strict=True)
+            },
             self._find,
             variables=self._variables,
         )
@@ -277,7 +280,7 @@ class Program:
             raise _GrownError
 
         def new(slot: Slot) -> Any:
-            value = jnp.asarray(trace.values[slot.id])
+            value = slot.outside(jnp.asarray(trace.values[slot.id]))
             value = lax.convert_element_type(value, slot.variable.dtype)
             if self._several is None:
                 return value
@@ -305,7 +308,9 @@ class Program:
     def _find(self, trace: Trace, variable: keras.Variable) -> Any:
         # Now, and not as a part of the program.
         with opened(None), eagerly():
-            return self._slots.of(variable, trace.layout).refresh()
+            slot = self._slots.of(variable, trace.layout)
+            array = slot.refresh()
+            return None if array is None else slot.inside(array)
 
 
 def _arrays_of(slots: list[Slot], donates: bool = False) -> list[Any]:

@@ -23,6 +23,7 @@ from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.step import outside_replicas
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.central import Homes
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
@@ -42,6 +43,7 @@ class JaxReplicas(ReplicaRunner):
         layout: The plan's devices, as JAX sees them.
         first: Integer, the position of this worker's first replica among all.
         workers: The `JaxWorkers`, or `None` without a cluster.
+        home: Where variables are; the layout, if it is not said.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class JaxReplicas(ReplicaRunner):
         layout: Layout,
         first: int = 0,
         workers: JaxWorkers | None = None,
+        home: Layout | Homes | None = None,
     ) -> None:
         self._layout = layout
+        self._home = home or layout
         self._group = Group(workers, first)
         self._batons = BatonPool(_capture_thread)
 
@@ -60,7 +64,8 @@ class JaxReplicas(ReplicaRunner):
 
         def on_device(index: int) -> T:
             with default_device(devices[index]):
-                return fn(JaxReplica(index, round_, devices, self._group))
+                home = self._home.devices[0]
+                return fn(JaxReplica(index, round_, devices, self._group, home))
 
         fns = [functools.partial(on_device, i) for i in range(len(devices))]
         results: list[T] = self._batons.run(round_, fns)
@@ -78,19 +83,19 @@ class JaxReplicas(ReplicaRunner):
         if workers is not None:
             summed = workers.sum(summed)
         # Where the variables are: an update works on each device.
-        placed = iter([self._layout.place(total) for total in summed])
+        placed = iter([self._home.place(total) for total in summed])
         return [None if total is None else next(placed) for total in totals]
 
     def _sum(self, terms: list[Any]) -> Any:
         if not terms:
             return None
-        primary = self._layout.devices[0]
+        primary = self._home.devices[0]
         return functools.reduce(
             jax.numpy.add, [jax.device_put(term, primary) for term in terms]
         )
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
-        return default_device(self._layout.devices[0])
+        return default_device(self._home.devices[0])
 
 
 class JaxReplica(Replica):
@@ -101,6 +106,7 @@ class JaxReplica(Replica):
         round_: The `Round` it takes part in.
         devices: The `jax.Device`s, one for each replica.
         group: `Group`, the workers that this one is among.
+        home: The `jax.Device` of variables; the first one, if it is not said.
     """
 
     def __init__(
@@ -109,8 +115,10 @@ class JaxReplica(Replica):
         round_: Round,
         devices: Sequence[Any],
         group: Group = ALONE,
+        home: Any = None,
     ) -> None:
         super().__init__(index, WHOLE, group)
+        self._home = devices[0] if home is None else home
         self._round = round_
         self._devices = devices
         self._device = devices[index]
@@ -129,7 +137,7 @@ class JaxReplica(Replica):
                 )
 
         def hold(values: list[Any]) -> T:
-            with outside_replicas(), default_device(self._devices[0]):
+            with outside_replicas(), default_device(self._home):
                 return fn(values)
 
         result: T = self._round.meet(self.index, what, hold, value)

@@ -30,6 +30,7 @@ from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.placement import give_back
 from keras_dist_jax.placement import place
 from keras_dist_jax.placement import take
 
@@ -132,10 +133,29 @@ class Running:
         if donate:
             for group in values:
                 arrays.copy_shared(group)
+        self.lay_out(values, names)
+        return token
+
+    def home(self, variable: keras.Variable) -> Layout:
+        """Where a variable rests while no step runs."""
+        return self.layout
+
+    def lay_out(self, values: Values, names: Sequence[str]) -> None:
+        """Puts the state, in place, where steps take it.
+
+        Args:
+            values: A list of arrays for each group, as variables had them.
+            names: Of the groups.
+        """
         if self.layout.is_wide:
             for group in values:
                 group[:] = map(self.layout.widen, group)
-        return token
+
+    def rested(self, values: Values) -> Values:
+        """The state where variables rest, of where steps have it."""
+        if not self.layout.is_wide:
+            return values
+        return [list(map(self.layout.narrow, group)) for group in values]
 
     def sync(self) -> None:
         """Hands the newest good state back to the variables.
@@ -148,14 +168,11 @@ class Running:
         values = self.newest()
         error = arrays.failure_of(list(itertools.chain(*values)))
         error = self._spoiled or self.failures.take() or error
-        if error is not None:
-            values = self._fallback
-        elif self.layout.is_wide:
-            values = [list(map(self.layout.narrow, each)) for each in values]
+        values = self._fallback if error is not None else self.rested(values)
         for group, group_values in zip(self._variables, values, strict=True):
             for variable, value in zip(group, group_values, strict=True):
-                internals.give_back(variable, value)
-                place(variable, self.layout)
+                give_back(variable, value)
+                place(variable, self.home(variable))
         self.token = None
         self.last.clear()
         internals.mark_synced(self.model)
@@ -181,7 +198,7 @@ class Running:
         self._epoch_start = self._spoiled = None
 
     def _take(self, variable: keras.Variable) -> Any:
-        return take(variable, self.layout)
+        return take(variable, self.home(variable))
 
     def _way_back(self, values: Values, donate: bool) -> Values:
         if not donate:

@@ -6,12 +6,15 @@ from abc import ABC
 from abc import abstractmethod
 from typing import Any
 
+import jax
 import keras
 from jax import lax
 
 from keras_dist.training.overlay import opened
+from keras_dist.training.parts import Parts
 from keras_dist.training.step import outside_replicas
 from keras_dist_jax import arrays
+from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.joined import parts_of
@@ -69,6 +72,14 @@ class Slot(ABC):
             The array, or `None` for a variable that has no value yet.
         """
 
+    def inside(self, array: Any) -> Any:
+        """The variable's value, of the array that a program takes."""
+        return array
+
+    def outside(self, value: Any) -> Any:
+        """The array that a program gives, of the variable's value."""
+        return value
+
     def keep(self, array: Any) -> None:
         """Takes a new array, which a program gave."""
         self.attributes[self.key] = self.seen = self.array = array
@@ -93,6 +104,8 @@ class WholeSlot(Slot):
 
     def refresh(self) -> Any:
         variable = self.variable
+        if cut.is_cut(variable):  # since a program took it
+            return internals.array_of(variable)
         if internals.array_of(variable) is None:
             return None
         if self._layout is not None:
@@ -106,6 +119,40 @@ class WholeSlot(Slot):
             internals.set_array(variable, array)
         self.seen = self.array = array
         return array
+
+    def keep(self, array: Any) -> None:
+        if cut.is_cut(self.variable):
+            internals.set_array(self.variable, array)
+        else:
+            super().keep(array)
+
+
+class CutSlot(Slot):
+    """A variable of which each replica keeps a part.
+
+    A program puts it together, for as long as it runs.
+
+    Args:
+        variable: A `keras.Variable` that is cut.
+    """
+
+    def __init__(self, variable: keras.Variable) -> None:
+        super().__init__(variable, cut.STORED)
+        layout = cut.layout_of(variable)
+        self.sharding = over_replicas(layout)
+        self._parts = Parts(tuple(variable.shape), layout.num_replicas)
+
+    def refresh(self) -> Any:
+        self.seen = self.array = cut.stored(self.variable)
+        return self.array
+
+    def inside(self, array: Any) -> Any:
+        if not isinstance(array, jax.core.Tracer):
+            return internals.array_of(self.variable)
+        return self._parts.join(array)
+
+    def outside(self, value: Any) -> Any:
+        return self._parts.split(value).reshape(-1)
 
 
 class WideSlot(WholeSlot):
@@ -159,6 +206,40 @@ class ForeignSlot(Slot):
     def keep(self, array: Any) -> None:
         self.attributes["_value"] = self.seen = array.addressable_shards[0].data
         self.array = array
+
+
+class CentralSlot(Slot):
+    """A variable that has one copy, in a program that several devices run.
+
+    Programs get copies, for one call: nothing of them stays anywhere.
+
+    Args:
+        variable: A `keras.Variable`.
+        layout: The devices of the programs.
+        home: Where it stays.
+    """
+
+    donates = False
+
+    def __init__(
+        self, variable: keras.Variable, layout: Layout, home: Layout
+    ) -> None:
+        super().__init__(variable, "_value")
+        self._layout = layout
+        self._home = home
+
+    def refresh(self) -> Any:
+        variable = self.variable
+        if internals.array_of(variable) is None:
+            return None
+        array = take(variable, self._home)
+        if array.weak_type:  # a program gives another type back
+            array = lax.convert_element_type(array, array.dtype)
+        return self._layout.widen(self._layout.place(array))
+
+    def keep(self, array: Any) -> None:
+        own = self._layout.narrow(array)
+        self.attributes["_value"] = self._home.place(own)
 
 
 class SplitSlot(Slot):
@@ -272,10 +353,15 @@ class Slots:
 def _slot_for(
     variable: keras.Variable, owner: Any, layout: Layout | None
 ) -> Slot:
+    if cut.is_cut(variable):
+        return CutSlot(variable)
     if layout is not None and is_split(variable):
         return SplitSlot(variable, layout)
     if layout is not None and owner is None:
         return ForeignSlot(variable, layout)
+    if layout is not None and owner.executor.homes is not None:
+        home = owner.executor.home_of(variable)
+        return CentralSlot(variable, layout, home)
     if layout is not None and layout.is_wide:
         return WideSlot(variable, layout)
     return WholeSlot(variable, layout)

@@ -79,13 +79,13 @@ class Step:
                 # deleted its inputs and keeping what it gave for them.
                 last.extend(map(call, (values,), (data,), (rows,)))
                 outputs = last[-1][0]
-                gate.enter(running, _any_of(last[-1]))
+                gate.enter(running, any_of(last[-1]))
             else:
                 layout, given = running.layout, values
                 if self._is_local:
                     given = [list(map(layout.narrow, g)) for g in values]
                 outputs, changes = call(given, data, rows)
-                gate.enter(running, _any_of((outputs, changes)))
+                gate.enter(running, any_of((outputs, changes)))
                 for group, changed in zip(values, changes, strict=True):
                     for index, value in changed.items():
                         if self._is_local:
@@ -96,7 +96,8 @@ class Step:
         return outputs
 
 
-def _any_of(results: Any) -> Any:
+def any_of(results: Any) -> Any:
+    """One array of a program's results, or `None` without any."""
     leaves = jax.tree.leaves(results)
     return leaves[0] if leaves else None
 

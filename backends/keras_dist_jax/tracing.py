@@ -122,7 +122,7 @@ class Trace:
     def _note(self, variable: keras.Variable) -> None:
         self.variables[id(variable)] = variable
         owner = vars(variable).get("distribute_strategy")
-        if owner is not None and owner.num_replicas_in_sync > 1:
+        if owner is not None and not owner.plan.is_one_device:
             self.use(owner.executor.layout, owner.executor.gate)
 
 

@@ -9,6 +9,7 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.layout import StepOfParts
 from keras_dist_jax.running import Running
 from keras_dist_jax.stateful import stateless
 from keras_dist_jax.steps import Step
@@ -30,10 +31,17 @@ class Trainer:
 
     Args:
         running: The model's `Running`.
+        steps_of_parts: Callable that makes the `StepOfParts` of a model's
+            training step, or `None` if each device has all of its state.
     """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(
+        self,
+        running: Running,
+        steps_of_parts: Callable[[keras.Model], StepOfParts] | None = None,
+    ) -> None:
         self._running = running
+        self._steps_of_parts = steps_of_parts
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
         """The methods by name.
@@ -104,7 +112,7 @@ class Trainer:
             take_away=purge_model_variables,
             donate=purge_model_variables
             and trains
-            and _compiles(self._running.model),
+            and internals.compiles(self._running.model),
         )
 
     def _step(
@@ -112,17 +120,17 @@ class Trainer:
     ) -> Step:
         running = self._running
         layout, failures = running.layout, running.failures
+        parts = None
+        if trains and self._steps_of_parts is not None:
+            parts = self._steps_of_parts(running.model)
+            fn = parts.of_parts(fn)
         keep = changed_values(fn)
-        if not _compiles(running.model):
+        if not internals.compiles(running.model):
             return Step(running, layout.eager(keep), eager=True)
         return Step(
             running,
-            layout.compile(keep, failures, gather=gather),
-            layout.compile(all_values(fn), failures, donate=True)
+            layout.compile(keep, failures, gather=gather, parts=parts),
+            layout.compile(all_values(fn), failures, donate=True, parts=parts)
             if trains
             else None,
         )
-
-
-def _compiles(model: keras.Model) -> bool:
-    return bool(not model.run_eagerly and model.jit_compile)

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
+from keras_dist_jax import arrays
 from keras_dist_jax import batches
 from keras_dist_jax.layout import Call
 from keras_dist_jax.layout import MeshLayout
@@ -32,6 +33,8 @@ class WideLayout(MeshLayout):
         worker: Integer, which one this is.
         exchange: Callable that takes a list of integers, as many on each
             worker, and gives that of each worker.
+        gather: Callable that takes a list of tensors, of the same shapes on
+            each worker, and gives that of each worker.
     """
 
     is_wide = True
@@ -41,6 +44,7 @@ class WideLayout(MeshLayout):
         devices: Sequence[Sequence[Any]],
         worker: int,
         exchange: Callable[[list[int]], list[list[int]]],
+        gather: Callable[[list[Any]], list[list[Any]]],
     ) -> None:
         own = devices[worker]
         super().__init__(own)
@@ -57,6 +61,7 @@ class WideLayout(MeshLayout):
         self.first = worker * len(own)
         self._num_workers = len(devices)
         self._exchange = exchange
+        self._gather = gather
 
     def holds(self, array: Any) -> bool:
         return super().holds(array) and array.committed
@@ -70,7 +75,8 @@ class WideLayout(MeshLayout):
         )
 
     def narrow(self, array: Any) -> Any:
-        if _is_local(array):
+        # What is cut over the workers stays as it is.
+        if _is_local(array) or not array.is_fully_replicated:
             return array
         shards = {s.device: s.data for s in array.addressable_shards}
         own = [shards[device] for device in self.devices]
@@ -84,6 +90,10 @@ class WideLayout(MeshLayout):
         if _is_local(array) or not array.is_fully_replicated:
             return array
         return array.addressable_data(0)
+
+    def all_rows(self, array: Any) -> np.ndarray[Any, Any]:
+        found = self._gather([arrays.own_rows(array)])
+        return np.concatenate([np.asarray(own) for (own,) in found])
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         numbers = [n for value in shapes for shape in value for n in shape]
@@ -130,9 +140,9 @@ class _Shares(Program):
 
     def route(self, data: Any) -> Call:
         leaves, structure = jax.tree.flatten(data)
-        rows, count = batches.common_rows(leaves), self._layout.num_replicas
-        if rows is None or rows < count:
-            # A row or two are not worth a collective for each layer.
+        count = self._layout.num_replicas
+        rows = batches.rows_to_cut(leaves, count)
+        if rows is None:
             return self._whole, jax.tree.map(self._put_whole, data), None
         data = structure.unflatten([self._put_share(leaf) for leaf in leaves])
         return self._cut, data, rows if rows % count else None

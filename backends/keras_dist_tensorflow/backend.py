@@ -9,12 +9,13 @@ import keras
 import tensorflow as tf
 
 from keras_dist.backend import Backend
-from keras_dist.backend import Executor
 from keras_dist.cluster import Cluster
 from keras_dist.device import Device
 from keras_dist.device import parse_device
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.executor import Executor
 from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.launch.bench.live import MeasuresMemory
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
@@ -26,6 +27,7 @@ from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
 from keras_dist.workers import Workers
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.differentiation import differentiate
@@ -42,7 +44,7 @@ _TAKEN_OVER = (
 
 
 class TensorFlowBackend(
-    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers
+    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers, MeasuresMemory
 ):
     """TensorFlow's logical devices."""
 
@@ -87,9 +89,11 @@ class TensorFlowBackend(
             self._workers.check_same(cluster, options)
 
     def executor(self, plan: Plan) -> Executor:
-        if plan.num_replicas == 1:
+        if plan.is_one_device:
             return OneDeviceExecutor(plan)
         workers = self._workers if plan.num_workers > 1 else None
+        if plan.is_central:
+            return CentralExecutor(plan, workers)
         return ReplicaExecutor(plan, workers)
 
     def random_state(self) -> str:
@@ -155,6 +159,17 @@ class TensorFlowBackend(
         from keras_dist_tensorflow import bench
 
         return bench.NativeLoop(setting)
+
+    @property
+    def live_bytes_text(self) -> str:
+        from keras_dist_tensorflow import bench_memory
+
+        return bench_memory.TEXT
+
+    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
+        from keras_dist_tensorflow import bench_memory
+
+        return bench_memory.live_bytes()
 
     def native_workers(self, workers: Workers) -> NativeWorkers:
         from keras_dist_tensorflow.bench_workers import TensorFlowNativeWorkers

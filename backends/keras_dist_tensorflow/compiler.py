@@ -37,17 +37,26 @@ class TensorFlowCompiler(Compiler):
     Args:
         num_replicas: Integer, of the plan that it compiles for.
         workers: `TensorFlowWorkers`, or `None`.
+        is_one_device: Boolean, whether all of the plan is on one device.
 
     Attributes:
         workers: As given.
+        scope: Callable that gives a context manager, entered around calls.
     """
 
     def __init__(
-        self, num_replicas: int, workers: "TensorFlowWorkers | None" = None
+        self,
+        num_replicas: int,
+        workers: "TensorFlowWorkers | None" = None,
+        is_one_device: bool = True,
     ) -> None:
         install_building()
         self._num_replicas = num_replicas
+        self._is_one_device = is_one_device
         self.workers = workers
+        self.scope: Callable[[], contextlib.AbstractContextManager[Any]] = (
+            contextlib.nullcontext
+        )
         self._kept: weakref.WeakKeyDictionary[object, dict[Any, Traced]] = (
             weakref.WeakKeyDictionary()
         )
@@ -129,7 +138,8 @@ class TensorFlowCompiler(Compiler):
 
         def call(args: Any, kwargs: Any) -> Any:
             check_arguments(function, args, kwargs)
-            with self._explaining():
+            # Or results would be copied to the default device.
+            with self._explaining(), self.scope():
                 return traced(args, kwargs)
 
         return call
@@ -140,7 +150,7 @@ class TensorFlowCompiler(Compiler):
         return self.workers.explaining()
 
     def _jit_compile(self, function: Function) -> bool | None:
-        if not function.jit_compile or self._num_replicas == 1:
+        if not function.jit_compile or self._is_one_device:
             return function.jit_compile
         warnings.warn(
             "XLA compilation is off: TensorFlow can't compile a function for "

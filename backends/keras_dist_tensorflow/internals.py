@@ -26,7 +26,13 @@
 | `tensorflow.python.eager.context` | starts the runtime of several |
 | | workers, and asks it about them; the global seed |
 | `tensorflow.python.eager.record` | whether a tape is open |
+| `tensorflow.python.eager.tape` | tapes watch a value that was assigned |
 | `tensorflow.python.framework.composite_tensor` | whether it is one |
+| `tensorflow.python.ops.resource_variable_ops.BaseResourceVariable` | what |
+| | such a value passes for |
+| `tensorflow.python.ops.summary_ops_v2._summary_state`, | a replica's |
+| `tf.Graph._variable_creator_stack` | thread writes and makes what its |
+| | caller would |
 
 `tests/backends/tensorflow/test_internals.py` fails readably when one moves.
 """
@@ -47,7 +53,12 @@ from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
 from tensorflow.python.eager import record
+from tensorflow.python.eager import tape
 from tensorflow.python.framework.composite_tensor import CompositeTensor
+from tensorflow.python.ops import summary_ops_v2
+from tensorflow.python.ops.resource_variable_ops import (
+    BaseResourceVariable as BaseResourceVariable,
+)
 
 
 class _Current(threading.local):
@@ -70,6 +81,41 @@ def is_composite(value: Any) -> bool:
 def is_recording() -> bool:
     """Whether a tape or an accumulator watches what this thread computes."""
     return bool(record.could_possibly_record())
+
+
+def watch(variable: BaseResourceVariable) -> None:
+    """Tells the tapes of this thread that a variable was read."""
+    tape.variable_accessed(variable)
+
+
+def variable_creators() -> Any:
+    """Who makes variables in this thread, for `in_place_of`."""
+    return tf.compat.v1.get_default_graph()._variable_creator_stack
+
+
+def summary_settings() -> dict[str, Any]:
+    """Where this thread writes summaries, for `in_place_of`."""
+    return dict(vars(summary_ops_v2._summary_state))
+
+
+@contextlib.contextmanager
+def in_place_of(creators: Any, summaries: Mapping[str, Any]) -> Iterator[None]:
+    """Makes variables, and writes summaries, as another thread would.
+
+    Args:
+        creators: What `variable_creators` returned there.
+        summaries: What `summary_settings` returned there.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    own = vars(summary_ops_v2._summary_state)
+    before = graph._variable_creator_stack, dict(own)
+    graph._variable_creator_stack = creators
+    own.update(summaries)
+    try:
+        yield
+    finally:
+        graph._variable_creator_stack = before[0]
+        own.update(before[1])
 
 
 @functools.cache

@@ -1,7 +1,9 @@
 """Replicas of a step, and where they meet."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
+from typing import Protocol
 from typing import TypeVar
 
 import keras
@@ -25,8 +27,17 @@ from keras_dist_tensorflow.variables import components
 T = TypeVar("T")
 
 
+class Meetings(Protocol):
+    """What replicas meet through."""
+
+    def meet(
+        self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
+    ) -> Any:
+        """Waits for the other replicas; returns `fn(values)`, called once."""
+
+
 class Round:
-    """One run of a step's replicas.
+    """One run of a step's replicas, on the native engine.
 
     Values pass between replicas through this object rather than through
     TensorFlow: replicas are traced into one graph, one at a time.
@@ -77,20 +88,20 @@ class TensorFlowReplica(Replica):
     Args:
         index: Integer, its position among the replicas of this worker.
         share: `Share`, its rows of the step's batch.
-        round_: The `Round` it takes part in.
+        meetings: The `Meetings` it takes part in.
         group: `Group`, the workers that this one is among.
     """
 
     def __init__(
-        self, index: int, share: Share, round_: Round, group: Group = ALONE
+        self, index: int, share: Share, meetings: Meetings, group: Group = ALONE
     ) -> None:
         super().__init__(index, share, group)
-        self._round = round_
+        self._meetings = meetings
         self._graph = tf.compat.v1.get_default_graph()
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         self.check_meeting(what)
-        result: T = self._round.meet(self.index, what, fn, value)
+        result: T = self._meetings.meet(self.index, what, fn, value)
         return result
 
     def check_meeting(self, what: str) -> None:
@@ -149,6 +160,36 @@ class TensorFlowReplica(Replica):
             self.check_write(variable)
         if not variable.trainable:
             return value
+        return self.hold_trainable(variable, value)
+
+    @abstractmethod
+    def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
+        """`hold`, of a variable that tapes watch."""
+
+    def _add(self, values: list[Any]) -> Any:
+        check_shapes(values)
+        total = tf.add_n(values)
+        workers = self.group.workers
+        return total if workers is None else workers.sum([total])[0]
+
+
+class MirroredReplica(TensorFlowReplica):
+    """A replica with a copy of each variable.
+
+    Args:
+        index: As for `TensorFlowReplica`.
+        share: As for `TensorFlowReplica`.
+        round_: The `Round` it takes part in.
+        group: As for `TensorFlowReplica`.
+    """
+
+    def __init__(
+        self, index: int, share: Share, round_: Round, group: Group = ALONE
+    ) -> None:
+        super().__init__(index, share, round_, group)
+        self._round = round_
+
+    def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         # In place, because a tape watches the variable itself.
         copies = components(internals.native_variable(variable))
         copy = copies[self.index % len(copies)]
@@ -159,9 +200,3 @@ class TensorFlowReplica(Replica):
 
     def committed(self) -> None:
         self._round.overwritten = []
-
-    def _add(self, values: list[Any]) -> Any:
-        check_shapes(values)
-        total = tf.add_n(values)
-        workers = self.group.workers
-        return total if workers is None else workers.sum([total])[0]

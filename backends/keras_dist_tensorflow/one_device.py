@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.training.steps import STEPS
 from keras_dist_tensorflow import internals
@@ -39,19 +39,17 @@ class OneDeviceExecutor(Executor):
         super().__init__(plan)
         self.compiler = TensorFlowCompiler(plan.num_replicas)
         install_barrier()
-        has_gpu = bool(local_devices("GPU"))
-        self._is_default = plan.primary == Device(
-            "gpu" if has_gpu else "cpu", 0
+        default = Device("gpu" if local_devices("GPU") else "cpu", 0)
+        self._scope: Callable[[], contextlib.AbstractContextManager[Any]] = (
+            contextlib.nullcontext
+            if plan.primary == default
+            else functools.partial(tf.device, native_name(plan.primary))
         )
+        self.compiler.scope = self._scope
         self._moves = Moves()
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
-        if self._is_default:
-            return contextlib.nullcontext()
-        scope: contextlib.AbstractContextManager[Any] = tf.device(
-            native_name(self.plan.primary)
-        )
-        return scope
+        return self._scope()
 
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()

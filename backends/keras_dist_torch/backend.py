@@ -8,11 +8,12 @@ import keras
 import torch
 
 from keras_dist.backend import Backend
-from keras_dist.backend import Executor
 from keras_dist.cluster import Cluster
 from keras_dist.device import Device
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.executor import Executor
 from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.launch.bench.live import MeasuresMemory
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
@@ -20,6 +21,7 @@ from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
 from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.leaving import leave_at_exit
 from keras_dist.plan import Plan
+from keras_dist.sharding_power import ShardsOptimizerState
 from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
 from keras_dist.workers import Workers
@@ -27,10 +29,18 @@ from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.differentiation import differentiate
 from keras_dist_torch.one_device import OneDeviceExecutor
 from keras_dist_torch.replicas import ReplicaExecutor
+from keras_dist_torch.sharded import ShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
+class TorchBackend(
+    Backend,
+    Differentiates,
+    ShardsOptimizerState,
+    BenchmarksLoops,
+    BenchmarksWorkers,
+    MeasuresMemory,
+):
     """PyTorch: its accelerators, and a CPU with any number of names.
 
     PyTorch has one CPU device. Virtual ones share its memory and its threads;
@@ -70,9 +80,12 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
             self._workers.check_same(cluster, options)
 
     def executor(self, plan: Plan) -> Executor:
-        if plan.num_replicas == 1:
+        if plan.is_one_device:
             return OneDeviceExecutor(plan)
-        return ReplicaExecutor(plan, self._workers if plan.cluster else None)
+        workers = self._workers if plan.cluster else None
+        if plan.shards_optimizer:
+            return ShardedExecutor(plan, workers)
+        return ReplicaExecutor(plan, workers)
 
     def random_state(self) -> str:
         state: str = torch.get_rng_state().numpy().tobytes().hex()
@@ -108,6 +121,17 @@ class TorchBackend(Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers):
         from keras_dist_torch import bench
 
         return {"Keras": bench.KerasLoop(setting)}
+
+    @property
+    def live_bytes_text(self) -> str:
+        from keras_dist_torch import bench_memory
+
+        return bench_memory.TEXT
+
+    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
+        from keras_dist_torch import bench_memory
+
+        return bench_memory.live_bytes(model)
 
     def native_workers(self, workers: Workers) -> NativeWorkers:
         from keras_dist_torch.bench_workers import TorchNativeWorkers

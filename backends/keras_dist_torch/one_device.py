@@ -9,8 +9,8 @@ import keras
 import torch
 from keras import ops
 
-from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
@@ -34,7 +34,10 @@ def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
 
 
 class TorchExecutor(Executor):
-    """What both executors share: variables are kept on the primary device."""
+    """What both executors share: variables are kept on the primary device.
+
+    Of several devices that keep one copy of each variable, on their owner.
+    """
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         super().__init__(plan, workers)
@@ -51,15 +54,19 @@ class TorchExecutor(Executor):
 
     def place(self, variable: keras.Variable) -> None:
         parameter = parameter_of(variable)
-        device = torch_device(self.plan.primary)
+        device = torch_device(self._keeper(variable))
         if parameter is not None and parameter.device != device:
             # The Parameter stays the same object: torch modules know it.
             parameter.data = parameter.data.to(device)
 
+    def _keeper(self, variable: keras.Variable) -> Device:
+        is_central = self.plan.is_central
+        return self.owners.of(variable) if is_central else self.plan.primary
+
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         parameter = parameter_of(variable)
-        if parameter is None:
-            return (self.plan.primary,)
+        if parameter is None or self.plan.is_central:
+            return (self._keeper(variable),)
         return tuple(
             device
             for device in self.plan.variable_devices

@@ -12,6 +12,7 @@ from typing import TypeVar
 import keras
 import torch
 
+from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plan import Plan
 from keras_dist.training.baton import BatonPool
@@ -26,9 +27,11 @@ from keras_dist.training.replica import group_of
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import bounds
+from keras_dist.training.shares import ranges
 from keras_dist.training.step import outside_replicas
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
+from keras_dist_torch import transfers
 from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut
 from keras_dist_torch.batches import move
@@ -42,19 +45,22 @@ from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.threads import capture_thread
+from keras_dist_torch.transfers import Transfers
 from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
 # Compiled regions end where replicas meet.
 _meet: Callable[..., Any] = torch._dynamo.disable(Round.meet)
 _all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
+_delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
 
 class ReplicaExecutor(TorchExecutor, StepRunner):
     """Runs each step of a model once a replica.
 
     Replicas on one device read the same memory; on another device, a copy
-    made at first read in each step. The update happens once, on the primary.
+    made at first read in each step. The update happens once, on the primary,
+    or where the one copy of a variable is.
 
     Args:
         plan: The `Plan` it is bound to.
@@ -64,8 +70,13 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
+        _check_memory(plan)
         install_zero_grad()
         self._devices = [torch_device(device) for device in plan.devices]
+        self._are_away = [
+            transfers.are_apart(device, plan.primary) for device in plan.devices
+        ]
+        self._open: set[Transfers] = set()
         # Threads and meetings are not to be traced by torch.compile.
         self._play = torch._dynamo.disable(BatonPool(capture_thread).run)
 
@@ -89,9 +100,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
         rows, alike = count_rows(batch)
-        # Of arrays of unequal lengths nobody knows which axis is the batch's.
-        edges = bounds(rows, self.plan.num_replicas) if alike else [0]
-        edges += [rows] * (self.plan.num_replicas + 1 - len(edges))
+        edges = self._edges(rows, alike)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
         parts = list(zip(edges[:-1], edges[1:], strict=True))[
@@ -111,21 +120,35 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
             weights = [share.weight for share in shares]
             device = torch_device(self.plan.primary)
             overlap = Overlap(self.workers, device, weights)
-        fns = []
-        for position, (index, start, stop) in enumerate(round_members):
-            replica = self._replica(
-                index, shares[position], round_, position, group, overlap
-            )
-            own = slice(start, max(stop, 1)) if alike else slice(None)
-            part = cut(batch, own, self._devices[index])
-            fns.append(
-                functools.partial(self._on_device, index, fn, replica, part)
-            )
-        with self._own_randomness():
+        members = [index for index, _, _ in round_members]
+        with self._transfers(members) as moved, self._own_randomness():
+            fns = []
+            for position, (index, start, stop) in enumerate(round_members):
+                replica = self._replica(
+                    *(index, shares[position], round_, position, group),
+                    moved,
+                    overlap,
+                )
+                own = slice(start, max(stop, 1)) if alike else slice(None)
+                part = cut(batch, own, self._devices[index])
+                fns.append(
+                    functools.partial(self._on_device, index, fn, replica, part)
+                )
             results: list[T] = self._play(round_, fns)
         if overlap is not None:
             overlap.close()
         return results
+
+    def rows_in_fit(self, batch: Any) -> list[range]:
+        return ranges(self._edges(*count_rows(batch)))
+
+    def _edges(self, rows: int, alike: bool) -> list[int]:
+        """Where the share of each replica of all workers begins, and the end.
+
+        Of arrays of unequal lengths nobody knows which axis is the batch's.
+        """
+        edges = bounds(rows, self.plan.num_replicas) if alike else [0]
+        return edges + [rows] * (self.plan.num_replicas + 1 - len(edges))
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -158,18 +181,38 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         count = self.plan.num_local_replicas
         group = Group(self.workers, self.plan.first_replica)
         round_ = Round(count)
-        fns = [
-            functools.partial(
-                self._on_device,
-                index,
-                fn,
-                self._replica(index, WHOLE, round_, index, group),
-            )
-            for index in range(count)
-        ]
-        with self._own_randomness():
+        with self._transfers(range(count)) as moved, self._own_randomness():
+            fns = [
+                functools.partial(
+                    self._on_device,
+                    index,
+                    fn,
+                    self._replica(index, WHOLE, round_, index, group, moved),
+                )
+                for index in range(count)
+            ]
             results: list[T] = self._play(round_, fns)
         return results
+
+    @contextlib.contextmanager
+    def _transfers(self, members: Sequence[int]) -> Iterator[Transfers | None]:
+        """What moves while some replicas run; `None` if nothing ever does."""
+        if not any(self._are_away):
+            yield None
+            return
+        moved = Transfers(
+            torch_device(self.plan.primary),
+            [
+                self._devices[index] if self._are_away[index] else None
+                for index in members
+            ],
+        )
+        self._open.add(moved)
+        try:
+            yield moved
+        finally:
+            self._open.discard(moved)
+            moved.close(may_pack=not self._open)
 
     def _replica(
         self,
@@ -178,8 +221,10 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         round_: Round,
         position: int,
         group: Group,
+        moved: Transfers | None,
         overlap: Overlap | None = None,
     ) -> Replica:
+        primary = torch_device(self.plan.primary)
         return TorchReplica(
             index,
             share,
@@ -187,8 +232,9 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
             self._devices[index],
             round_,
             position,
-            meeting_place=str(torch_device(self.plan.primary)),
-            one_device=len(set(self._devices)) == 1,
+            meeting_place=str(primary),
+            one_device={primary, *self._devices} == {primary},
+            moved=moved,
             overlap=overlap,
         )
 
@@ -211,10 +257,13 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        own = self.weighted_sum(gradients, weights)
+        assert isinstance(replica, TorchReplica)
+        here = gradients
+        if replica.moved is not None:
+            here = replica.moved.bring_back(gradients)
+        own = self.weighted_sum(here, weights)
         if self.workers is None:
             return own
-        assert isinstance(replica, TorchReplica)
         device = torch_device(self.plan.primary)
         overlap = replica.overlap or Overlap(self.workers, device)
         return overlap.sum(gradients, own, variables)
@@ -236,9 +285,11 @@ class TorchReplica(Replica):
         position: int,
         meeting_place: str,
         one_device: bool,
+        moved: Transfers | None,
         overlap: Overlap | None = None,
     ) -> None:
         super().__init__(index, share, group)
+        self.moved = moved
         self.overlap = overlap
         self._meeting_place = meeting_place
         self._one_device = one_device
@@ -248,6 +299,8 @@ class TorchReplica(Replica):
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         def hold(values: list[Any]) -> T:
+            if self.moved is not None:
+                self.moved.wait()
             with (
                 outside_replicas(),
                 torch.no_grad(),
@@ -273,7 +326,10 @@ class TorchReplica(Replica):
         parameter = parameter_of(variable)
         if parameter is None:
             return None
-        value = parameter.detach().to(self._device)
+        sent = None
+        if self.moved is not None:
+            sent = _delivered(self.moved, self._position, variable)
+        value = parameter.detach() if sent is None else sent.detach()
         value.requires_grad_(variable.trainable)
         if self.overlap is not None and variable.trainable:
             self.overlap.watch(variable, value, self._position)
@@ -284,3 +340,21 @@ class TorchReplica(Replica):
         if variable.trainable:
             return held.clone().requires_grad_()
         return held
+
+
+def _check_memory(plan: Plan) -> None:
+    """Refuses variables in several memories: an update would mix them.
+
+    Raises:
+        DeviceError: If they are.
+    """
+    if (
+        plan.is_central
+        and len(set(map(torch_device, plan.variable_devices))) > 1
+    ):
+        names = ", ".join(str(device) for device in plan.variable_devices)
+        raise DeviceError(
+            "On PyTorch, variables with one copy share one memory, because an "
+            "optimizer updates them together. Received: "
+            f"parameter_device={names}. Expected: one GPU, or CPU devices."
+        )

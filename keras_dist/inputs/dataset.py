@@ -133,6 +133,11 @@ class DistributedDataset:
         """
         return self._feed.cardinality
 
+    @property
+    def restarts(self) -> bool:
+        """Whether each loop begins anew; not so of what a generator gives."""
+        return self._feed.restarts
+
     def reduce(
         self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
     ) -> Any:

@@ -144,6 +144,25 @@ class DistributedIterator:
         except StopIteration:
             return OptionalElement([], self._spec)
 
+    def peek(self) -> OptionalElement:
+        """The next element, which stays the next one.
+
+        Returns:
+            An object with `has_value()` and `get_value()`.
+
+        Raises:
+            ValueError: In a replica function.
+            NotImplementedError: Inside of a `tf.function`.
+        """
+        check_place("iterator.peek()")
+        self._read_ahead()
+        if not self._read:
+            return OptionalElement([], self._spec)
+        element, error = self._read[0]
+        if error is not None:
+            raise error
+        return OptionalElement([element], self._spec)
+
     @property
     def element_spec(self) -> Any:
         """The spec of the elements, as `DistributedDataset.element_spec`."""

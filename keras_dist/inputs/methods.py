@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 from typing import Any
 
 from keras_dist import context
@@ -11,6 +12,9 @@ from keras_dist.inputs.options import InputContext
 from keras_dist.inputs.options import InputOptions
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 from keras_dist.strategy_base import StrategyBase
+
+if TYPE_CHECKING:
+    from keras_dist.explanation import Explanation
 
 
 class InputMethods(StrategyBase):
@@ -106,6 +110,62 @@ class InputMethods(StrategyBase):
             stacklevel=2,
         )
         return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def explain(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+    ) -> "Explanation":
+        """Tells which rows of the next batch go to which replica.
+
+        Of what `fit` takes, it tells how `fit`, `evaluate` and `predict` cut
+        the first batch; of a distributed dataset or its iterator, what
+        `strategy.run` gets of the next element. The two differ where a
+        backend cuts batches in its own way. Rows are counted within the
+        batch, in its order.
+
+        Nothing is taken out of data that can be read again, or of a
+        distributed dataset or its iterator; what is random goes on as if
+        nothing had been read, except for a `DataLoader` or a
+        `tf.data.Dataset` of another framework than the backend's. Other
+        iterators, such as generators, lose the batch.
+
+        With several workers, all of them have to call it for a distributed
+        dataset.
+
+        Args:
+            x: What `fit` takes: arrays, or a nest of them, with `batch_size`;
+                a `tf.data.Dataset`, `PyDataset`, `DataLoader`, iterable of
+                batches. Or a `DistributedDataset` or its iterator. Arrays
+                without `batch_size` are one batch.
+            y: Array or nest of arrays, with arrays.
+            sample_weight: Array or nest of arrays, with arrays.
+            batch_size: Integer, the global batch size, with arrays.
+
+        Returns:
+            An `Explanation`: `print` it, or leave it to a notebook. `rows`
+            has `worker`, `replica`, `device`, `first`, `last`, `num_rows`
+            and `shape` of each replica.
+
+        Raises:
+            ValueError: If there is no batch, or if arguments contradict each
+                other.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> explanation = strategy.explain(np.ones((20, 3)), batch_size=5)
+        >>> for row in explanation.rows:
+        ...     print(row.device, row.first, row.last, row.shape)
+        cpu:0 0 2 (3, 3)
+        cpu:1 3 4 (2, 3)
+        """
+        context.check_cross_replica(self, "explain")
+        from keras_dist.explain import explain_data
+
+        return explain_data(self, x, (y, sample_weight), batch_size)
 
     def experimental_make_numpy_dataset(
         self, numpy_input: Any, session: Any = None

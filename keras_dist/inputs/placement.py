@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.executor import Executor
 from keras_dist.inputs.leaves import describe
 from keras_dist.inputs.leaves import named_leaves
 from keras_dist.inputs.options import InputOptions

@@ -22,6 +22,8 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.summaries.table import show
+from keras_dist.summary import summary
 from keras_dist.virtual import list_devices
 from keras_dist.virtual import set_virtual_devices
 
@@ -127,7 +129,7 @@ def run_demo(replicas: int, epochs: int) -> bool:
         model = build_model()
     initial = model.get_weights()
     train(model, digits, epochs, console, "on replicas")
-    show_placement(console, strategy, model)
+    show_placement(console, model)
 
     plain = build_model()
     plain.set_weights(initial)
@@ -206,22 +208,10 @@ def per_replica(rows: int, replicas: int) -> str:
     return f"at most {rows // replicas + 1} rows"
 
 
-def show_placement(
-    console: Console, strategy: MirroredStrategy, model: keras.Model
-) -> None:
-    """Prints which variable lives where."""
-    table = Table(title="Where the variables live", title_justify="left")
-    table.add_column("Variable", overflow="fold")
-    table.add_column("Shape")
-    table.add_column("A copy on", overflow="fold")
-    for variable in (*model.variables, *model.optimizer.variables):
-        table.add_row(
-            variable.path,
-            str(tuple(variable.shape)),
-            " ".join(strategy.devices_of(variable)),
-        )
+def show_placement(console: Console, model: keras.Model) -> None:
+    """Prints which variable lives where, and what a step sends."""
     console.print()
-    console.print(table)
+    show(console, summary(model))
     console.print()
 
 

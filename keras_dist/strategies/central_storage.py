@@ -1,12 +1,13 @@
 """CentralStorageStrategy: one copy of each variable, computation anywhere."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import final
 
 from keras_dist.backend import get_backend
 from keras_dist.device import Device
-from keras_dist.device import default_devices
 from keras_dist.device import resolve_devices
+from keras_dist.errors import DeviceError
 from keras_dist.plan import Plan
 from keras_dist.strategy import Strategy
 
@@ -61,13 +62,10 @@ def central_plan(
         DeviceError: If a device is unreadable, absent or named twice.
     """
     available = get_backend().list_devices()
-    if compute_devices is None:
-        computing = default_devices(available)
-    else:
-        computing = resolve_devices(compute_devices, available)
+    computing = resolve_devices(compute_devices, available, "compute_devices")
     keeping: tuple[Device, ...]
     if parameter_device is not None:
-        keeping = resolve_devices(parameter_device, available)
+        keeping = _keeping(parameter_device, available)
     elif len(computing) == 1:
         keeping = computing
     else:
@@ -77,3 +75,20 @@ def central_plan(
         variable_devices=keeping,
         is_central=True,
     )
+
+
+def _keeping(
+    parameter_device: Iterable[str] | str, available: Sequence[Device]
+) -> tuple[Device, ...]:
+    """The devices of variables; none at all are an error, not a default."""
+    name = "parameter_device"
+    if not isinstance(parameter_device, (str, Device)):
+        if isinstance(parameter_device, Iterable):
+            parameter_device = list(parameter_device)
+        if parameter_device == []:
+            raise DeviceError(
+                "Variables have to live somewhere. Received: "
+                f"{name}=[]. Expected: a device, a list of devices, or "
+                "`None` for the CPU or the only device that computes."
+            )
+    return resolve_devices(parameter_device, available, name)

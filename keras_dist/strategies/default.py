@@ -12,10 +12,10 @@ import keras
 from keras import ops
 
 from keras_dist import context
-from keras_dist.backend import Executor
 from keras_dist.backend import get_backend
 from keras_dist.compilation import Compiler
 from keras_dist.device import Device
+from keras_dist.executor import Executor
 from keras_dist.extended import DefaultExtended
 from keras_dist.inputs.options import InputContext
 from keras_dist.inputs.options import InputOptions

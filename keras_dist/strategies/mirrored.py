@@ -32,8 +32,8 @@ class MirroredStrategy(Strategy):
     Raises:
         DeviceError: If a device is unreadable, absent or named twice.
         TypeError: If `cross_device_ops` is something else.
-        ValueError: If `optimizer_state` is something else, or if the backend
-            can't shard it.
+        ValueError: If `optimizer_state` is something else, if the backend
+            can't shard it, or if there are `cross_device_ops` beside it.
 
     Example:
 
@@ -49,6 +49,13 @@ class MirroredStrategy(Strategy):
         optimizer_state: str = "mirrored",
     ) -> None:
         checked = check_cross_device_ops(cross_device_ops)
+        if checked is not None and optimizer_state == "sharded":
+            raise ValueError(
+                "With optimizer_state='sharded', gradients go in parts to "
+                "the replicas that update these, which no CrossDeviceOps "
+                f"does. Received: cross_device_ops={cross_device_ops!r}. Pass "
+                "one of the two."
+            )
         super().__init__(mirrored_plan(devices, optimizer_state), checked)
 
 

@@ -15,6 +15,7 @@ from keras_dist.inputs.communication import CommunicationImplementation
 from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.leaving import watch_exceptions
 from keras_dist.plan import Plan
+from keras_dist.sharding_power import check_optimizer_state
 from keras_dist.strategy import Strategy
 from keras_dist.training.randomness import share_random_state
 
@@ -25,19 +26,24 @@ class MultiWorkerStrategy(Strategy):
     Args:
         cluster_resolver: A `ClusterResolver`, or `None` to look for one.
         communication_options: A `CommunicationOptions`, or `None`.
+        optimizer_state: String, `"mirrored"` or `"sharded"`.
     """
 
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        optimizer_state: str = "mirrored",
     ) -> None:
+        shards_optimizer = check_optimizer_state(optimizer_state)
         reason = ""
         if cluster_resolver is None:
             cluster_resolver, reason = detect()
         self._cluster_resolver = cluster_resolver
         super().__init__(
-            multi_worker_plan(cluster_resolver, communication_options)
+            multi_worker_plan(
+                cluster_resolver, communication_options, shards_optimizer
+            )
         )
         workers = self.executor.workers
         if workers is not None:
@@ -64,11 +70,17 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
             of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI, and the
             chief prints which it took.
         communication_options: A `CommunicationOptions`, or `None`.
+        optimizer_state: String, `"mirrored"` for a copy of the optimizer's
+            variables on each device, or `"sharded"`: each replica of all
+            workers keeps and updates its part. Reading such a variable is a
+            collective then, for all workers at once.
 
     Raises:
         ClusterError: If the workers can't be told or can't be met.
         WorkerLostError: If not all of them came in time.
         RuntimeError: If the framework has been used already.
+        ValueError: If `optimizer_state` is something else, or if the backend
+            can't shard it.
 
     Example:
 
@@ -85,13 +97,16 @@ def _say(reason: str) -> None:
 
 
 def multi_worker_plan(
-    resolver: ClusterResolver | None, options: CommunicationOptions | None
+    resolver: ClusterResolver | None,
+    options: CommunicationOptions | None,
+    shards_optimizer: bool = False,
 ) -> Plan:
     """The plan of a replica on each device of each worker; joins the cluster.
 
     Args:
         resolver: As for `MultiWorkerMirroredStrategy`; `None` for no cluster.
         options: `CommunicationOptions`, or `None`.
+        shards_optimizer: Boolean, for the plan.
 
     Raises:
         TypeError: If one of them is something else.
@@ -116,7 +131,12 @@ def multi_worker_plan(
         watch_exceptions()
         backend.join(cluster, options)
     devices = default_devices(backend.list_devices())
-    return Plan(tuple((device,) for device in devices), devices, cluster)
+    return Plan(
+        tuple((device,) for device in devices),
+        devices,
+        cluster,
+        shards_optimizer=shards_optimizer,
+    )
 
 
 def experimental_multi_worker_mirrored(

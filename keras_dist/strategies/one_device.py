@@ -3,7 +3,9 @@
 from typing import final
 
 from keras_dist.backend import get_backend
+from keras_dist.device import Device
 from keras_dist.device import resolve_devices
+from keras_dist.errors import DeviceError
 from keras_dist.plan import Plan
 from keras_dist.strategy import Strategy
 
@@ -38,5 +40,13 @@ def one_device_plan(device: str) -> Plan:
     Raises:
         DeviceError: If the device is unreadable or absent.
     """
-    (resolved,) = resolve_devices(device, get_backend().list_devices())
+    if not isinstance(device, (str, Device)):
+        raise DeviceError(
+            "OneDeviceStrategy takes one device. Received: "
+            f"device={device!r} of type {type(device).__name__}. Expected: a "
+            "string such as 'cpu:0'. For several devices, use a "
+            "`MirroredStrategy`."
+        )
+    available = get_backend().list_devices()
+    (resolved,) = resolve_devices(device, available, "device")
     return Plan(((resolved,),), (resolved,))

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from keras_dist.backend import Backend
-from keras_dist.backend import Executor
 from keras_dist.device import Device
+from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 
 

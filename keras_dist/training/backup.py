@@ -27,6 +27,7 @@ from keras_dist.training.state_file import restore_state
 from keras_dist.training.state_file import set_metric_values
 from keras_dist.training.state_file import write_state
 from keras_dist.training.togetherness import learning_rates
+from keras_dist.training.whole import readable_by_chief
 
 if TYPE_CHECKING:
     from keras_dist.backend import Backend
@@ -171,8 +172,11 @@ class Save(keras.callbacks.Callback):
 
     def _save(self, epoch: int, step: int) -> None:
         model = self.model  # on every worker: on JAX it hands state back
-        if not self._is_chief:
-            return
+        with readable_by_chief(model):
+            if self._is_chief:
+                self._write(model, epoch, step)
+
+    def _write(self, model: keras.Model, epoch: int, step: int) -> None:
         notes = {
             "epoch": epoch,
             "step": step,

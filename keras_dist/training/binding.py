@@ -17,14 +17,17 @@ import keras
 
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.inputs.dataset import data_for_fit
+from keras_dist.sharding_power import KeepsParts
 from keras_dist.training import keras_internals
 from keras_dist.training.chief import SAVING
 from keras_dist.training.chief import save
+from keras_dist.training.elementwise import check_optimizer
 from keras_dist.training.entry import Entry
 from keras_dist.training.step import current_call
 from keras_dist.training.togetherness import not_taken
 from keras_dist.training.togetherness import raise_explained
 from keras_dist.training.togetherness import take_chiefs_values
+from keras_dist.training.whole import readable_by_chief
 from keras_dist.variables import adopt
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ def claim_variables(
         check_owner(variable, strategy)
         if "distribute_strategy" not in vars(variable):
             variable.distribute_strategy = strategy
-            if strategy.num_replicas_in_sync > 1:
+            if not strategy.plan.is_one_device:
                 adopt(variable)
         strategy.executor.place(variable)
     workers = strategy.executor.workers
@@ -171,6 +174,9 @@ class Binding:
         self._claimed_for = None
         with self.strategy.scope():
             type(self.model).compile(self.model, *args, **kwargs)
+        optimizer = getattr(self.model, "optimizer", None)
+        if self.strategy.plan.shards_optimizer and optimizer is not None:
+            check_optimizer(optimizer)
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
         model = self.model
@@ -199,7 +205,8 @@ class Binding:
             if workers is None or each_batch:
                 with self._running(each_batch):
                     return getattr(type(model), name)(model, *args, **kwargs)
-            entry = Entry(name, model, workers, args, kwargs)
+            in_parts = isinstance(self.strategy.executor, KeepsParts)
+            entry = Entry(name, model, workers, args, kwargs, in_parts)
             with self._running(each_batch, entry.agree):
                 return entry.run()
 
@@ -211,7 +218,8 @@ class Binding:
         def method(*args: Any, **kwargs: Any) -> None:
             workers = self.strategy.executor.workers
             assert workers is not None
-            save(self.model, name, workers, *args, **kwargs)
+            with readable_by_chief(self.model):
+                save(self.model, name, workers, *args, **kwargs)
 
         method.__name__ = name
         method.__doc__ = getattr(type(self.model), name).__doc__

@@ -50,7 +50,9 @@ def flat_callbacks(callbacks: Any) -> list[Any]:
     return flat
 
 
-def quiet_callbacks(callbacks: list[Any]) -> list[Any]:
+def quiet_callbacks(
+    callbacks: list[Any], keeps_parts: bool = False
+) -> list[Any]:
     """What is left of callbacks on a worker that is not the chief.
 
     Keras' own that write are left out, and so are classes derived from them;
@@ -59,10 +61,18 @@ def quiet_callbacks(callbacks: list[Any]) -> list[Any]:
 
     Args:
         callbacks: List of callbacks.
+        keeps_parts: Boolean, whether saving takes all workers: those that
+            save the model stay then, and write nothing here.
     """
-    kept = [each for each in callbacks if not isinstance(each, _WRITERS)]
+    savers = (keras.callbacks.ModelCheckpoint,) if keeps_parts else ()
+    kept = [
+        each
+        for each in callbacks
+        if isinstance(each, savers) or not isinstance(each, _WRITERS)
+    ]
+    talkers: Any = (*_TALKERS, *savers)
     for callback in kept:
-        if isinstance(callback, _TALKERS):
+        if isinstance(callback, talkers):
             callback.verbose = 0
     return kept
 

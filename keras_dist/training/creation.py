@@ -97,9 +97,11 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
                 kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)
             check_declaration(self)
-            if strategy.plan.is_central and _current.reference is not None:
-                owners = strategy.executor.owners
-                owners.keep_together(self, _current.reference)
+            plan, reference = strategy.plan, _current.reference
+            if reference is not None and (
+                plan.is_central or plan.shards_optimizer
+            ):
+                strategy.executor.owners.keep_together(self, reference)
             claim_variable(self, strategy)
             if isinstance(self, SyncOnReadVariable):
                 self.begin(is_total=_current.makes_metric_state)
@@ -119,16 +121,27 @@ def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_variable
 
 
+@contextlib.contextmanager
+def beside(reference: Any) -> Iterator[None]:
+    """Variables made inside are kept where another one is.
+
+    Args:
+        reference: A `keras.Variable`.
+    """
+    before, _current.reference = _current.reference, reference
+    try:
+        yield
+    finally:
+        _current.reference = before
+
+
 def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_variable_from_reference(
         self: Any, reference_variable: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        before, _current.reference = _current.reference, reference_variable
-        try:
+        with beside(reference_variable):
             return original(self, reference_variable, *args, **kwargs)
-        finally:
-            _current.reference = before
 
     return add_variable_from_reference
 

@@ -38,6 +38,7 @@ class Entry:
         workers: `Workers`.
         args: Tuple of arguments.
         kwargs: Dict of keyword arguments.
+        keeps_parts: Boolean, whether saving takes all workers.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Entry:
         workers: "Workers",
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        keeps_parts: bool = False,
     ) -> None:
         self._name = name
         self._model = model
@@ -64,7 +66,7 @@ class Entry:
         )
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
-            self._callbacks = quiet_callbacks(self._callbacks)
+            self._callbacks = quiet_callbacks(self._callbacks, keeps_parts)
 
     def agree(self) -> None:
         """Called on all workers before anything else of the call happens.

@@ -10,6 +10,14 @@
 | `keras.Model._initial_epoch` | where `fit` goes on after a restart |
 | `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
+| `keras.Optimizer._clip_gradients` | norms are of all parts of a variable |
+| `keras.Optimizer._filter_empty_gradients` | which variables are updated |
+| `keras.Optimizer._use_weight_decay` | asked of the whole variable |
+| `keras.Optimizer._learning_rate` | the schedule itself |
+| `keras.Optimizer._track_variable` | Nadam leaves one out |
+| `keras.Optimizer._var_key` | reads a value, which may not be there |
+| `keras.Optimizer._trainable_variables` | those it was built for |
+| `keras.Variable._path` | parts of a variable are called like it |
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
@@ -19,10 +27,13 @@
 
 import itertools
 import random
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as losses
@@ -61,6 +72,7 @@ __all__ = [
     "all_metrics",
     "all_variables",
     "build_from",
+    "build_without_values",
     "check_keras",
     "get_mask",
     "global_seed",
@@ -70,7 +82,9 @@ __all__ = [
     "is_torch_dataloader",
     "is_torch_tensor",
     "inherit_thread_state",
+    "is_of_keras",
     "is_seed",
+    "learning_rate_of",
     "losses",
     "make_global_seed",
     "read_with_workers",
@@ -78,10 +92,18 @@ __all__ = [
     "set_initial_epoch",
     "set_mask",
     "has_value",
+    "name_like",
+    "set_learning_rate_of",
     "set_stateless_scope",
+    "set_value",
     "stateless_scope",
     "thread_state",
+    "track_variable",
+    "trainable_variables",
+    "update_with",
+    "uses_weight_decay",
     "value_of",
+    "with_gradients",
 ]
 
 
@@ -183,6 +205,33 @@ def build_from(model: keras.Model, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
+def build_without_values(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> None:
+    """Builds an optimizer for variables that have no values; not to be used."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            vars(each)["_var_key"] = id
+    # Some backends would read the value of a variable.
+    optimizer.build([_Outline(variable) for variable in variables])
+
+
+class _Outline:
+    """What an optimizer's slots are made like."""
+
+    def __init__(self, variable: keras.Variable) -> None:
+        self.shape = variable.shape
+        self.ndim = len(self.shape)
+        self.dtype = variable.dtype
+        self.name = variable.name
+        self.path = variable.path
+        self._value = None
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        # Some ask where a tensor of it is, to put slots there.
+        return np.zeros((), dtype)
+
+
 def thread_state() -> dict[str, Any]:
     """What a replica's thread takes over from the caller's."""
     make_global_seed()
@@ -257,3 +306,79 @@ def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
         yield from itertools.islice(enqueuer.get(), dataset.num_batches)
     finally:
         enqueuer.stop()
+
+
+def is_of_keras(cls: type) -> bool:
+    """Whether a class is one of Keras' own, on whatever backend."""
+    return cls.__module__.split(".")[0] == "keras"
+
+
+def trainable_variables(optimizer: Any) -> list[keras.Variable]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """A learning rate as the optimizer keeps it: a schedule, a variable."""
+    return optimizer._learning_rate
+
+
+def set_learning_rate_of(optimizer: Any, schedule: Any) -> None:
+    """Replaces a schedule, or a callable, by another one."""
+    vars(optimizer)["_learning_rate"] = schedule
+
+
+def track_variable(optimizer: Any, variable: keras.Variable) -> None:
+    """Adds a variable to an optimizer's `variables`."""
+    optimizer._track_variable(variable)
+
+
+def with_gradients(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The gradients that there are, and their variables.
+
+    Warns of missing ones, and refuses to go on with none, as Keras does.
+    """
+    kept, of = optimizer._filter_empty_gradients(gradients, variables)
+    return list(kept), list(of)
+
+
+def uses_weight_decay(optimizer: Any, variable: keras.Variable) -> bool:
+    """Whether a variable decays."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def update_with(
+    optimizer: Any,
+    clip: Callable[[list[Any]], list[Any]],
+    decays: Callable[[keras.Variable], bool],
+) -> None:
+    """Replaces steps of one optimizer's `apply`.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`.
+        clip: Callable from gradients to clipped ones.
+        decays: Callable that says of a variable whether its weights decay.
+    """
+
+    def drop(grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
+        pairs = zip(grads, variables, strict=True)
+        kept = [(g, v) for g, v in pairs if g is not None]
+        return [g for g, _ in kept], [v for _, v in kept]
+
+    vars(optimizer).update(
+        _clip_gradients=clip,
+        _use_weight_decay=decays,
+        _filter_empty_gradients=drop,
+    )
+
+
+def name_like(variable: keras.Variable, other: keras.Variable) -> None:
+    """Gives a variable the path of another one."""
+    variable._path = other.path
+
+
+def set_value(variable: keras.Variable, value: Any) -> None:
+    """Replaces the framework's value of a variable; `None` frees it."""
+    variable._value = value

@@ -4,6 +4,8 @@ Replica `r` of `N` gets rows `ceil(n * r / N)` up to `ceil(n * (r + 1) / N)`:
 in order, sizes at most one apart, replica 0 never without rows.
 """
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +80,18 @@ def bounds(total: Any, parts: int) -> list[Any]:
     [0, 3, 5, 8, 10]
     """
     return [(total * part + parts - 1) // parts for part in range(parts + 1)]
+
+
+def ranges(edges: Sequence[int]) -> list[range]:
+    """The rows between the edges of shares.
+
+    Example:
+
+    >>> from keras_dist.training.shares import ranges
+    >>> ranges(bounds(5, 2))
+    [range(0, 3), range(3, 5)]
+    """
+    return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
 def scaled(value: Any, factor: Any) -> Any:

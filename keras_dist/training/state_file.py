@@ -14,6 +14,7 @@ from keras_dist.training import keras_internals
 from keras_dist.training.chief import written_beside
 from keras_dist.training.randomness import chiefs_text
 from keras_dist.training.togetherness import take_chiefs_values
+from keras_dist.training.whole import written_by_chief
 
 if TYPE_CHECKING:
     from keras_dist.workers import Workers
@@ -70,8 +71,9 @@ def restore_state(
     if notes is None:
         return None
     _build_optimizer(model)
-    if is_chief:
-        type(model).load_weights(model, path)
+    with written_by_chief(model):
+        if is_chief:
+            type(model).load_weights(model, path)
     if workers is not None:
         take_chiefs_values(keras_internals.all_variables(model), workers)
     seeds = notes.pop(_SEEDS, [])

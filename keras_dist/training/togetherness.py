@@ -45,6 +45,8 @@ def take_chiefs_values(
         for variable in variables
         if not isinstance(variable, SyncOnReadVariable)
         and variable.dtype != "string"
+        # Of what is kept in parts, each worker has its own.
+        and keras_internals.has_value(variable)
     ]
     if not chosen:
         return

@@ -5,11 +5,13 @@ from typing import Any
 
 import keras
 
+from keras_dist.sharding_power import UpdatesParts
 from keras_dist.training import nests
 from keras_dist.training.join import detached
 from keras_dist.training.join import is_row_shaped
 from keras_dist.training.join import join
 from keras_dist.training.join import mean_over_rows
+from keras_dist.training.keras_internals import trainable_variables
 from keras_dist.training.metrics import flush
 from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import ReplicaStep
@@ -43,10 +45,17 @@ def update(
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
-        own = optimizer.trainable_variables if variables is None else variables
-        reduced = step.sum_gradients(gradients, shares, own)
-        with step.runner.updating(optimizer):
-            apply(optimizer, reduced, variables)
+        runner = step.runner
+        if isinstance(runner, UpdatesParts):
+            weights = [share.weight for share in shares]
+            runner.update_parts(optimizer, gradients, weights, variables)
+        else:
+            own = variables
+            if own is None:
+                own = trainable_variables(optimizer)
+            reduced = step.sum_gradients(gradients, shares, own)
+            with runner.updating(optimizer):
+                apply(optimizer, reduced, variables)
         # Here, and not as each replica goes on: those before it may have
         # written again by then.
         step.replica.committed()
@@ -58,9 +67,7 @@ def update(
     )
     for key in _of_trainable(step.writes):
         del step.writes[key]
-    step.forget(
-        optimizer.trainable_variables if variables is None else variables
-    )
+    step.forget([*(variables or ()), *trainable_variables(optimizer)])
     step.forget(optimizer.variables)
 
 

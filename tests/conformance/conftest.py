@@ -33,6 +33,7 @@ def pytest_generate_tests(metafunc):
     names = ["keras_dist"]
     if BACKEND == "tensorflow" and original_too:
         names.append("native")
+    names = getattr(metafunc.module, "APIS", names)
     metafunc.parametrize("api", names, indirect=True)
 
 

@@ -17,15 +17,12 @@ NUMBERS = [
     *(f"F-{i}" for i in range(1, 6)),
 ]
 
-CENTRAL = "CentralStorageStrategy is not there yet"
 
 LEFT_OUT = {
     46: "init scopes exist in TensorFlow's graphs only",
-    134: CENTRAL,
     141: "a context of TensorFlow's internals; outside of `run` reads combine",
     143: "variables of Keras have no scatter methods",
     159: "which collective a framework chooses changes no result of ours",
-    183: CENTRAL,
     197: "a debiased moving average is a function of TensorFlow's internals",
     204: "an argument of Keras 2: optimizers of Keras 3 always sum",
     226: "workers' shapes are not compared, at the cost of a collective each",

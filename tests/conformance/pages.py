@@ -21,10 +21,6 @@ NOT_RUN = {
         "of Strategy and CentralStorageStrategy: 2 or 8 logical devices a "
         "replica, or TPU cores. They run below with one logical device each"
     ),
-    "CentralStorageStrategy": (
-        "its pages' examples of one copy of each variable. What the examples "
-        "show of data, values and gathering runs below on MirroredStrategy"
-    ),
 }
 
 

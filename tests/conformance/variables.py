@@ -11,6 +11,7 @@ from conformance.helpers import per_replica
 from conformance.helpers import raw
 from conformance.helpers import replica_id
 from conformance.helpers import to_numpy
+from keras_dist.variables import CentralVariable
 
 AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
 SYNCHRONIZATIONS = ("on_write", "on_read")
@@ -29,7 +30,13 @@ def variable(api, strategy, initial=0.0, **kwargs):
 
 
 def copies(of):
-    """What each copy of a variable holds, as lists and numbers of Python."""
+    """What each copy of a variable holds, as lists and numbers of Python.
+
+    One copy that all replicas read is there once for each of them.
+    """
+    if isinstance(of, CentralVariable):
+        count = of.distribute_strategy.num_replicas_in_sync
+        return [np.asarray(of.numpy()).tolist()] * count
     if not is_distributed(of) and is_distributed(getattr(of, "value", None)):
         of = of.value
     components = of.values if is_distributed(of) else (of,)

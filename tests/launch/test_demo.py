@@ -91,7 +91,14 @@ def test_it_shows_devices_and_batches(finished):
 )
 def test_it_shows_where_a_variable_lives(finished, variable):
     (row,) = re.findall(rf".*\b{variable}\b.*", finished.stdout)
-    assert re.findall(r"cpu:\d", row) == ["cpu:0", "cpu:1", "cpu:2"]
+    assert re.findall(r"cpu:\S+", row) == ["cpu:0-2"]
+    assert "mirrored" in row
+
+
+def test_it_shows_what_a_step_sends(finished):
+    # 9,946 parameters of 4 bytes: 2 (3 - 1) / 3 of them from each of 3.
+    row = r"gradients, all-reduce +devices +cpu:0-2 +53.0 kB +159.1 kB"
+    assert re.search(row, finished.stdout)
 
 
 def test_it_shows_progress_of_both_trainings(finished):

@@ -14,4 +14,6 @@ CASES = [case for case in cases.CASES if BACKEND in case.backends]
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_same_numbers(case):
-    assert_same(train(case, 2, central), plain(case), case.rtol)
+    # Dropout on several replicas has other masks than on one device.
+    num_replicas = min(2, max(case.replicas))
+    assert_same(train(case, num_replicas, central), plain(case), case.rtol)

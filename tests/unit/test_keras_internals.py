@@ -46,6 +46,16 @@ from keras_dist.training import keras_internals
             "apply",
             ["grads", "trainable_variables"],
         ),
+        (keras.optimizers.Optimizer, "_clip_gradients", ["grads"]),
+        (
+            keras.optimizers.Optimizer,
+            "_filter_empty_gradients",
+            ["grads", "vars"],
+        ),
+        (keras.optimizers.Optimizer, "_use_weight_decay", ["variable"]),
+        (keras.optimizers.Optimizer, "_track_variable", ["variable"]),
+        (keras.optimizers.Optimizer, "_var_key", ["variable"]),
+        (keras.optimizers.LossScaleOptimizer, "check_finite", ["grads"]),
     ],
 )
 def test_seam_has_the_signature_we_wrap(owner, name, parameters):
@@ -104,3 +114,20 @@ def test_the_value_is_read_past_scopes():
         variable.assign(2.0)
         value = keras_internals.value_of(variable)
     assert float(keras.ops.convert_to_numpy(value)) == 1.0
+
+
+@pytest.mark.parametrize("name", ["SGD", "Nadam"])
+def test_an_optimizer_is_read_where_it_keeps_things(name):
+    variable = keras.Variable([1.0, 2.0], name="whole")
+    optimizer = getattr(keras.optimizers, name)(0.5)
+    optimizer.build([variable])
+    assert keras_internals.trainable_variables(optimizer) == [variable]
+    rate = keras_internals.learning_rate_of(optimizer)
+    assert rate is optimizer.learning_rate
+    assert keras_internals.is_of_keras(type(optimizer))
+    before = len(optimizer.variables)
+    more = keras.Variable(0.0)
+    keras_internals.track_variable(optimizer, more)
+    assert optimizer.variables[before:] == [more]
+    keras_internals.name_like(more, variable)
+    assert more.path == variable.path

@@ -58,6 +58,7 @@ NAMES = [
     "scale_regularization_loss",
     "scan_steps",
     "set_virtual_devices",
+    "summary",
     "testing",
     "value_and_grad",
 ]

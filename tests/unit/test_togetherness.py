@@ -345,6 +345,10 @@ def test_callbacks_that_write_are_left_out_elsewhere(tmp_path):
         stopping,
     ]
     assert quiet_callbacks(flat_callbacks(given)) == [own, stopping]
+    # Saving takes all workers then: theirs write nothing.
+    kept = quiet_callbacks(flat_callbacks(given), keeps_parts=True)
+    assert kept == [given[0], own, stopping]
+    assert given[0].verbose == 0
     assert (own.verbose, stopping.verbose) == (1, 0)
     assert flat_callbacks(None) == []
     assert flat_callbacks(own) == [own]

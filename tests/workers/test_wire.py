@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from parity.harness import BACKEND
+from sharded.helpers import shards
 
 TESTS = pathlib.Path(__file__).parent.parent
 
@@ -29,11 +30,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def bytes_a_step(workers, dtype=""):
+def bytes_a_step(workers, dtype="", state="mirrored"):
     """Gradient bytes of a model, and all bytes on the wire in one step."""
     command = ["unshare", "--map-root-user", "--net", sys.executable]
     done = subprocess.run(
-        [*command, "-m", "workers.wire_jobs", str(workers), dtype],
+        [*command, "-m", "workers.wire_jobs", str(workers), dtype, state],
         capture_output=True,
         text=True,
         timeout=180,
@@ -48,6 +49,15 @@ def bytes_a_step(workers, dtype=""):
 def test_a_step_sends_what_an_all_reduce_has_to(workers):
     gradients, wire = bytes_a_step(workers)
     # Each worker sends 2 (n - 1) / n of the gradients.
+    assert wire <= 1.02 * 2 * (workers - 1) * gradients
+    assert wire >= 2 * (workers - 1) * gradients
+
+
+@shards
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_sharded_state_sends_as_much(workers):
+    gradients, wire = bytes_a_step(workers, state="sharded")
+    # Gradients to whom they belong, and parameters back.
     assert wire <= 1.02 * 2 * (workers - 1) * gradients
     assert wire >= 2 * (workers - 1) * gradients
 

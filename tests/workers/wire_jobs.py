@@ -30,7 +30,7 @@ def loopback_bytes():
     raise OSError("there is no loopback")
 
 
-def bytes_a_step(dtype):
+def bytes_a_step(dtype, state):
     """Trains a model of 4 MiB, with all its rows; gradient and wire bytes."""
     import keras
     import numpy as np
@@ -39,13 +39,13 @@ def bytes_a_step(dtype):
 
     options = keras_dist.experimental.CommunicationOptions(dtype=dtype)
     strategy = keras_dist.MultiWorkerMirroredStrategy(
-        communication_options=options
+        communication_options=options, optimizer_state=state
     )
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((1024,)), keras.layers.Dense(1024, use_bias=False)]
         )
-        model.compile("sgd", "mse")
+        model.compile("adam", "mse")
     x = np.ones((6, 1024), "float32")
     for _ in range(3):
         model.train_on_batch(x, x)
@@ -57,16 +57,20 @@ def bytes_a_step(dtype):
     return 1024 * 1024 * 4, (loopback_bytes() - before) / STEPS
 
 
-def main(workers, dtype):
+def main(workers, dtype, state):
     """Prints, as JSON, what the chief counted."""
     loopback_up()
     import keras_dist
 
     found = keras_dist.launch(
-        bytes_a_step, (dtype or None,), workers=workers, devices=1, timeout=120
+        bytes_a_step,
+        (dtype or None, state),
+        workers=workers,
+        devices=1,
+        timeout=120,
     )
     print(json.dumps(found[0]))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,14 +1,17 @@
 """`keras.utils.PyDataset`."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 from typing import final
 
 import keras
 
+from keras_dist.inputs.leaves import readable
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import Source
+from keras_dist.regroup import map_nest
 from keras_dist.training import keras_internals
 
 
@@ -42,6 +45,11 @@ class PyDatasetSource(Source):
         ):
             yield self._dataset[index]
             index += 1
+
+    def peek(self) -> list[Any]:
+        # No epoch begins.
+        batches = self._read_here()
+        return [map_nest(readable, b) for b in itertools.islice(batches, 1)]
 
     @property
     def cardinality(self) -> int:

@@ -88,6 +88,14 @@ class Source(ABC):
         begun, self._begun = self._begun, None
         return self._elements() if begun is None else begun
 
+    def peek(self) -> list[Any]:
+        """The first element of a pass that is not read on, in a list.
+
+        The list is empty if there is none. Data that can be read only once
+        loses it.
+        """
+        return list(itertools.islice(self._elements(), 1))
+
     def _elements(self) -> Iterator[Any]:
         for element in self.open():
             leaves = map_nest(readable, element)

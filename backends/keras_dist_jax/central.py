@@ -1,0 +1,231 @@
+"""Central storage: where each variable rests, and what runs its model.
+
+A variable has one copy, on the device that keeps it, and so have an
+optimizer's. A training step sends the values that it reads to the devices
+that compute, once and in one transfer; gradients come back to where the
+variables are, and the optimizer works there, in their memory. Its own
+variables never leave (`central_steps`). `evaluate` and `predict` send
+parameters once a call. Replica functions get copies for one call
+(`slots.CentralSlot`).
+
+While `fit` runs, a device that keeps variables holds them once, and in a step
+the gradients beside them; host memory holds the copy that `Running` makes at
+the start of an epoch. Where that device is the CPU, both are host memory.
+
+Variables rest by device and not by memory kind, where an accelerator can also
+address memory of the host (`pinned_host`): JAX refuses to combine arrays of
+two memory spaces, so that `variable + tensor` would fail wherever a user
+writes it.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from jax.sharding import SingleDeviceSharding
+
+from keras_dist.device import Device
+from keras_dist.owners import Owners
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.gate import Gate
+from keras_dist_jax.jax_internals import put_on
+from keras_dist_jax.jax_internals import uncommitted
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import SingleLayout
+from keras_dist_jax.placement import shard_on
+from keras_dist_jax.running import Running
+from keras_dist_jax.running import Values
+
+
+class LooseLayout(SingleLayout):
+    """One of several devices that keep variables.
+
+    JAX may move its arrays: else variables of two such devices could not be
+    combined, in `model(x)` outside of `fit` or in a metric's result.
+    """
+
+    def holds(self, array: Any) -> bool:
+        return Layout.holds(self, array) and not array.committed
+
+    def place(self, array: Any) -> Any:
+        return uncommitted(super().place(array))
+
+
+class Homes:
+    """Where the variables of a central plan rest.
+
+    Args:
+        owners: The executor's `Owners`.
+        devices: Mapping from each device that keeps variables to its
+            `jax.Device`, the primary first.
+    """
+
+    def __init__(self, owners: Owners, devices: Mapping[Device, Any]) -> None:
+        self._owners = owners
+        kind = SingleLayout if len(devices) == 1 else LooseLayout
+        self._layouts = {d: kind(known) for d, known in devices.items()}
+        self.primary = next(iter(self._layouts.values()))
+
+    @property
+    def devices(self) -> tuple[Any, ...]:
+        """The first `jax.Device` that keeps variables."""
+        return self.primary.devices
+
+    @property
+    def are_several(self) -> bool:
+        """Whether variables are on more than one device."""
+        return len(self._layouts) > 1
+
+    def of(self, variable: keras.Variable) -> SingleLayout:
+        """The layout of the one device that keeps a variable."""
+        return self._layouts[self._owners.of(variable)]
+
+    def place(self, array: Any) -> Any:
+        """An array where it can be combined with any variable."""
+        return self.primary.place(array)
+
+
+class CentralRunning(Running):
+    """The state of a model whose variables have one copy.
+
+    Args:
+        model: A `keras.Model`.
+        layout: The devices that compute.
+        gate: Bounds the steps under way.
+        homes: Where its variables rest.
+    """
+
+    def __init__(
+        self, model: keras.Model, layout: MeshLayout, gate: Gate, homes: Homes
+    ) -> None:
+        super().__init__(model, layout, gate)
+        self.mesh = layout
+        self.homes = homes
+        # What was sent to the devices that compute, and what it was before.
+        self._sent: Values = []
+        self._resting: Values = []
+
+    def newest(self) -> Values:
+        *results, last = self.last[-1]
+        return last.values(results) if isinstance(last, Merge) else last
+
+    def release(self) -> None:
+        super().release()
+        self._sent, self._resting = [], []
+
+    def home(self, variable: keras.Variable) -> Layout:
+        return self.homes.of(variable)
+
+    def devices_of_state(self) -> list[Any]:
+        """The `jax.Device` that keeps each variable of the state, in order."""
+        return [
+            self.homes.of(variable).devices[0]
+            for variable in itertools.chain(*self._variables)
+        ]
+
+    def lay_out(self, values: Values, names: Sequence[str]) -> None:
+        trains = "optimizer_variables" in names
+        if trains and internals.compiles(self.model):
+            if self.homes.are_several:
+                _rehouse(values, self.devices_of_state())
+            return
+        resting = [list(group) for group in values]
+        for group in values:
+            group[:] = send(group, self.layout)
+        if not trains:
+            self._sent = [list(group) for group in values]
+            self._resting = resting
+
+    def rested(self, values: Values) -> Values:
+        values = [list(group) for group in values]
+        for group, sent, resting in zip(
+            values, self._sent, self._resting, strict=False
+        ):
+            for index, value in enumerate(group):
+                if value is sent[index]:
+                    group[index] = resting[index]
+        _rehouse(values, self.devices_of_state())
+        if self.homes.are_several:
+            values = [list(map(uncommitted, group)) for group in values]
+        self._sent, self._resting = [], []
+        return values
+
+
+class Merge:
+    """The state after a step, of what its programs gave.
+
+    Args:
+        values: List of the groups of arrays, with those that no update made.
+        places: For each update, the places of what it gives: pairs of a group
+            and an index in it.
+        targets: Sequence of the `jax.Device` that each value goes to, or
+            `None` if updates leave all where they should be.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        places: Sequence[Sequence[tuple[int, int]]],
+        targets: Sequence[Any] | None,
+    ) -> None:
+        self._values = values
+        self._places = places
+        self._targets = targets
+        self._is_merged = False
+
+    def values(self, results: Sequence[Any]) -> Values:
+        """The groups, with the updates' results in their places."""
+        if not self._is_merged:
+            for places, (_, new) in zip(self._places, results, strict=True):
+                for (group, index), value in zip(places, new, strict=True):
+                    self._values[group][index] = value
+            if self._targets is not None:
+                _rehouse(self._values, self._targets)
+            self._is_merged = True
+            # What went home would be kept where it was made, too.
+            for _, new in results:
+                new.clear()
+        return self._values
+
+
+def send(arrays: Sequence[Any], layout: Layout) -> list[Any]:
+    """Arrays of one device each, on all devices that compute."""
+    return put_on(arrays, layout.whole, layout.devices)
+
+
+def bring(arrays: Sequence[Any], devices: Sequence[Any]) -> list[Any]:
+    """Arrays that are anywhere whole, each on one device.
+
+    Args:
+        arrays: Sequence of `jax.Array`s.
+        devices: Sequence of `jax.Device`s, one for each.
+    """
+    return [
+        put_on([_shard(array, device)], _on(device), (device,))[0]
+        for array, device in zip(arrays, devices, strict=True)
+    ]
+
+
+@functools.cache
+def _on(device: Any) -> SingleDeviceSharding:
+    return SingleDeviceSharding(device)
+
+
+def _shard(array: Any, device: Any) -> Any:
+    """A shard of an array that each of its devices has whole."""
+    if isinstance(array.sharding, SingleDeviceSharding):
+        return array
+    if device in array.sharding.device_set:
+        return shard_on(array, device)
+    return array.addressable_data(0)
+
+
+def _rehouse(values: Values, devices: Sequence[Any]) -> None:
+    """Brings all arrays of a state, in place, where they rest."""
+    brought = iter(bring(list(itertools.chain(*values)), devices))
+    for group in values:
+        group[:] = itertools.islice(brought, len(group))

@@ -1,0 +1,291 @@
+"""The update of an optimizer whose state is cut over the replicas."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec
+
+from keras_dist.training.keras_internals import learning_rate_of
+from keras_dist.training.parts import Parts
+from keras_dist.training.sharded_optimizer import ShardedOptimizer
+from keras_dist_jax import cut
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.partial_sums import AXIS
+from keras_dist_jax.partial_sums import Node
+from keras_dist_jax.partial_sums import PartialSums
+from keras_dist_jax.tracing import eagerly
+
+_CUT = PartitionSpec(AXIS)
+_WHOLE = PartitionSpec()
+_numbers = itertools.count()
+# Set on optimizers.
+_UPDATE = "_keras_dist_part_update"
+
+
+class PartUpdate:
+    """Updates each part of the variables on its own device.
+
+    Gradients that are sums over the devices are added up in one
+    reduce-scatter for each dtype, and the new variables are put together in
+    one all-gather for each dtype.
+
+    Args:
+        sharded: The `ShardedOptimizer`.
+        layout: The `MeshLayout`.
+
+    Attributes:
+        name: String, what programs call it, of no other update.
+        sharded: The `ShardedOptimizer`.
+    """
+
+    def __init__(self, sharded: ShardedOptimizer, layout: Layout) -> None:
+        self.name = f"update_of_parts_{next(_numbers)}"
+        self.sharded = sharded
+        self._layout = layout
+        self._mesh = layout.whole.mesh
+        self._specs = [
+            _CUT if sharded.is_sharded(position) else _WHOLE
+            for position in range(len(sharded.variables))
+        ]
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def is_of(self, optimizer: Any, layout: Layout) -> bool:
+        """Whether it is still what this optimizer needs."""
+        return layout is self._layout and self.sharded.is_of(optimizer)
+
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        values: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """One update, in a program that is being traced.
+
+        Args:
+            gradients: Sequence with the gradient of each variable, or `None`.
+            parameters: Sequence of the variables' values.
+            values: Sequence of the optimizer's: flat and cut over the devices
+                where they are sharded, else whole.
+
+        Returns:
+            The new parameters, whole, and the new values, as they came.
+        """
+        # A trace is not to find what another one has left behind.
+        results: tuple[list[Any], list[Any]] = self._program()(
+            list(gradients), list(parameters), list(values)
+        )
+        return results
+
+    def eagerly(
+        self,
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        values: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """`__call__`, of arrays; what is whole is so on this worker."""
+        layout = self._layout
+
+        def widened(array: Any) -> Any:
+            if array is None or not array.is_fully_addressable:
+                return array
+            return layout.widen(layout.place(array))
+
+        key = _settings_of(self.sharded.optimizer)
+        if key not in self._compiled:
+            self._compiled[key] = self._program()
+        new, kept = self._compiled[key](
+            [*map(widened, gradients)],
+            [*map(widened, parameters)],
+            [
+                widened(value) if spec is _WHOLE else value
+                for value, spec in zip(
+                    values, self._specs[: len(values)], strict=True
+                )
+            ],
+        )
+        return [*map(layout.narrow, new)], [*map(layout.narrow, kept)]
+
+    def with_sums(
+        self, nodes: Sequence[Node], sums: PartialSums
+    ) -> list[Any] | None:
+        """`__call__`, found in a program that is gone through.
+
+        Args:
+            nodes: Sequence with the `Node` of each argument.
+            sums: Takes gradients apart.
+
+        Returns:
+            List of all results, or `None` if it has other arguments.
+        """
+        num_variables = len(self.sharded.parts)
+        num_values = len(nodes) - 2 * num_variables
+        if num_values not in self._lengths:
+            return None
+        gradients = nodes[:num_variables]
+        pairs = [sums.of(node) for node in gradients]
+        stacks, rests = map(list, zip(*pairs, strict=True))
+        others = [node.value for node in nodes[num_variables:]]
+        results = self._run(
+            stacks, rests, others[:num_variables], others[num_variables:]
+        )
+        return list(jax.tree.leaves(results))
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        sharded = self.sharded
+        return len(sharded.optimizer.variables), len(sharded.variables)
+
+    def _program(self) -> Callable[..., Any]:
+        def update(gradients: Any, parameters: Any, values: Any) -> Any:
+            nothing = [None] * len(gradients)
+            return self._run(nothing, gradients, parameters, values)
+
+        update.__name__ = update.__qualname__ = self.name
+        compiled: Callable[..., Any] = jax.jit(update)
+        return compiled
+
+    def _run(
+        self,
+        stacks: list[Any],
+        rests: list[Any],
+        parameters: list[Any],
+        values: list[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        specs = self._specs[: len(values)]
+        mapped = jax.shard_map(
+            self._on_each,
+            mesh=self._mesh,
+            in_specs=(_CUT, _WHOLE, _WHOLE, specs),
+            out_specs=(_WHOLE, specs),
+            check_vma=False,
+        )
+        new, values = mapped(stacks, rests, parameters, values)
+        given = [
+            stack is not None or rest is not None
+            for stack, rest in zip(stacks, rests, strict=True)
+        ]
+        new = [
+            self.sharded.constrain(index, value) if given[index] else value
+            for index, value in enumerate(new)
+        ]
+        return new, values
+
+    def _on_each(
+        self,
+        stacks: list[Any],
+        rests: list[Any],
+        parameters: list[Any],
+        values: list[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """What one device does."""
+        parts = self.sharded.parts
+        place = lax.axis_index(AXIS)
+
+        def own(cut: Parts, whole: Any) -> Any:
+            return None if whole is None else cut.split(whole)[place]
+
+        summed = _in_one(
+            [
+                None if stack is None else cut.split(stack[0])
+                for cut, stack in zip(parts, stacks, strict=True)
+            ],
+            functools.partial(
+                lax.psum_scatter, axis_name=AXIS, scatter_dimension=0
+            ),
+        )
+        gradients = [
+            _added(total, own(cut, rest))
+            for cut, total, rest in zip(parts, summed, rests, strict=True)
+        ]
+        new, values = self.sharded.stateless_apply(
+            values,
+            gradients,
+            list(map(own, parts, parameters)),
+            lambda amounts: list(lax.psum(amounts, AXIS)),
+        )
+        everyones = _in_one(
+            new, functools.partial(lax.all_gather, axis_name=AXIS)
+        )
+        whole = [
+            cut.join(value) for cut, value in zip(parts, everyones, strict=True)
+        ]
+        return whole, values
+
+
+def part_update_of(optimizer: Any, layout: Layout) -> PartUpdate:
+    """The update of an optimizer that is built, whose variables it cuts.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`.
+        layout: The `MeshLayout`.
+
+    Raises:
+        UnsupportedModelError: If it needs whole variables.
+    """
+    kept: _Kept | None = vars(optimizer).get(_UPDATE)
+    if kept is not None and kept.update.is_of(optimizer, layout):
+        return kept.update
+    with eagerly():
+        sharded = ShardedOptimizer(optimizer, layout.num_replicas)
+        for position, variable in enumerate(sharded.variables):
+            if sharded.is_sharded(position):
+                cut.cut(variable, layout)
+    update = PartUpdate(sharded, layout)
+    vars(optimizer)[_UPDATE] = _Kept(update)
+    return update
+
+
+class _Kept:
+    """Keeps an update with its optimizer, and not with copies of it."""
+
+    def __init__(self, update: PartUpdate) -> None:
+        self.update = update
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
+def _settings_of(optimizer: Any) -> Any:
+    """What an update is compiled with, and may be changed by assignment."""
+    inner = vars(optimizer).get("inner_optimizer", optimizer)
+    settings = [
+        (name, value)
+        for each in (optimizer, inner)
+        for name, value in sorted(vars(each).items())
+        if isinstance(value, (bool, int, float, str, type(None)))
+    ]
+    return (*settings, id(learning_rate_of(inner)))
+
+
+def _added(one: Any, other: Any) -> Any:
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
+def _in_one(values: Sequence[Any], meet: Callable[[Any], Any]) -> list[Any]:
+    """Puts values through a collective, all of one dtype together.
+
+    Args:
+        values: Sequence of arrays, which are joined along their last axis,
+            or `None`.
+        meet: Callable that leaves that axis as it is.
+    """
+    results: list[Any] = list(values)
+    by_dtype: dict[Any, list[int]] = {}
+    for index, value in enumerate(values):
+        if value is not None:
+            by_dtype.setdefault(value.dtype, []).append(index)
+    for indices in by_dtype.values():
+        joined = meet(jnp.concatenate([values[i] for i in indices], axis=-1))
+        start = 0
+        for index in indices:
+            stop = start + values[index].shape[-1]
+            results[index], start = joined[..., start:stop], stop
+    return results

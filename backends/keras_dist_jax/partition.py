@@ -1,0 +1,217 @@
+"""A step's program in two parts: until the gradients, and the updates."""
+
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend import core
+
+from keras_dist_jax.jax_internals import needed_for
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """A part of what follows the gradients.
+
+    It takes the values of `state`, then those of `crossing`.
+
+    Args:
+        program: `ClosedJaxpr`.
+        state: Positions in the state that it takes.
+        crossing: Positions among what the first part hands over.
+        results: Positions among the step's results that it gives: its
+            outputs, then the new state.
+        key: What tells it from other updates of the same plan, if anything
+            does.
+    """
+
+    program: Any
+    state: tuple[int, ...]
+    crossing: tuple[int, ...]
+    results: tuple[int, ...]
+    key: Any
+
+
+class Partition:
+    """Finds what of a program depends on what optimizers do in it.
+
+    That part can run elsewhere if all else that it takes are gradients, or
+    single numbers. Otherwise the first update belongs to the first part, as
+    in a step whose second loss is of weights that the first one has changed;
+    in the end, all do.
+
+    Args:
+        closed: `ClosedJaxpr` from a state and a batch to outputs and a state
+            of as many values.
+        size: Integer, the number of values in the state.
+        is_update: Callable that tells whether an equation is an update, all
+            of whose name are the same.
+
+    Attributes:
+        reads: Positions in the state that the first part takes.
+        gives: Positions among the results that the first part gives.
+        kept: Positions in the state that no part changes.
+        num_crossing: Number of values handed over.
+        first: `ClosedJaxpr` from what it reads and the batch to what it gives
+            and what is handed over.
+    """
+
+    def __init__(
+        self, closed: Any, size: int, is_update: Callable[[Any], bool]
+    ) -> None:
+        jaxpr = closed.jaxpr
+        self._closed, self._size = closed, size
+        self._is_update = is_update
+        self._state = list(jaxpr.invars[:size])
+        self._batch = list(jaxpr.invars[size:])
+        self._constants = set(jaxpr.constvars)
+        self.num_outputs = len(jaxpr.outvars) - size
+        updates = [eqn for eqn in jaxpr.eqns if is_update(eqn)]
+        self._late: set[Any] = set()
+        for start in range(len(updates) + 1):
+            if self._can_follow(updates[start:]):
+                break
+        self._cut()
+
+    def _can_follow(self, updates: Sequence[Any]) -> bool:
+        """Notes what depends on updates; whether it needs little else."""
+        chosen = set(map(id, updates))
+        state = set(self._state)
+        late: set[Any] = set()
+        equations = []
+        for eqn in self._closed.jaxpr.eqns:
+            taken = _variables(eqn.invars)
+            is_chosen = id(eqn) in chosen
+            if is_chosen or not late.isdisjoint(taken):
+                late.update(eqn.outvars)
+                equations.append(eqn)
+                others = set(taken) - late - state - self._constants
+                if not is_chosen and any(v.aval.size > 1 for v in others):
+                    return False
+        self._late, self._equations = late, equations
+        return True
+
+    def _cut(self) -> None:
+        jaxpr, late = self._closed.jaxpr, self._late
+        crossing: dict[Any, None] = {}
+        here = late | set(self._state) | self._constants
+        for eqn in self._equations:
+            taken = _variables(eqn.invars)
+            crossing.update(dict.fromkeys(v for v in taken if v not in here))
+        self.kept, self.gives, self._later = [], [], []
+        for place, v in enumerate(jaxpr.outvars):
+            position = place - self.num_outputs
+            if isinstance(v, core.Literal):
+                self.gives.append(place)
+            elif v in late:
+                self._later.append(place)
+            elif position >= 0 and v is self._state[position]:
+                self.kept.append(position)
+            else:
+                self.gives.append(place)
+        ids = set(map(id, self._equations))
+        equations = [eqn for eqn in jaxpr.eqns if id(eqn) not in ids]
+        results = [jaxpr.outvars[place] for place in self.gives]
+        used = {v for eqn in equations for v in _variables(eqn.invars)}
+        used.update(_variables(results))
+        self.reads = [i for i, v in enumerate(self._state) if v in used]
+        self.num_crossing = len(crossing)
+        self._crossing = list(crossing)
+        self.first = self._part(
+            [*(self._state[i] for i in self.reads), *self._batch],
+            [*results, *crossing],
+            equations,
+        )
+
+    def _part(self, takes: Any, gives: Any, equations: Any) -> Any:
+        jaxpr = self._closed.jaxpr
+        effects = frozenset().union(*(eqn.effects for eqn in equations))
+        part = jaxpr.replace(
+            invars=takes,
+            outvars=gives,
+            eqns=equations,
+            effects=effects,
+            debug_info=jaxpr.debug_info.with_unknown_names(),
+        )
+        return core.ClosedJaxpr(part, self._closed.consts)
+
+    def updates(self, owners: Sequence[Any], primary: Any) -> list[Update]:
+        """What follows the gradients, apart for each owner if that is exact.
+
+        So it is if an owner's part takes no values of another's but single
+        numbers, such as the count of steps.
+
+        Args:
+            owners: Sequence with, for each value of the state, its owner.
+            primary: Who gets what belongs to nobody.
+
+        Returns:
+            List of an `Update` for each owner that has one; of one `Update`
+            if they can't be told apart.
+        """
+        if not self._later:
+            return []
+        own = [
+            primary
+            if place < self.num_outputs
+            else owners[place - self.num_outputs]
+            for place in self._later
+        ]
+        whole = self._part(
+            [*self._state, *self._crossing],
+            [self._closed.jaxpr.outvars[place] for place in self._later],
+            self._equations,
+        )
+        parts = [
+            (owner, self._update(whole, [each == owner for each in own]))
+            for owner in dict.fromkeys(own)
+        ]
+        is_exact = all(
+            owners[position] == owner or self._state[position].aval.size <= 1
+            for owner, update in parts
+            for position in update.state
+        )
+        if is_exact:
+            return [update for _, update in parts]
+        return [self._update(whole, [True] * len(own))]
+
+    def _update(self, whole: Any, chosen: list[bool]) -> Update:
+        part, used = needed_for(whole.jaxpr, chosen)
+        taken = [place for place, is_used in enumerate(used) if is_used]
+        return Update(
+            core.ClosedJaxpr(part, whole.consts),
+            tuple(p for p in taken if p < self._size),
+            tuple(p - self._size for p in taken if p >= self._size),
+            tuple(
+                place
+                for place, is_chosen in zip(self._later, chosen, strict=True)
+                if is_chosen
+            ),
+            self._key(chosen),
+        )
+
+    def _key(self, chosen: list[bool]) -> Any:
+        """Equal for the same updates of the same values; `None` if unknown."""
+        names: dict[Any, Any] = {v: i for i, v in enumerate(self._state)}
+        for place, v in enumerate(self._crossing):
+            names[v] = "crossing", place
+        key: list[Any] = [tuple(self._later), tuple(chosen)]
+        for number, eqn in enumerate(self._equations):
+            if not self._is_update(eqn) or not all(
+                v in names for v in _variables(eqn.invars)
+            ):
+                return None
+            if len(_variables(eqn.invars)) < len(eqn.invars):
+                return None
+            key.append((eqn.params["name"], *(names[v] for v in eqn.invars)))
+            for place, v in enumerate(eqn.outvars):
+                names[v] = number, place
+        key.extend(
+            names[self._closed.jaxpr.outvars[place]] for place in self._later
+        )
+        return tuple(key)
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]

@@ -1,0 +1,151 @@
+"""Replicas on threads of ours, which meet in the caller's thread."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_dist.device import Device
+from keras_dist.training import baton
+from keras_dist.training.keras_internals import inherit_thread_state
+from keras_dist.training.keras_internals import thread_state
+from keras_dist.training.replica import divergence
+from keras_dist.training.step import current_replica
+from keras_dist.training.step import outside_replicas
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.atomic import Barrier
+from keras_dist_tensorflow.variables import native_name
+
+
+class HostedRound(baton.Round):
+    """One run of replicas, whose meetings the caller's thread holds.
+
+    Replicas have threads of their own, so that tapes that are open in the
+    caller's see none of them, and those that a replica opens see no meeting.
+    The caller is the first in the round of those who hand on the baton.
+
+    Args:
+        num_replicas: Integer.
+        place: `Device`, where meetings compute.
+    """
+
+    def __init__(self, num_replicas: int, place: Device) -> None:
+        super().__init__(num_replicas + 1)
+        self._place = place
+        self._barrier = Barrier()
+
+    def play(self, index: int, fn: Callable[[], Any]) -> None:
+        def noted() -> Any:
+            try:
+                return fn()
+            except BaseException as error:
+                # Replicas have named themselves in theirs.
+                self.error = self.error or error
+                raise
+
+        super().play(index, noted)
+
+    def meet(
+        self,
+        index: int,
+        what: str,
+        hold: Callable[[list[Any]], Any],
+        value: Any,
+    ) -> Any:
+        state = current_replica()
+
+        def hold_here(values: list[Any]) -> Any:
+            with (
+                outside_replicas(state),
+                tf.device(native_name(self._place)),
+                self._barrier.hold(),
+            ):
+                return hold(values)
+
+        return super().meet(index + 1, what, hold_here, value)
+
+    def host(self) -> None:
+        """Holds the replicas' meetings, until all of them have ended."""
+        while True:
+            super().meet(0, "", list, None)
+            arrived, self._waiting = self._waiting, {}
+            del arrived[0]
+            if not arrived:
+                return
+            count = len(self.results) - 1
+            places = [arrived.get(i + 1, (None,))[0] for i in range(count)]
+            if len(set(places)) > 1:
+                raise divergence(places)
+            values = [arrived[index][1] for index in sorted(arrived)]
+            self._result = self._hold(values)
+
+    def _hold_meeting(self) -> None:
+        """Leaves it to the host, whose turn is next."""
+
+
+def played(
+    pool: baton.BatonPool,
+    round_: HostedRound,
+    fns: Sequence[Callable[[], Any]],
+    devices: Sequence[Device],
+) -> list[Any]:
+    """Runs replicas, each on its device, as a part of what the caller does.
+
+    Args:
+        pool: The `BatonPool` that has the threads.
+        round_: The `HostedRound`.
+        fns: Sequence of callables, one for each replica.
+        devices: Sequence of each replica's `Device`.
+
+    Returns:
+        List of what they returned.
+    """
+    graph = None
+    if not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
+        # Else threads would share what is open in it: devices, for one.
+        graph.switch_to_thread_local()
+        scope = graph.get_name_scope()
+    else:
+        scope = ""
+    creators = internals.variable_creators()
+    summaries = internals.summary_settings()
+
+    def on_thread(index: int) -> Any:
+        # The others' summaries would be the same ones once more.
+        own = summaries if index == 0 else {**summaries, "writer": None}
+        with (
+            _in_graph(graph, scope, index),
+            internals.in_place_of(creators, own),
+            tf.device(native_name(devices[index])),
+        ):
+            return tf.autograph.experimental.do_not_convert(fns[index])()
+
+    each = [functools.partial(on_thread, index) for index in range(len(fns))]
+    results: list[Any] = pool.run(round_, [round_.host, *each])
+    return results[1:]
+
+
+@contextlib.contextmanager
+def _in_graph(graph: Any, scope: str, index: int) -> Iterator[None]:
+    """Makes a thread trace what its caller traces."""
+    if graph is None:
+        yield
+        return
+    own = f"{scope}/" if scope else ""
+    with graph.as_default():
+        # A name that ends with a slash is entered again as it is.
+        name = f"{own}replica_{index}/" if index else own
+        with tf.name_scope(name) if name else contextlib.nullcontext():
+            yield
+
+
+def capture_thread() -> Callable[[], None]:
+    """Reads this thread's state; the result gives it to another thread."""
+    with tf.init_scope():
+        state = thread_state()
+    return functools.partial(inherit_thread_state, state)

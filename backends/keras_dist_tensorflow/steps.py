@@ -1,0 +1,254 @@
+"""What runs the steps of a model once a replica, over Keras' own trainer."""
+
+import contextlib
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import keras
+import tensorflow as tf
+
+from keras_dist.components import Component
+from keras_dist.device import Device
+from keras_dist.executor import Executor
+from keras_dist.plan import Plan
+from keras_dist.training.keras_internals import make_global_seed
+from keras_dist.training.metrics import hook_metrics
+from keras_dist.training.replica import Group
+from keras_dist.training.replica import Replica
+from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.replica import StepRunner
+from keras_dist.training.replica import group_of
+from keras_dist.training.shares import WHOLE
+from keras_dist.training.shares import Share
+from keras_dist.training.shares import ranges
+from keras_dist.training.steps import check_layers
+from keras_dist.training.steps import step_overrides
+from keras_dist.values import PerReplica
+from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.atomic import install_barrier
+from keras_dist_tensorflow.atomic import wait_for
+from keras_dist_tensorflow.batches import cut_batch
+from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.gradients import summed_over_workers
+from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.trainer import OneReplica
+from keras_dist_tensorflow.trainer import built_first
+from keras_dist_tensorflow.trainer import install_plain_models
+from keras_dist_tensorflow.variables import Moves
+from keras_dist_tensorflow.variables import VariableComponent
+from keras_dist_tensorflow.variables import components
+from keras_dist_tensorflow.variables import default_device
+from keras_dist_tensorflow.variables import device_of
+from keras_dist_tensorflow.variables import devices_of
+from keras_dist_tensorflow.variables import native_name
+from keras_dist_tensorflow.variables import put
+from keras_dist_tensorflow.workers import TensorFlowWorkers
+
+T = TypeVar("T")
+DIVERGED = "Replicas left different values in a variable that aggregates none."
+
+
+class StepExecutor(Executor, StepRunner):
+    """Runs each step of a model once a replica.
+
+    An engine keeps variables and plays replicas. Data, gradients, metrics and
+    losses are not its affair, and are here.
+
+    Args:
+        plan: The `Plan` it is bound to.
+        workers: The `TensorFlowWorkers` of its cluster, or `None`.
+
+    Attributes:
+        updater: What Keras' optimizers take for the native strategy that
+            updates their variables.
+    """
+
+    workers: TensorFlowWorkers | None
+    updater: Any
+
+    def __init__(
+        self, plan: Plan, workers: TensorFlowWorkers | None = None
+    ) -> None:
+        super().__init__(plan, workers)
+        self.compiler = TensorFlowCompiler(
+            plan.num_replicas, workers, plan.is_one_device
+        )
+        install_barrier()
+        install_plain_models()
+        self._moves = Moves()
+
+    @abstractmethod
+    def play(
+        self,
+        fn: Callable[[int, Replica], T],
+        shares: Sequence[Share],
+        group: Group,
+    ) -> dict[int, T]:
+        """Calls `fn(index, replica)` on the device of each local replica.
+
+        Args:
+            fn: Callable.
+            shares: Sequence of each replica's `Share`.
+            group: The `Group` of all of them.
+
+        Returns:
+            Dict from index to what it returned.
+        """
+
+    @property
+    def replicas(self) -> ReplicaRunner:
+        return self
+
+    def default_device(self) -> str:
+        return default_device()
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        native = internals.native_variable(variable)
+        return (self.plan.primary,) if native is None else devices_of(native)
+
+    def put(self, value: Any, device: Device) -> Any:
+        return put(value, device)
+
+    def device_of(self, tensor: Any) -> Device:
+        return device_of(tensor) or self.plan.primary
+
+    def per_replica(self, values: Sequence[Any]) -> Any:
+        # A native one can be an argument and a result of a `tf.function`.
+        if not tf.executing_eagerly() and all(_is_number(v) for v in values):
+            values = [tf.convert_to_tensor(value) for value in values]
+        if all(tf.is_tensor(value) for value in values):
+            return internals.native_per_replica(values)
+        return PerReplica(values)
+
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        copies = components(internals.native_variable(variable))
+        return copies[index % len(copies)].read_value()
+
+    def component(
+        self, variable: keras.Variable, index: int, value: Callable[[], Any]
+    ) -> Component:
+        return VariableComponent(value, self.plan.devices[index])
+
+    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
+        with tf.device(native_name(self.plan.primary)):
+            own = tf.concat(values, axis)
+        if self.workers is None:
+            return own
+        return self.workers.concatenate(own, axis)
+
+    def check_equal(
+        self, values: Sequence[Any], error: Callable[[], Exception]
+    ) -> None:
+        if tf.executing_eagerly():
+            super().check_equal(values, error)
+            return
+        message = _message(error)
+        first, *others = values
+        if self.workers is not None:
+            others += [each[0] for each in self.workers.gather([first])]
+        for other in others:
+            near = tf.experimental.numpy.allclose(first, other, rtol=1e-4)
+            wait_for(tf.debugging.Assert(near, [message, first, other]))
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        internals.set_native_strategy(model, OneReplica())
+        steps = {
+            name: built_first(model, name, step)
+            for name, step in step_overrides(model, self).items()
+        }
+        return {**steps, "_maybe_symbolic_build": _building_in_the_step(model)}
+
+    def prepare(self, model: keras.Model) -> None:
+        check_layers(model)
+        hook_metrics(model)
+        # Each thread has its own, and a trace must not make variables.
+        make_global_seed()
+        self._moves.follow(model, self.updater)
+        if model.jit_compile:
+            warnings.warn(
+                "XLA compilation is off: TensorFlow can't compile a step for "
+                f"several devices. Received: jit_compile=True for model "
+                f"'{model.name}' on {self.plan.num_replicas} replicas. Pass "
+                "`jit_compile=False` to `compile` to silence this.",
+                stacklevel=2,
+            )
+            model.jit_compile = False
+
+    def recover(self, model: keras.Model) -> None:
+        # A trace that failed would fail the next `fit` in another way.
+        internals.forget_functions(model)
+
+    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+        first, count = self.plan.first_replica, self.plan.num_local_replicas
+        parts, shares, edges = cut_batch(
+            batch, self.plan.num_replicas, slice(first, first + count)
+        )
+        results = self.play(
+            lambda index, replica: fn(replica, parts[index]),
+            shares,
+            group_of(self.plan, self.workers, edges),
+        )
+        return [results[index] for index in range(count)]
+
+    def rows_in_fit(self, batch: Any) -> list[range]:
+        return ranges(cut_batch(batch, self.plan.num_replicas)[2])
+
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        count = self.plan.num_local_replicas
+        results = self.play(
+            lambda _, replica: fn(replica),
+            [WHOLE] * count,
+            Group(self.workers, self.plan.first_replica),
+        )
+        return [results[index] for index in range(count)]
+
+    def weighted_sum(
+        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    ) -> list[Any]:
+        with tf.device(native_name(self.plan.primary)):
+            own = weighted_sum(gradients, weights)
+        return self.over_workers(own)
+
+    def over_workers(self, gradients: list[Any]) -> list[Any]:
+        """Sums over workers of what each has summed over its replicas."""
+        if self.workers is None:
+            return gradients
+        return summed_over_workers(gradients, self.workers)
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        with tf.init_scope(), self.creation_scope():
+            yield
+
+
+def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
+    """Builds nothing: steps build the model from shapes, and draw no batch.
+
+    Metrics that Keras would have built by now start anew, as it lets them.
+    """
+
+    def _maybe_symbolic_build(
+        iterator: Any = None, data_batch: Any = None
+    ) -> None:
+        for metric in internals.metrics_to_build(model):
+            metric.reset_state()
+
+    return _maybe_symbolic_build
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def _message(error: Callable[[], Exception]) -> str:
+    """What to say of values that a graph does not know yet."""
+    try:
+        return str(error())
+    except NotImplementedError:  # it would have printed them
+        return DIVERGED

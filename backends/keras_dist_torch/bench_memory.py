@@ -1,0 +1,65 @@
+"""What `keras-dist bench memory` counts on PyTorch."""
+
+import gc
+
+import keras
+import torch
+
+from keras_dist.device import Device
+from keras_dist.training.binding import binding_of
+from keras_dist.training.keras_internals import all_variables
+from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.pieces import ShardedVariable
+
+TEXT = (
+    "Measured: the storage of every live tensor of the process, once. "
+    "PyTorch has one CPU: its virtual devices share memory, and what several "
+    "of them use is there once, counted on the first. Plain Keras has the "
+    "gradients of the last step until the next one."
+)
+
+
+def live_bytes(model: keras.Model) -> dict[Device, int]:
+    """Bytes of storages, on the device that they are kept for.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    keepers = _keepers(model)
+    storages = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor) and not each.is_meta:
+            storage = each.untyped_storage()
+            key = each.device, storage.data_ptr()
+            storages[key] = storage.nbytes()
+    totals: dict[Device, int] = {}
+    for (device, pointer), num_bytes in storages.items():
+        if device.type == "cuda":
+            keeper = Device("gpu", device.index or 0)
+        else:
+            keeper = keepers.get(pointer, Device("cpu", 0))
+        totals[keeper] = totals.get(keeper, 0) + num_bytes
+    return totals
+
+
+def _keepers(model: keras.Model) -> dict[int, Device]:
+    """The device of each storage of a variable, by its address."""
+    binding = binding_of(model)
+    if binding is None:
+        return {}
+    strategy = binding.strategy
+    keepers = {}
+    for variable in all_variables(model):
+        devices = strategy.executor.devices_of(variable)
+        # Those of parts have one each; a value that is whole has one.
+        for tensor, device in zip(_tensors(variable), devices, strict=False):
+            keepers[tensor.untyped_storage().data_ptr()] = device
+    return keepers
+
+
+def _tensors(variable: keras.Variable) -> list[torch.Tensor]:
+    if isinstance(variable, ShardedVariable):
+        tensors: list[torch.Tensor] = variable._pieces.tensors
+        return tensors
+    parameter = parameter_of(variable)
+    return [] if parameter is None else [parameter]

@@ -1,0 +1,166 @@
+"""Variables of an optimizer that are kept in parts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from keras_dist.training.parts import Parts
+from keras_dist.variables import MirroredVariable
+from keras_dist_torch.keras_internals import forget_parameter
+from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.workers import TorchWorkers
+
+
+class Cut:
+    """Where the parts of variables go: this worker's on its devices.
+
+    Args:
+        num_parts: Integer, replicas of all workers.
+        first: Integer, the part of this worker's first replica.
+        devices: Sequence of `torch.device`, of each local replica.
+        primary: `torch.device` where whole values are put together.
+        workers: `TorchWorkers`, or `None`.
+    """
+
+    def __init__(
+        self,
+        num_parts: int,
+        first: int,
+        devices: Sequence[torch.device],
+        primary: torch.device,
+        workers: TorchWorkers | None,
+    ) -> None:
+        self.num_parts = num_parts
+        self.first = first
+        self.devices = devices
+        self.primary = primary
+        self.workers = workers
+
+
+class Pieces:
+    """The parts of one tensor that this worker has.
+
+    Args:
+        cut: `Cut`.
+        value: Tensor, whole.
+
+    Attributes:
+        tensors: List with the part of each local replica, on its device.
+        held: The whole value, while it stands in for the parts.
+    """
+
+    def __init__(self, cut: Cut, value: torch.Tensor) -> None:
+        self._cut = cut
+        self._parts = Parts(tuple(value.shape), cut.num_parts)
+        self.held: torch.Tensor | None = None
+        self.tensors = [
+            torch.empty(self._parts.size, dtype=value.dtype, device=device)
+            for device in cut.devices
+        ]
+        self.write(value)
+
+    @property
+    def workers(self) -> TorchWorkers | None:
+        """Those that have the other parts."""
+        return self._cut.workers
+
+    def write(self, value: torch.Tensor) -> None:
+        """Cuts a whole value."""
+        if self.held is not None:
+            self.held.copy_(value)
+            return
+        flat = value.detach().reshape(-1)
+        for index, tensor in enumerate(self.tensors):
+            own = piece(flat, self._cut.first + index, self._parts.size)
+            tensor[: own.numel()].copy_(own)
+            tensor[own.numel() :].zero_()
+
+    def read(self) -> torch.Tensor:
+        """The whole value, on the primary device: put together for it."""
+        if self.held is not None:
+            return self.held
+        here = torch.cat([t.to(self._cut.primary) for t in self.tensors])
+        workers = self._cut.workers
+        if workers is not None:
+            everyone = workers.gather([here])
+            here = torch.cat([each[0] for each in everyone])
+        return here[: self._parts.num_elements].reshape(self._parts.shape)
+
+    def like(self) -> torch.Tensor:
+        """A tensor for a whole value, on the primary device."""
+        return torch.zeros(
+            self._parts.shape,
+            dtype=self.tensors[0].dtype,
+            device=self._cut.primary,
+        )
+
+    def release(self) -> None:
+        """Cuts what was held, and holds it no more."""
+        value, self.held = self.held, None
+        if value is not None:
+            self.write(value)
+
+
+class ShardedVariable(MirroredVariable):
+    """A variable of an optimizer, of which each replica has a part.
+
+    It reads, saves and loads as any other: the whole value is put together
+    when it is read, and cut when it is assigned. On several workers that
+    takes all of them.
+    """
+
+    _pieces: Pieces
+
+    @property
+    def _value(self) -> torch.Tensor:
+        return self._pieces.read()
+
+    @_value.setter
+    def _value(self, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            self._pieces.write(value)
+
+    def _direct_assign(self, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            self._pieces.write(value)
+
+    def write_plainly(self, value: Any) -> Any:
+        # What it is given, because reading takes all workers.
+        return keras.Variable.assign(self, value)
+
+    def __repr__(self) -> str:
+        if self._pieces.workers is None:
+            return str(super().__repr__())
+        return (
+            f"<Variable path={self.path}, shape={self.shape}, "
+            f"dtype={self.dtype}, in parts>"
+        )
+
+
+def piece(flat: torch.Tensor, part: int, size: int) -> torch.Tensor:
+    """A view of one part of a flat tensor, as long as there is any of it."""
+    return flat[part * size : (part + 1) * size]
+
+
+def cut_variable(variable: Any, cut: Cut) -> None:
+    """Keeps a variable in parts from now on; it stays the same object.
+
+    Args:
+        variable: A `MirroredVariable`.
+        cut: `Cut`.
+    """
+    value = parameter_of(variable)
+    if value is None or isinstance(variable, ShardedVariable):
+        return
+    with torch.no_grad():
+        pieces = Pieces(cut, value.detach())
+    forget_parameter(variable)
+    vars(variable)["_pieces"] = pieces
+    variable.__class__ = ShardedVariable
+
+
+def in_parts(variables: Sequence[Any]) -> list[ShardedVariable]:
+    """Those of some variables that are kept in parts."""
+    return [v for v in variables if isinstance(v, ShardedVariable)]

@@ -1,0 +1,276 @@
+"""Replicas that each keep and update a part of the optimizer's state."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from keras_dist.device import Device
+from keras_dist.owners import Owners
+from keras_dist.plan import Plan
+from keras_dist.sharding_power import KeepsParts
+from keras_dist.sharding_power import UpdatesParts
+from keras_dist.training import seams
+from keras_dist.training.sharded_optimizer import ShardedOptimizer
+from keras_dist.training.step import current_replica
+from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.one_device import keras_device
+from keras_dist_torch.one_device import torch_device
+from keras_dist_torch.part_exchange import Exchange
+from keras_dist_torch.part_exchange import LocalExchange
+from keras_dist_torch.part_exchange import WorkerExchange
+from keras_dist_torch.pieces import Cut
+from keras_dist_torch.pieces import Pieces
+from keras_dist_torch.pieces import ShardedVariable
+from keras_dist_torch.pieces import cut_variable
+from keras_dist_torch.pieces import in_parts
+from keras_dist_torch.replicas import ReplicaExecutor
+from keras_dist_torch.workers import TorchWorkers
+
+# Of a variable: that it is a slot. Of an optimizer: its parts.
+_SLOT = "_keras_dist_slot"
+_PARTS = "_keras_dist_parts"
+
+
+class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
+    """A `ReplicaExecutor` whose replicas update a part of each variable each.
+
+    Gradients of a part are summed where its replica is, and updated there.
+    The new parts go back to the variables. It begins when the backward pass
+    has ended: nothing travels earlier.
+
+    Args:
+        plan: The `Plan` it is bound to.
+        workers: `TorchWorkers`, or `None`.
+    """
+
+    def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
+        super().__init__(plan, workers)
+        self.owners = _Slots(plan.variable_devices)
+        self._cut = Cut(
+            plan.num_replicas,
+            plan.first_replica,
+            self._devices,
+            torch_device(plan.primary),
+            workers,
+        )
+        install_apply()
+
+    def place(self, variable: keras.Variable) -> None:
+        if isinstance(variable, ShardedVariable):
+            return
+        super().place(variable)
+        if _SLOT in vars(variable):
+            cut_variable(variable, self._cut)
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        if isinstance(variable, ShardedVariable):
+            return self.plan.devices
+        return super().devices_of(variable)
+
+    def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
+        if not isinstance(variable, ShardedVariable):
+            return super().bytes_on(variable)
+        tensors = variable._pieces.tensors
+        return {
+            device: tensor.nbytes
+            for device, tensor in zip(self.plan.devices, tensors, strict=True)
+        }
+
+    def update_parts(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        parts = self._parts_of(optimizer)
+        sharded = parts.sharded
+        each = [sharded.aligned(own, variables) for own in gradients]
+        exchange = parts.exchange
+        sums, present = exchange.sum(each, weights)
+        # Warns as Keras does, and raises if there is none at all.
+        asked = sharded.aligned([True] * len(gradients[0]), variables)
+        indices = [index for index, is_asked in enumerate(asked) if is_asked]
+        sharded.checked(
+            [present[index] or None for index in indices],
+            [sharded.trainable_variables[index] for index in indices],
+        )
+        states = parts.states()
+        totals = self._totals(sharded, states, sums)
+        parameters = exchange.parameters()
+        for index, device in enumerate(self.plan.devices):
+            with keras_device(device):
+                sharded.update_in_place(
+                    states[index],
+                    sums[index],
+                    parameters[index],
+                    [total.to(self._devices[index]) for total in totals],
+                )
+        parts.keep(states[0])
+        exchange.give_back(parameters)
+        for index, is_present in enumerate(present):
+            variable = sharded.trainable_variables[index]
+            if is_present and variable.constraint is not None:
+                variable.assign(sharded.constrain(index, variable))
+
+    def _totals(
+        self,
+        sharded: ShardedOptimizer,
+        states: Sequence[Sequence[Any]],
+        sums: Sequence[Sequence[Any]],
+    ) -> list[torch.Tensor]:
+        """What the parts' amounts add up to; one small collective, or none."""
+        amounts = [
+            sharded.amounts(state, own)
+            for state, own in zip(states, sums, strict=True)
+        ]
+        if not amounts[0]:
+            return []
+        primary = self._cut.primary
+        stacked = [torch.stack(own).to(primary) for own in amounts]
+        total = functools.reduce(torch.add, stacked)
+        if self.workers is not None:
+            total = self.workers.sum([total])[0]
+        return list(total.unbind())
+
+    def _parts_of(self, optimizer: Any) -> "_OptimizerParts":
+        parts: _OptimizerParts | None = vars(optimizer).get(_PARTS)
+        if parts is None or not parts.is_of(optimizer, self._cut):
+            # Shapes and names are all that is wanted of what it makes.
+            with keras.device("meta"):
+                sharded = ShardedOptimizer(optimizer, self.plan.num_replicas)
+            parts = _OptimizerParts(sharded, self._cut)
+            vars(optimizer)[_PARTS] = parts
+        return parts
+
+    @contextlib.contextmanager
+    def readable_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> Iterator[None]:
+        chosen = in_parts(variables) if self.workers is not None else []
+        is_chief = self.plan.is_chief
+        try:
+            for variable in chosen:
+                whole = variable._pieces.read()
+                if is_chief:
+                    variable._pieces.held = whole.cpu()
+            yield
+        finally:
+            for variable in chosen:
+                variable._pieces.held = None
+
+    @contextlib.contextmanager
+    def written_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> Iterator[None]:
+        chosen = in_parts(variables) if self.workers is not None else []
+        with self.readable_by_chief(chosen):
+            yield
+            for variable in chosen:
+                _take_chiefs(variable._pieces, self._cut)
+
+
+class _OptimizerParts:
+    """The parts that this worker has of one optimizer's variables."""
+
+    def __init__(self, sharded: ShardedOptimizer, cut: Cut) -> None:
+        self.sharded = sharded
+        self._cut = cut
+        for position, variable in enumerate(sharded.variables):
+            if sharded.is_sharded(position):
+                cut_variable(variable, cut)
+        kind = LocalExchange if cut.workers is None else WorkerExchange
+        self.exchange: Exchange = kind(sharded, cut)
+
+    def is_of(self, optimizer: Any, cut: Cut) -> bool:
+        return self._cut is cut and self.sharded.is_of(optimizer)
+
+    def states(self) -> list[list[torch.Tensor]]:
+        """For each local replica, what its part's update reads and writes."""
+        return [
+            [self._state(v, index, device) for v in self.sharded.variables]
+            for index, device in enumerate(self._cut.devices)
+        ]
+
+    def _state(
+        self, variable: Any, index: int, device: torch.device
+    ) -> torch.Tensor:
+        if isinstance(variable, ShardedVariable):
+            return variable._pieces.tensors[index]
+        parameter = parameter_of(variable)
+        assert parameter is not None
+        # Every part's update adds to the count of steps.
+        return parameter.detach().to(device, copy=True)
+
+    def keep(self, state: Sequence[torch.Tensor]) -> None:
+        """Takes over variables without parts from what a part made of them."""
+        for variable, value in zip(self.sharded.variables, state, strict=True):
+            if not isinstance(variable, ShardedVariable):
+                parameter = parameter_of(variable)
+                assert parameter is not None
+                parameter.copy_(value)
+
+
+class _Slots(Owners):
+    """Notes which variables are made for another one."""
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        vars(variable)[_SLOT] = True
+        super().keep_together(variable, reference)
+
+
+def _take_chiefs(pieces: Pieces, cut: Cut) -> None:
+    assert cut.workers is not None
+    own = pieces.held
+    value = pieces.like() if own is None else own.to(cut.primary)
+    whole = cut.workers.broadcast([value])[0]
+    pieces.held = None
+    with torch.no_grad():
+        pieces.write(whole)
+
+
+@functools.cache
+def install_apply() -> None:
+    """Makes optimizers that are called outside of replicas update it all.
+
+    They write into tensors: for that time they need whole ones.
+    """
+    # In one order, whichever strategy is the first.
+    seams.install()
+    for cls in (
+        keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer,
+    ):
+        _wrap_apply(cls)
+
+
+def _wrap_apply(cls: Any) -> None:
+    original = cls.apply
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        if current_replica() is not None:
+            original(self, grads, trainable_variables)
+            return
+        held = [
+            v._pieces
+            for v in in_parts(self.variables)
+            if v._pieces.held is None
+        ]
+        try:
+            for pieces in held:
+                pieces.held = pieces.read()
+            original(self, grads, trainable_variables)
+        finally:
+            with torch.no_grad():
+                for pieces in held:
+                    pieces.release()
+
+    cls.apply = apply

@@ -1,0 +1,63 @@
+"""The process of one backend: says what it sees, then does what it is told.
+
+Its argument is a file descriptor for replies, a line of JSON each. The first
+says what there is; others answer the lines of JSON on standard input.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from keras_dist.errors import KerasDistError
+from keras_dist.launch.self_test.collectives import check_collectives
+from keras_dist.launch.self_test.look import look
+from keras_dist.launch.self_test.parity import DifferentNumbersError
+from keras_dist.launch.self_test.parity import compare
+from keras_dist.launch.self_test.workers import compare_workers
+
+_JOBS: dict[str, Callable[..., str]] = {
+    "train": compare,
+    "collectives": check_collectives,
+    "workers": compare_workers,
+}
+
+
+def main(channel: int) -> None:
+    """Answers until standard input is at its end.
+
+    Args:
+        channel: Integer, the file descriptor for replies.
+    """
+    os.set_inheritable(channel, False)
+    with os.fdopen(channel, "w") as replies:
+
+        def reply(content: dict[str, Any]) -> None:
+            replies.write(json.dumps(content) + "\n")
+            replies.flush()
+
+        reply(look())
+        for line in sys.stdin:
+            reply(_answer(json.loads(line)))
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"found": _JOBS[request["job"]](**request["arguments"])}
+    except Exception as error:
+        traceback.print_exc()
+        name = f"{type(error).__name__}: "
+        if isinstance(error, DifferentNumbersError):
+            name = ""
+        return {
+            "error": f"{name}{error}",
+            # Its message says what to do.
+            "is_ours": isinstance(error, KerasDistError),
+            "is_late": isinstance(error, TimeoutError),
+        }
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

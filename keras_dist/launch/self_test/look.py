@@ -1,0 +1,40 @@
+"""What a backend's process sees."""
+
+from typing import Any
+
+import keras
+
+from keras_dist.backend import get_backend
+from keras_dist.cluster_resolver import detect
+from keras_dist.cluster_resolver.tasks import cluster_of
+from keras_dist.errors import KerasDistError
+from keras_dist.sharding_power import ShardsOptimizerState
+from keras_dist.virtual import list_devices
+
+
+def look() -> dict[str, Any]:
+    """The backend, its devices and the cluster, in types that JSON has.
+
+    What can't be told is said instead, under `"error"`.
+    """
+    return {
+        "backend": keras.backend.backend(),
+        "keras": keras.__version__,
+        "devices": list_devices(),
+        "shards_optimizer": isinstance(get_backend(), ShardsOptimizerState),
+        "cluster": _cluster(),
+    }
+
+
+def _cluster() -> dict[str, Any]:
+    try:
+        resolver, reason = detect()
+        cluster = None if resolver is None else cluster_of(resolver)
+    except (KerasDistError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "reason": reason,
+        "resolver": None if resolver is None else type(resolver).__name__,
+        "workers": 1 if cluster is None else cluster.num_workers,
+        "index": 0 if cluster is None else cluster.index,
+    }

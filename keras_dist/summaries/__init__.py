@@ -1,0 +1,1 @@
+"""What `keras_dist.summary` finds, and how it is shown."""

@@ -1,0 +1,131 @@
+"""What each step sends."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from keras_dist_cli.planning.load import Load
+from keras_dist_cli.planning.placement import Placement
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a parameter device keeps of a model.
+
+    Args:
+        weights: Integer, bytes of the model's variables.
+        trainable: Integer, bytes of those that are trained.
+    """
+
+    weights: int
+    trainable: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What a step sends, of one kind.
+
+    Args:
+        what: String, such as `"gradients, all-reduce"`.
+        between: String, `"devices"` of a worker, or `"workers"`.
+        sent: Tuple of pairs: the name of who sends, and bytes.
+        total: Integer, the bytes that all send, on all workers.
+    """
+
+    what: str
+    between: str
+    sent: tuple[tuple[str, int], ...]
+    total: int
+
+    def as_json(self) -> dict[str, Any]:
+        """In types that JSON has."""
+        return {
+            "what": self.what,
+            "between": self.between,
+            "sent": dict(self.sent),
+            "total": self.total,
+        }
+
+
+def transfers(
+    load: Load,
+    placement: Placement,
+    kept: Mapping[str, Kept] | None = None,
+) -> tuple[Transfer, ...]:
+    """What each step sends; the formulas are in the package's docstring.
+
+    Args:
+        load: `Load`.
+        placement: `Placement`.
+        kept: Mapping from the name of each parameter device to its `Kept`, or
+            `None` for equal parts.
+    """
+    if placement.keepers:
+        local = _to_and_from_keepers(load, placement, kept)
+    else:
+        local = _all_reduce(
+            load.trainable, placement, placement.devices, "devices"
+        )
+    workers = tuple(f"worker {i}" for i in range(placement.num_workers))
+    return (*local, *_all_reduce(load.trainable, placement, workers, "workers"))
+
+
+def _all_reduce(
+    num_bytes: int,
+    placement: Placement,
+    names: tuple[str, ...],
+    between: str,
+) -> tuple[Transfer, ...]:
+    count = len(names)
+    times = placement.num_workers if between == "devices" else 1
+    if count == 1:
+        return ()
+    # Of the whole, because parts of it are rounded.
+    total = 2 * (count - 1) * num_bytes
+    if not placement.is_sharded:
+        each = math.ceil(total / count)
+        sent = tuple((name, each) for name in names)
+        what = "gradients, all-reduce"
+        return (Transfer(what, between, sent, times * total),)
+    each = math.ceil(total / 2 / count)
+    sent = tuple((name, each) for name in names)
+    return tuple(
+        Transfer(what, between, sent, times * total // 2)
+        for what in ("gradients, reduce-scatter", "parameters, all-gather")
+    )
+
+
+def _to_and_from_keepers(
+    load: Load, placement: Placement, kept: Mapping[str, Kept] | None
+) -> tuple[Transfer, ...]:
+    devices, keepers = placement.devices, placement.keepers
+    if kept is None:
+        count = len(keepers)
+        part = Kept(
+            math.ceil(load.weights / count), math.ceil(load.trainable / count)
+        )
+        kept = dict.fromkeys(keepers, part)
+    parameters = {
+        name: part.weights * sum(device != name for device in devices)
+        for name, part in kept.items()
+    }
+    gradients = {
+        device: sum(
+            part.trainable for name, part in kept.items() if name != device
+        )
+        for device in devices
+    }
+    return tuple(
+        Transfer(
+            what,
+            "devices",
+            tuple((name, sent) for name, sent in each.items() if sent),
+            placement.num_workers * sum(each.values()),
+        )
+        for what, each in (
+            ("parameters, to replicas", parameters),
+            ("gradients, to parameters", gradients),
+        )
+        if any(each.values())
+    )

@@ -1,0 +1,131 @@
+"""`keras-dist test`."""
+
+import json as json_format
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+
+import typer
+
+from keras_dist_cli.environment import fail
+from keras_dist_cli.inspection.packages import Backend
+from keras_dist_cli.inspection.packages import backends
+
+
+def self_test(
+    backend: Annotated[
+        str,
+        typer.Option(help="jax, tensorflow, torch, or all that is installed."),
+    ] = "all",
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Train over so many processes, too.",
+            show_default="none",
+        ),
+    ] = 0,
+    devices: Annotated[
+        int, typer.Option(min=1, help="Most virtual CPU devices.")
+    ] = 4,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a row may take.")
+    ] = 90.0,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="File to write all results to.", dir_okay=False),
+    ] = None,
+) -> None:
+    """Try keras_dist on this machine, and compare with one device.
+
+    Each backend trains a small model in each way that it can, in a process of
+    its own; weights must be those of plain Keras. Ends with 0 if nothing
+    failed, 1 if something did, 2 if nothing could be tried.
+    """
+    if workers == 1:
+        fail("--workers 1 is one process. Expected: 2 or more, or none.")
+    if json is not None and not json.absolute().parent.is_dir():
+        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
+    chosen = _chosen(backend)
+    # Only now, so that what can't run ends at once.
+    from rich.console import Console
+
+    from keras_dist_cli.trial.report import Bar
+    from keras_dist_cli.trial.report import as_json
+    from keras_dist_cli.trial.report import number_of
+    from keras_dist_cli.trial.report import show
+    from keras_dist_cli.trial.rows import Result
+    from keras_dist_cli.trial.rows import Settings
+    from keras_dist_cli.trial.rows import Status
+    from keras_dist_cli.trial.trial import Trial
+
+    console = Console(highlight=False)
+    settings = Settings(workers, devices, timeout)
+    results: list[Result] = []
+    seen: dict[str, Any] = {}
+    with Bar(console) as bar:
+
+        def end(result: Result) -> None:
+            results.append(result)
+            bar.end(result)
+
+        for each in chosen:
+            seen[each.name] = Trial(each, settings, bar.begin, end).run()
+    _say_what_there_is(console, seen)
+    show(console, results)
+    if json is not None:
+        content = as_json(results, seen, _versions(chosen))
+        json.write_text(json_format.dumps(content, indent=2) + "\n")
+    raise typer.Exit(1 if number_of(results, Status.FAILED) else 0)
+
+
+def _chosen(name: str) -> list[Backend]:
+    known = backends()
+    if name != "all":
+        found = [each for each in known if each.name == name]
+        if not found:
+            names = ", ".join(each.name for each in known)
+            fail(
+                f"keras_dist has no backend {name!r}. It has: {names}, or all."
+            )
+        if not found[0].is_installed:
+            fail(
+                f"the backend {name!r} is not installed. Install it with: "
+                f"{found[0].fix}"
+            )
+        return found
+    if not any(each.is_installed for each in known):
+        fixes = ", or ".join(each.fix for each in known)
+        fail(f"no backend is installed. Install one: {fixes}")
+    return known
+
+
+def _say_what_there_is(console: Any, seen: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from keras_dist_cli.inspection.variables import Masks
+    from keras_dist_cli.planning.text import names_text
+
+    masks = Masks(os.environ)
+    found = {name: each for name, each in seen.items() if each is not None}
+    for name, each in found.items():
+        console.print(Text(f"{name} sees {names_text(each['devices'])}"))
+    cluster: dict[str, Any] = next(
+        (each["cluster"] for each in found.values()), {}
+    )
+    if cluster:
+        told = cluster.get("reason") or cluster["error"]
+        console.print(Text(f"Cluster: {masks(told)}"))
+    console.print()
+
+
+def _versions(chosen: list[Backend]) -> dict[str, str]:
+    return {
+        "keras-dist": version("keras-dist"),
+        "keras": version("keras"),
+        "python": platform.python_version(),
+        **{each.name: each.version for each in chosen if each.is_installed},
+    }

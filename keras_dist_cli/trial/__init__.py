@@ -1,0 +1,1 @@
+"""What `keras-dist test` tries, and what comes of it."""

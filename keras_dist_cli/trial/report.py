@@ -1,0 +1,133 @@
+"""What `keras-dist test` shows."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn
+from rich.progress import MofNCompleteColumn
+from rich.progress import Progress
+from rich.progress import TextColumn
+from rich.progress import TimeElapsedColumn
+from rich.text import Text
+
+from keras_dist_cli.planning.tables import NUMBER
+from keras_dist_cli.planning.tables import WORD
+from keras_dist_cli.planning.tables import WORDS
+from keras_dist_cli.planning.tables import table
+from keras_dist_cli.trial.rows import Result
+from keras_dist_cli.trial.rows import Status
+
+_STYLES = {
+    Status.PASSED: "green",
+    Status.FAILED: "bold red",
+    Status.SKIPPED: "yellow",
+}
+
+
+class Bar:
+    """A bar on a terminal, nothing elsewhere.
+
+    Args:
+        console: The `rich` console to write to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def begin(self, backend: str, row: str, total: int) -> None:
+        """Shows what is tried now."""
+        if backend not in self._tasks:
+            self._tasks[backend] = self._progress.add_task("", total=None)
+        self._progress.update(
+            self._tasks[backend],
+            description=f"{backend}: {row}",
+            total=total or None,
+        )
+
+    def end(self, result: Result) -> None:
+        """Goes on."""
+        if result.backend in self._tasks:
+            self._progress.advance(self._tasks[result.backend])
+
+
+def show(console: Console, results: Sequence[Result]) -> None:
+    """Prints a table, what failing processes wrote, and how many there are.
+
+    Args:
+        console: The `rich` console to write to.
+        results: Sequence of `Result`.
+    """
+    made = table(
+        "",
+        ("Backend", WORD),
+        ("Tried", WORDS),
+        ("Result", WORD),
+        ("Time", NUMBER),
+        ("Details", WORDS),
+    )
+    made.title = None
+    for each in results:
+        details = each.details
+        if each.fix:
+            details = f"{details.rstrip('.')}. To do: {each.fix}"
+        made.add_row(
+            each.backend,
+            Text(each.name),
+            Text(each.status, style=_STYLES[each.status]),
+            f"{each.seconds:.0f} s" if each.seconds else "",
+            Text(details),
+        )
+    console.print(made)
+    for each in results:
+        if each.last_lines:
+            console.print()
+            console.print(
+                Text(f"{each.backend}, {each.name}: last lines", style="bold")
+            )
+            console.print(Text(each.last_lines))
+    console.print()
+    counts = ", ".join(
+        f"{number_of(results, status)} {status}" for status in Status
+    )
+    console.print(counts)
+
+
+def number_of(results: Sequence[Result], status: Status) -> int:
+    """How many results have a status."""
+    return sum(each.status is status for each in results)
+
+
+def as_json(
+    results: Sequence[Result], seen: dict[str, Any], versions: dict[str, str]
+) -> dict[str, Any]:
+    """All of it, in types that JSON has.
+
+    Args:
+        results: Sequence of `Result`.
+        seen: Dict of what each backend sees.
+        versions: Dict of versions.
+    """
+    return {
+        "versions": versions,
+        "backends": seen,
+        "results": [dataclasses.asdict(each) for each in results],
+        **{str(s): number_of(results, s) for s in Status},
+    }

@@ -1,0 +1,185 @@
+"""Rows: what is tried with a backend, and what came of it."""
+
+import enum
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+from keras_dist_cli.inspection.packages import Backend
+from keras_dist_cli.planning.text import names_text
+
+# Sums of float32 in another order end up a few 1e-7 apart. One batch whose
+# rows have the wrong weight makes it 1e-3 or more.
+TOLERANCE = 1e-5
+# Accelerators may add and multiply in several ways.
+ACCELERATOR_TOLERANCE = 2e-4
+
+
+class Place(enum.Enum):
+    """Which devices the process of a row is to see."""
+
+    CPU = "cpu"
+    ACCELERATORS = "accelerators"
+
+
+class Status(enum.StrEnum):
+    """What came of a row."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Something to try.
+
+    Args:
+        name: String, for the table.
+        place: `Place`.
+        job: String, what the backend's process is to do; empty to skip it.
+        arguments: Mapping of what it is given.
+        reason: String, why it is skipped.
+        fix: String, what to do so that it is not.
+    """
+
+    name: str
+    place: Place = Place.CPU
+    job: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it.
+
+    Args:
+        backend: String.
+        name: String, the row's.
+        status: `Status`.
+        details: String, what was found, or the reason.
+        fix: String, what to do.
+        seconds: Float.
+        last_lines: String, what its process wrote last, if it failed.
+    """
+
+    backend: str
+    name: str
+    status: Status
+    details: str
+    fix: str = ""
+    seconds: float = 0.0
+    last_lines: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Args:
+        workers: Integer, processes to train over, or 0 for none.
+        devices: Integer, the most virtual CPU devices.
+        timeout: Float, seconds that a row may take.
+    """
+
+    workers: int = 0
+    devices: int = 4
+    timeout: float = 90.0
+
+
+def rows_for(
+    backend: Backend, seen: Mapping[str, Any], settings: Settings
+) -> list[Row]:
+    """What to try with a backend that works.
+
+    Args:
+        backend: `Backend`.
+        seen: Mapping of what its process sees.
+        settings: `Settings`.
+    """
+    accelerators = [d for d in seen["devices"] if not d.startswith("cpu:")]
+    two = _cpus(min(2, settings.devices))
+    several = sorted({len(two), settings.devices} - {1})
+    rows = [_training("one device", "one", ["cpu:0"])]
+    rows += [
+        _training("mirrored", "mirrored", _cpus(count)) for count in several
+    ]
+    rows.append(_training("central storage", "central", two))
+    if not seen["shards_optimizer"]:
+        rows.append(
+            Row(
+                "sharded optimizer",
+                reason=f"{backend.name} keeps it mirrored",
+                fix="use another backend if you need it",
+            )
+        )
+    else:
+        rows.append(_training("sharded optimizer", "sharded", two))
+    rows.append(
+        Row(
+            "run, reduce, gather",
+            job="collectives",
+            arguments={"devices": two},
+        )
+    )
+    return [
+        *rows,
+        *_on_accelerators(accelerators),
+        *_over_workers(len(accelerators), settings),
+    ]
+
+
+def _cpus(count: int) -> list[str]:
+    return [f"cpu:{index}" for index in range(count)]
+
+
+def _training(
+    name: str, kind: str, devices: Sequence[str], place: Place = Place.CPU
+) -> Row:
+    is_cpu = place is Place.CPU
+    tolerance = TOLERANCE if is_cpu else ACCELERATOR_TOLERANCE
+    arguments = {"kind": kind, "devices": devices, "tolerance": tolerance}
+    return Row(f"{name}, {names_text(devices)}", place, "train", arguments)
+
+
+def _on_accelerators(devices: Sequence[str]) -> list[Row]:
+    name = "accelerators"
+    if not devices:
+        reason = "it sees no accelerator"
+        fix = "if there is one, install the framework for it"
+        return [Row(name, reason=reason, fix=fix)]
+    return [
+        _training("mirrored", "mirrored", devices, Place.ACCELERATORS),
+        Row(
+            f"run, reduce, gather, {names_text(devices)}",
+            Place.ACCELERATORS,
+            "collectives",
+            {"devices": devices},
+        ),
+    ]
+
+
+def _over_workers(num_accelerators: int, settings: Settings) -> list[Row]:
+    count = settings.workers
+    if not count:
+        return [Row("workers", reason="not asked for", fix="--workers 2")]
+    # It ends its workers before its own process is ended.
+    timeout = max(1.0, settings.timeout - 5.0)
+    arguments = {"workers": count, "timeout": timeout}
+    on_cpu = {"devices": 1, "tolerance": TOLERANCE}
+    rows = [Row(f"{count} workers", Place.CPU, "workers", arguments | on_cpu)]
+    if num_accelerators >= count and num_accelerators % count == 0:
+        there = {"devices": None, "tolerance": ACCELERATOR_TOLERANCE}
+        rows.append(
+            Row(
+                f"{count} workers, all accelerators",
+                Place.ACCELERATORS,
+                "workers",
+                arguments | there,
+            )
+        )
+    return rows

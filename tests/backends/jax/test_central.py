@@ -1,0 +1,221 @@
+"""Central storage: where variables are, and what is anywhere else."""
+
+import gc
+
+import jax
+import keras
+import numpy as np
+import pytest
+from central_models import classifier
+from central_models import size_of
+from central_models import variables_of
+
+import keras_dist
+
+SETUPS = pytest.mark.parametrize(
+    ("compute", "parameter"),
+    [
+        (["cpu:0", "cpu:1"], "cpu:3"),
+        (["cpu:0", "cpu:1"], "cpu:0"),
+        (["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]),
+        (["cpu:0"], "cpu:3"),
+    ],
+    ids=["apart", "among", "several", "one"],
+)
+
+
+@pytest.fixture
+def bytes_on():
+    """A callable: bytes of arrays on each device, above the start's."""
+
+    def count():
+        gc.collect()
+        held = {}  # by address: looking at an array makes others of it
+        for array in jax.live_arrays():
+            for shard in array.addressable_shards:
+                address = shard.data.unsafe_buffer_pointer()
+                held[shard.device.id, address] = shard.data.nbytes
+        total = dict.fromkeys(range(4), 0)
+        for (index, _), number in held.items():
+            total[index] += number
+        return total
+
+    start = count()
+    return lambda: {f"cpu:{k}": v - start[k] for k, v in count().items()}
+
+
+def names_of(strategy):
+    """The parameter devices' names."""
+    return set(strategy.extended.parameter_devices)
+
+
+def assert_at_rest(strategy, variables):
+    for variable in variables:
+        (device,) = strategy.devices_of(variable)
+        assert device in names_of(strategy)
+        index = int(device.split(":")[1])
+        assert variable.value.devices() == {jax.devices()[index]}
+
+
+# Logs, batches and replicas' own values of metrics.
+SLACK = 2500
+
+
+@SETUPS
+def test_one_copy_of_each_variable_where_its_owner_is(
+    data, bytes_on, compute, parameter
+):
+    strategy = keras_dist.CentralStorageStrategy(compute, parameter)
+    with strategy.scope():
+        model = classifier()
+    x, y = data
+
+    def use():
+        yield "made"
+        model.fit(x, y, batch_size=25, epochs=2, verbose=0)
+        yield "fitted"
+        model.train_on_batch(x[:7], y[:7])
+        yield "trained on a batch"
+        model.evaluate(x, y, batch_size=25, verbose=0)
+        yield "evaluated"
+        model.predict(x, batch_size=25, verbose=0)
+        model.predict_on_batch(x[:7])
+        yield "predicted"
+        strategy.run(lambda: model(x[:4]))
+        yield "run"
+        strategy.run(keras_dist.function(lambda: model(x[:4])))
+        yield "compiled"
+
+    for what in use():
+        variables = variables_of(model)
+        assert_at_rest(strategy, variables)
+        held = bytes_on()
+        for device in set(compute) - names_of(strategy):
+            assert held[device] < SLACK, what
+        total = sum(held[device] for device in names_of(strategy))
+        assert total < size_of(variables) + SLACK, what
+
+
+def test_several_devices_keep_about_as_much_each(data, bytes_on):
+    strategy = keras_dist.CentralStorageStrategy(
+        ["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]
+    )
+    with strategy.scope():
+        model = classifier()
+    largest = size_of([model.layers[2].kernel]) * 3
+    most = dict.fromkeys(["cpu:0", "cpu:2", "cpu:3"], 0)
+
+    def measure(batch, logs):
+        jax.block_until_ready(logs)
+        for device, number in bytes_on().items():
+            most[device] = max(most.get(device, 0), number)
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=measure)
+    model.fit(*data, batch_size=16, callbacks=[callback], verbose=0)
+    assert most["cpu:2"] + most["cpu:3"] < size_of(variables_of(model)) + SLACK
+    assert max(most["cpu:2"], most["cpu:3"]) <= largest + 2 * SLACK
+    assert most["cpu:0"] < SLACK
+
+
+def test_between_steps_compute_devices_hold_no_state(data, bytes_on):
+    strategy = keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:3")
+    with strategy.scope():
+        model = classifier()
+    held = []
+
+    def measure(batch, logs):
+        jax.block_until_ready(logs)
+        held.append(bytes_on())
+
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=measure)
+    model.fit(*data, batch_size=16, callbacks=[callback], verbose=0)
+    size = size_of(variables_of(model))
+    assert len(held) == 4
+    for each in held:
+        assert max(each["cpu:0"], each["cpu:1"]) < SLACK
+        assert size <= each["cpu:3"] < size + SLACK
+
+
+def test_placing_again_moves_nothing():
+    for parameter in ("cpu:3", ["cpu:2", "cpu:3"]):
+        strategy = keras_dist.CentralStorageStrategy(["cpu:0"], parameter)
+        with strategy.scope():
+            variable = keras.Variable(np.ones(3, "float32"))
+        before = variable.value
+        strategy.executor.place(variable)
+        assert variable.value is before
+
+
+@SETUPS
+def test_variables_can_be_combined_outside_of_fit(compute, parameter):
+    strategy = keras_dist.CentralStorageStrategy(compute, parameter)
+    with strategy.scope():
+        first = keras.Variable(np.ones(300, "float32"))
+        second = keras.Variable(np.ones(300, "float32"))
+    np.testing.assert_array_equal(first + second, np.full(300, 2.0))
+    first.assign_add(second)
+    first.assign(first * 3 + second)
+    first.assign_sub(jax.numpy.ones(300))
+    np.testing.assert_array_equal(first.value, np.full(300, 6.0))
+    assert_at_rest(strategy, [first, second])
+
+
+@SETUPS
+def test_arrays_of_the_users_outlive_training(data, compute, parameter):
+    strategy = keras_dist.CentralStorageStrategy(compute, parameter)
+    with strategy.scope():
+        model = classifier()
+    kernel = model.layers[0].kernel
+    mine = jax.numpy.ones(kernel.shape)
+    kernel.assign(mine)
+    model.fit(*data, batch_size=16, verbose=0)
+    read = kernel.value
+    before = np.array(read)
+    model.fit(*data, batch_size=16, verbose=0)
+    model.train_on_batch(*data)
+    np.testing.assert_array_equal(mine, np.ones(kernel.shape))
+    np.testing.assert_array_equal(read, before)
+
+
+@SETUPS
+def test_saved_assigned_adopted(data, tmp_path, compute, parameter):
+    outcomes = []
+    strategy = keras_dist.CentralStorageStrategy(compute, parameter)
+    for distribute in (lambda model: model, strategy.distribute):
+        model = distribute(classifier(metrics=[]))
+        fit = {"batch_size": 25, "shuffle": False, "verbose": 0}
+        model.fit(*data, **fit)
+        model.optimizer.learning_rate = 0.02
+        model.layers[0].bias.assign_add(np.ones(64, "float32"))
+        model.save(tmp_path / "model.keras")
+        model.fit(*data, **fit)
+        with strategy.scope():
+            loaded = keras.models.load_model(tmp_path / "model.keras")
+        loaded.fit(*data, **fit)
+        assert_at_rest(strategy, variables_of(loaded))
+        outcomes += [model.get_weights(), loaded.get_weights()]
+    for weights in outcomes[1:]:
+        for got, expected in zip(weights, outcomes[0], strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@SETUPS
+@pytest.mark.parametrize(
+    "how", [{"run_eagerly": True}, {"jit_compile": False}], ids=str
+)
+def test_steps_that_are_not_compiled(data, bytes_on, compute, parameter, how):
+    x, y = data[0][:12], data[1][:12]
+    results = []
+    strategy = keras_dist.CentralStorageStrategy(compute, parameter)
+    for distribute, kwargs in (
+        (lambda model: model, {}),
+        (strategy.distribute, how),
+    ):
+        model = distribute(classifier(keras.optimizers.SGD(), **kwargs))
+        history = model.fit(x, y, batch_size=5, shuffle=False, verbose=0)
+        results.append((history.history["loss"], model.get_weights()))
+    (loss, plain), (own_loss, ours) = results
+    np.testing.assert_allclose(own_loss, loss, rtol=1e-4)
+    for got, expected in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    assert_at_rest(strategy, variables_of(model))

@@ -1,0 +1,202 @@
+"""What a step with central storage costs: transfers, programs, memory."""
+
+import re
+import warnings
+
+import jax
+import keras
+import numpy as np
+import pytest
+from central_models import classifier
+from central_models import size_of
+from central_models import variables_of
+from keras import ops
+
+import keras_dist
+
+
+def programs(name):
+    found = jax.devices()[0].client.live_executables()
+    return [e for e in found if e.hlo_modules()[0].name == f"jit_{name}"]
+
+
+def make(parameter="cpu:3", num_replicas=2, **kwargs):
+    devices = [f"cpu:{index}" for index in range(num_replicas)]
+    with keras_dist.CentralStorageStrategy(devices, parameter).scope():
+        return classifier(**kwargs)
+
+
+def programs_of_fit(model, data, batch_size=16):
+    """The programs that `fit` compiles: gradients, updates."""
+    names = ("train_step", "optimizer_update")
+    before = [e for name in names for e in programs(name)]
+    model.fit(*data, batch_size=batch_size, verbose=0)
+    return [[e for e in programs(n) if e not in before] for n in names]
+
+
+def count_all_reduces(program):
+    text = program.hlo_modules()[0].to_string()
+    return len(re.findall(r"\ball-reduce(?:-start)?\(", text))
+
+
+@pytest.fixture
+def transfers(monkeypatch):
+    """How many arrays each transfer of a step moves: away, and back."""
+    from keras_dist_jax import central_programs
+
+    counts = {"send": [], "bring": []}
+    for name, counted in counts.items():
+        original = getattr(central_programs, name)
+
+        def count(arrays, *args, original=original, counted=counted):
+            counted.append(len(arrays))
+            return original(arrays, *args)
+
+        monkeypatch.setattr(central_programs, name, count)
+    return counts
+
+
+def test_two_transfers_a_step_and_no_slots_among_them(data, transfers):
+    model = make()
+    model.fit(*data, batch_size=16, verbose=0)
+    trained = len(model.trainable_variables)
+    others = len(model.non_trainable_variables) + len(model.metrics_variables)
+    assert transfers["send"] == [trained + others] * 4
+    assert transfers["bring"] == [trained + others] * 4
+
+
+def test_one_scalar_more_where_losses_are_scaled(data, transfers):
+    inner = keras.optimizers.SGD(momentum=0.9)
+    model = make(optimizer=keras.optimizers.LossScaleOptimizer(inner))
+    model.fit(*data, batch_size=64, verbose=0)
+    rest = [
+        *model.trainable_variables,
+        *model.non_trainable_variables,
+        *model.metrics_variables,
+    ]
+    assert transfers["send"] == [len(rest) + 1]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_collectives_as_with_mirrored_variables(data, num_replicas):
+    devices = [f"cpu:{index}" for index in range(num_replicas)]
+    with keras_dist.MirroredStrategy(devices).scope():
+        mirrored = classifier()
+    ((theirs,), _) = programs_of_fit(mirrored, data)
+    ((ours,), (update,)) = programs_of_fit(make("cpu:3", num_replicas), data)
+    assert count_all_reduces(ours) == count_all_reduces(theirs)
+    assert count_all_reduces(update) == 0
+
+
+def test_what_a_compute_device_needs_in_a_step(data):
+    model = make(width=256)
+    ((gradients,), _) = programs_of_fit(model, data)
+    stats = gradients.get_compiled_memory_stats()
+    parameters = size_of(model.variables)
+    activations = 16 * 256 * 4 * 8
+    assert stats.argument_size_in_bytes < parameters + activations
+    assert stats.output_size_in_bytes < parameters + activations
+    assert stats.temp_size_in_bytes < parameters + activations
+
+
+def test_updates_work_in_the_memory_of_the_state(data):
+    model = make(width=256)
+    (_, (update,)) = programs_of_fit(model, data)
+    stats = update.get_compiled_memory_stats()
+    state = size_of([*model.trainable_variables, *model.optimizer.variables])
+    # But for the rate of learning, which nothing changes.
+    assert stats.alias_size_in_bytes >= state - 8
+
+
+def test_batches_of_another_shape_have_the_same_update(data):
+    gradients, updates = programs_of_fit(make(), data, batch_size=25)
+    assert len(gradients) == 2
+    assert len(updates) == 1
+
+
+def test_nothing_is_compiled_after_each_shape_was_seen(data, compilations):
+    for parameter in ("cpu:3", "cpu:0", ["cpu:2", "cpu:3"]):
+        model = make(parameter)
+        x, y = data
+
+        def run(epochs, model=model, x=x, y=y):
+            model.fit(
+                *(x, y),
+                batch_size=25,
+                epochs=epochs,
+                validation_data=(x[:29], y[:29]),
+                verbose=0,
+            )
+            model.evaluate(x, y, batch_size=25, verbose=0)
+            model.predict(x, batch_size=25, verbose=0)
+            model.train_on_batch(x[:25], y[:25])
+
+        run(epochs=2)
+        compilations["programs"] = 0
+        run(epochs=2)
+        assert compilations["programs"] == 0, parameter
+
+
+class Reporting(keras.Sequential):
+    """Its step looks at single numbers of the optimizer, and at weights."""
+
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        logs["norm"] = sum(ops.sum(ops.square(v)) for v in state[0])
+        logs["largest"] = sum(ops.max(v) for v in state[2])
+        return logs, state
+
+
+class Alternating(keras.Sequential):
+    """Its step computes with weights that it has just updated."""
+
+    def train_step(self, state, data):
+        _, state = super().train_step(state, data)
+        return super().train_step(state, data)
+
+
+@pytest.mark.parametrize("parameter", ["cpu:3", "cpu:0", ["cpu:2", "cpu:3"]])
+@pytest.mark.parametrize("cls", [Reporting, Alternating])
+def test_steps_that_use_what_they_have_updated(data, transfers, cls, parameter):
+    fit = {"batch_size": 25, "epochs": 2, "shuffle": False, "verbose": 0}
+    plain, ours = classifier(cls=cls), make(parameter, cls=cls)
+    expected = plain.fit(*data, **fit).history
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = ours.fit(*data, **fit).history
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-4)
+    for got, want in zip(variables_of(ours), variables_of(plain), strict=True):
+        np.testing.assert_allclose(got.value, want.value, rtol=1e-4, atol=1e-5)
+    told = [str(w.message) for w in caught if "optimizer's" in str(w.message)]
+    sends = len(ours.optimizer.variables) if cls is Alternating else 0
+    assert len(told) == bool(sends)
+    others = len(ours.variables) + len(ours.metrics_variables)
+    assert max(transfers["send"]) <= others + sends
+
+
+OPTIMIZERS = {
+    "accumulation": lambda: keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=2, use_ema=True
+    ),
+    "clipping": lambda: keras.optimizers.AdamW(
+        0.01, global_clipnorm=0.1, use_ema=True, ema_overwrite_frequency=2
+    ),
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.01, momentum=0.9), dynamic_growth_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_apart_on_each_of_several_owners(data, name):
+    fit = {"batch_size": 25, "epochs": 2, "shuffle": False, "verbose": 0}
+    plain = classifier(OPTIMIZERS[name]())
+    ours = make(["cpu:2", "cpu:3"], optimizer=OPTIMIZERS[name]())
+    plain.fit(*data, **fit)
+    _, updates = programs_of_fit(ours, data, 64)
+    assert len(updates) == (2 if name == "clipping" else len(updates))
+    ours = make(["cpu:2", "cpu:3"], optimizer=OPTIMIZERS[name]())
+    ours.fit(*data, **fit)
+    for got, want in zip(variables_of(ours), variables_of(plain), strict=True):
+        np.testing.assert_allclose(got.value, want.value, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,404 @@
+"""One copy of each variable, replicas elsewhere: what moves, and what stays.
+
+PyTorch has one CPU. Here devices of different names count as apart, so that
+what is sent is really copied.
+"""
+
+import gc
+import threading
+
+import keras
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import keras_dist
+from keras_dist_torch import replicas
+from keras_dist_torch import transfers
+from parity import cases
+from parity.harness import assert_same
+from parity.harness import central
+from parity.harness import plain
+from parity.harness import strategy
+from parity.harness import train
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 6)).astype("float32")
+Y = RNG.integers(0, 3, 40)
+NAMES = (
+    "weighted",
+    "batch_norm_conv_adam",
+    "mask_gru",
+    "two_headed",
+    "fewer_than_replicas",
+    "last_of_one_batch_norm",
+    "optimizer_global_clipnorm",
+    "optimizer_accumulation",
+    "optimizer_ema",
+    "loss_sum",
+    "loss_dice",
+    "layer_add_loss",
+    "layer_regularizers",
+    "mixed_float16",
+)
+CASES = [case for case in cases.CASES if case.name in NAMES]
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch):
+    monkeypatch.setattr(
+        transfers, "are_apart", lambda here, there: here != there
+    )
+
+
+def storage_of(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+class Traffic(TorchDispatchMode):
+    """Counts copies between pieces of memory, in every replica's thread."""
+
+    def __init__(self, variables):
+        super().__init__()
+        self._homes = {storage_of(v.value) for v in variables}
+        self._threads = set()
+        self.pieces = []
+        self.single = []
+        self.computed_at_home = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.copy_.default:
+            to, source = args[:2]
+            if storage_of(to) != storage_of(source):
+                if source.dtype == torch.uint8:
+                    self.pieces.append(source.nbytes)
+                elif storage_of(source) in self._homes:
+                    self.single.append(source.nbytes)
+        elif func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.computed_at_home += [
+                func for arg in args if storage_of(arg) in self._homes
+            ]
+        return func(*args, **(kwargs or {}))
+
+    def enter_thread(self):
+        if threading.get_ident() not in self._threads:
+            self._threads.add(threading.get_ident())
+            self.__enter__()
+
+
+@pytest.fixture
+def traffic_of(monkeypatch):
+    """A callable: the `Traffic` of one call, over several threads."""
+    current = []
+    capture = replicas.capture_thread
+
+    def capturing():
+        inherit = capture()
+
+        def enter():
+            inherit()
+            for traffic in current:
+                traffic.enter_thread()
+
+        return enter
+
+    monkeypatch.setattr(replicas, "capture_thread", capturing)
+
+    def count(fn, variables):
+        current[:] = [Traffic(variables)]
+        with current[0] as traffic:
+            fn()
+        current.clear()
+        return traffic
+
+    return count
+
+
+def make_model(*layers, optimizer="adam"):
+    model = keras.Sequential(
+        [keras.Input((6,)), *layers, keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def num_bytes(tensors):
+    return sum(t.value.nbytes for t in tensors)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@pytest.mark.parametrize("num_layers", [1, 6])
+def test_one_copy_each_way(traffic_of, num_replicas, num_layers):
+    with central(num_replicas).scope():
+        model = make_model(
+            *(keras.layers.Dense(8) for _ in range(num_layers)),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+        )
+    for _ in range(2):
+        model.train_on_batch(X[:12], Y[:12])
+    traffic = traffic_of(
+        lambda: model.train_on_batch(X[:12], Y[:12]), model.variables
+    )
+    assert_moved(traffic, model, num_replicas)
+    assert not traffic.computed_at_home
+
+
+def assert_moved(traffic, model, num_replicas):
+    """One piece to each replica, one back; and metrics that have changed."""
+    state = model.variables + model.metrics_variables
+    padding = 64 * len(state)
+    trained = num_bytes(model.trainable_variables)
+    small = [size for size in traffic.pieces if size <= 64 * 4]
+    large = sorted(size for size in traffic.pieces if size > 64 * 4)
+    returned, sent = large[:num_replicas], large[num_replicas:]
+    assert len(sent) == len(returned) == num_replicas
+    assert len(small) <= num_replicas
+    assert all(0 <= each - num_bytes(state) <= padding for each in sent)
+    assert all(0 <= each - trained <= padding for each in returned)
+    assert traffic.single == []
+
+
+def test_replicas_beside_the_variables_are_sent_nothing(traffic_of):
+    made = keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0")
+    with made.scope():
+        model = make_model(keras.layers.Dense(8))
+    for _ in range(2):
+        model.train_on_batch(X[:12], Y[:12])
+    traffic = traffic_of(
+        lambda: model.train_on_batch(X[:12], Y[:12]), model.variables
+    )
+    assert_moved(traffic, model, 1)
+
+
+def test_devices_that_share_memory_move_nothing(traffic_of, monkeypatch):
+    monkeypatch.undo()
+    with central(2).scope():
+        model = make_model(keras.layers.Dense(8))
+    model.train_on_batch(X[:12], Y[:12])
+    traffic = traffic_of(
+        lambda: model.train_on_batch(X[:12], Y[:12]), model.variables
+    )
+    assert (traffic.pieces, traffic.single) == ([], [])
+
+
+def test_a_loop_of_ones_own_moves_as_little(traffic_of):
+    made = central(2)
+    with made.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        optimizer = keras.optimizers.Adam()
+        steps = keras.Variable(0.0, aggregation="mean", trainable=False)
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        def loss_fn():
+            return keras.ops.mean(model(x) ** 2)
+
+        loss, grads = keras_dist.value_and_grad(
+            loss_fn, model.trainable_variables
+        )
+        optimizer.apply(grads, model.trainable_variables)
+        steps.assign_add(1.0)
+        return loss
+
+    (batch,) = made.experimental_distribute_dataset([X[:8]])
+    for _ in range(2):
+        made.run(step, args=(batch,))
+    traffic = traffic_of(
+        lambda: made.run(step, args=(batch,)),
+        [*model.variables, steps],
+    )
+    assert float(steps) == 3.0
+    # Weights, gradients, and what was counted.
+    assert len([each for each in traffic.pieces if each > 64]) == 4
+    assert len(traffic.pieces) <= 6
+    assert traffic.single == []
+
+
+def live_bytes():
+    """Bytes of all tensors alive, each storage once."""
+    gc.collect()
+    storages = {
+        storage_of(o): o.untyped_storage().nbytes()
+        for o in gc.get_objects()
+        if issubclass(type(o), torch.Tensor)
+        and not issubclass(type(o), FakeTensor)
+        and o.device.type == "cpu"
+    }
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+def test_memory(num_replicas):
+    before = live_bytes()
+    within = []
+
+    class Spy(keras.layers.Layer):
+        def call(self, inputs):
+            if inputs.device.type != "meta":
+                within.append(live_bytes() - before)
+            return inputs
+
+    with keras_dist.CentralStorageStrategy(
+        [f"cpu:{i}" for i in range(num_replicas)], "cpu:3"
+    ).scope():
+        model = make_model(
+            keras.layers.Dense(256), keras.layers.Dense(256), Spy()
+        )
+    after = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            after.append(live_bytes() - before)
+
+    model.fit(X, Y, batch_size=8, callbacks=[Watch()], verbose=0)
+    weights = num_bytes(model.variables)
+    slots = num_bytes(model.optimizer.variables)
+    small = 64 * len(model.variables) + 8 * X.nbytes
+    away = num_replicas - (num_replicas == 4)
+    # Nothing of parameters or gradients on a device that computes.
+    assert weights + slots <= max(after) <= weights + slots + small
+    # In the forward pass of the last one, a copy for each that is not beside
+    # the variables, and the gradients of the others.
+    copies = weights * (1 + away) + weights * (num_replicas - 1)
+    assert max(within) <= copies + slots + 4 * small
+
+
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("make", [central, strategy])
+def test_same_numbers(case, make):
+    assert_same(train(case, 2, make), plain(case), case.rtol)
+
+
+def test_one_replica_apart_gives_the_same_numbers():
+    (case,) = (c for c in CASES if c.name == "batch_norm_conv_adam")
+    assert_same(train(case, 1, central), plain(case), case.rtol)
+
+
+def sgd_weights(change, steps=3):
+    """Weights after some steps, with a change of them between."""
+    model = make_model(keras.layers.Dense(4), optimizer="sgd")
+    model.set_weights([np.full(w.shape, 0.1, "float32") for w in model.weights])
+    for _ in range(steps):
+        model.train_on_batch(X[:7], Y[:7])
+        model = change(model) or model
+    return model.get_weights()
+
+
+def _new_memory(model):
+    kernel = model.layers[0].kernel.value
+    kernel.data = torch.full_like(kernel.data, 0.3)
+
+
+def _assign(model):
+    model.layers[0].kernel.assign(np.full((6, 4), 0.3, "float32"))
+
+
+def _through_torch(model):
+    with torch.no_grad():
+        model.layers[0].kernel.value.mul_(0.5)
+
+
+def _other_first(model):
+    model.predict(X[:5], verbose=0)
+    model.evaluate(X[:5], Y[:5], verbose=0)
+
+
+@pytest.mark.parametrize(
+    "change", [_new_memory, _assign, _through_torch, _other_first]
+)
+def test_changes_between_steps_are_noticed(change):
+    expected = sgd_weights(change)
+    with central(2).scope():
+        actual = sgd_weights(change)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_variable_with_new_memory_goes_with_the_others_again(traffic_of):
+    with central(2).scope():
+        model = make_model(keras.layers.Dense(4))
+    for change in (_assign, _new_memory):
+        model.train_on_batch(X[:12], Y[:12])
+        before = model.layers[0].kernel.value
+        change(model)
+        assert model.layers[0].kernel.value is before
+    for _ in range(2):
+        model.train_on_batch(X[:12], Y[:12])
+    traffic = traffic_of(
+        lambda: model.train_on_batch(X[:12], Y[:12]), model.variables
+    )
+    assert_moved(traffic, model, 2)
+
+
+def test_saving_and_loading(tmp_path):
+    path = tmp_path / "model.keras"
+    with central(2).scope():
+        model = make_model(keras.layers.Dense(4))
+    model.train_on_batch(X[:12], Y[:12])
+    model.save(path)
+    with central(2).scope():
+        again = keras.saving.load_model(path)
+    alone = keras.saving.load_model(path)
+    for each in (model, again, alone):
+        each.train_on_batch(X[12:24], Y[12:24])
+    for a, b, c in zip(
+        model.get_weights(),
+        again.get_weights(),
+        alone.get_weights(),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(a, c, rtol=1e-5, atol=1e-7)
+
+
+def test_two_updates_in_a_step_read_what_the_first_has_written():
+    class TwoUpdates(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = keras.layers.Dense(3)
+            self.second = keras.layers.Dense(1)
+
+        def call(self, inputs):
+            return self.second(self.first(inputs))
+
+        def train_step(self, data):
+            x, _ = data
+            for _ in range(2):
+                self.zero_grad()
+                loss = keras.ops.mean(self(x) ** 2)
+                loss.backward()
+                weights = self.trainable_variables
+                grads = [v.value.grad for v in weights]
+                with torch.no_grad():
+                    self.optimizer.apply(grads, weights)
+            return {"loss": loss.detach()}
+
+    def trained():
+        model = TwoUpdates()
+        model(X[:1])
+        model.set_weights(
+            [np.full(w.shape, 0.1, "float32") for w in model.weights]
+        )
+        model.compile(keras.optimizers.SGD(0.1))
+        model.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    expected = trained()
+    with central(3).scope():
+        actual = trained()
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_variables_in_several_memories_are_refused(monkeypatch):
+    monkeypatch.setattr(
+        replicas,
+        "torch_device",
+        lambda device: torch.device("meta", device.index),
+    )
+    with pytest.raises(keras_dist.DeviceError, match="parameter_device=cpu:1"):
+        keras_dist.CentralStorageStrategy(["cpu:0"], ["cpu:1", "cpu:2"])

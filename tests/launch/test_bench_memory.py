@@ -1,0 +1,209 @@
+"""`keras-dist bench memory`: what it measures is what was promised."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from keras_dist.backend import get_backend
+from keras_dist.backend import override_backend
+from keras_dist.device import Device
+from keras_dist.errors import BackendNotFoundError
+from keras_dist.launch.bench import memory
+from keras_dist.launch.bench.live import MeasuredMemory
+from keras_dist.launch.bench.memory_report import memory_table
+from keras_dist.sharding_power import ShardsOptimizerState
+from keras_dist.testing.memory import MemoryBackend
+from keras_dist_cli.main import app
+
+BACKEND = keras.backend.backend()
+NUM_DEVICES = 2
+COMPUTING = [f"cpu:{index}" for index in range(NUM_DEVICES)]
+KEEPER = f"cpu:{NUM_DEVICES}"
+# Four layers of 32 x 32 + 32.
+PARAMETERS = 4224
+TRAINABLE = 4 * PARAMETERS
+# The optimizer's counters and the metric's state, and what a framework keeps
+# for itself: seeds, a loss, a learning rate.
+SLACK = 200
+SHARES_MEMORY = BACKEND == "torch"
+
+can_shard = pytest.mark.skipif(
+    not isinstance(get_backend(), ShardsOptimizerState),
+    reason="the backend says that it can't shard the optimizer's state",
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The command's process, and the file that it wrote."""
+    path = tmp_path_factory.mktemp("bench") / "memory.json"
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "KERAS_DIST_VIRTUAL_DEVICES"
+    }
+    process = subprocess.run(
+        [
+            *(sys.executable, "-m", "keras_dist_cli", "bench", "memory"),
+            *("--devices", str(NUM_DEVICES), "--params", str(PARAMETERS)),
+            *("--json", str(path), "--backend", BACKEND),
+        ],
+        env=inherited | {"COLUMNS": "80", "KERAS_BACKEND": ""},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process, json.loads(path.read_text())
+
+
+@pytest.fixture
+def arms(finished):
+    return finished[1]["arms"]
+
+
+def near(number):
+    return pytest.approx(number, rel=0, abs=SLACK)
+
+
+def test_plain_keras_has_parameters_and_slots_on_one_device(arms):
+    plain = arms["plain Keras"]
+    assert plain["parameters"] == PARAMETERS
+    assert plain["planned"] == {"cpu:0": near(3 * TRAINABLE)}
+    # PyTorch's optimizers zero gradients before a step, not after it.
+    gradients = TRAINABLE if BACKEND == "torch" else 0
+    assert plain["measured"] == {"cpu:0": near(3 * TRAINABLE + gradients)}
+
+
+def test_mirrored_is_as_much_on_each_device(arms):
+    found = arms["mirrored"]
+    each = dict.fromkeys(COMPUTING, near(3 * TRAINABLE))
+    assert found["planned"] == each
+    if SHARES_MEMORY:
+        each |= dict.fromkeys(COMPUTING[1:], 0)
+    assert found["measured"] == each
+    assert found["bytes_sent"] == 2 * (NUM_DEVICES - 1) * TRAINABLE
+
+
+def test_central_is_as_much_on_the_parameter_device_only(arms):
+    found = arms["central"]
+    each = dict.fromkeys(COMPUTING, near(0)) | {KEEPER: near(3 * TRAINABLE)}
+    assert found["planned"] == each
+    assert found["measured"] == each
+    assert found["bytes_sent"] == 2 * NUM_DEVICES * TRAINABLE
+
+
+@can_shard
+def test_a_sharded_optimizer_is_a_part_on_each_device(arms):
+    found = arms["optimizer sharded"]
+    # All of these sizes are even.
+    part = 2 * TRAINABLE // NUM_DEVICES
+    each = dict.fromkeys(COMPUTING, near(TRAINABLE + part))
+    assert found["planned"] == each
+    if SHARES_MEMORY:
+        each |= dict.fromkeys(COMPUTING[1:], near(part))
+    assert found["measured"] == each
+    assert found["bytes_sent"] == arms["mirrored"]["bytes_sent"]
+
+
+def test_arms_are_those_that_the_backend_has(arms):
+    expected = ["plain Keras", "mirrored", "central"]
+    if isinstance(get_backend(), ShardsOptimizerState):
+        expected.append("optimizer sharded")
+    assert list(arms) == expected
+
+
+def test_it_says_what_was_measured(finished):
+    process, content = finished
+    text = " ".join(process.stdout.split())
+    for part in (
+        "Measuring mirrored",
+        "A model of 4,224 parameters",
+        get_backend().live_bytes_text,
+        f"keras {keras.__version__}",
+    ):
+        assert part in text
+    assert content["backend"] == BACKEND
+    assert content["counted"] == get_backend().live_bytes_text
+    assert max(map(len, process.stdout.splitlines())) <= 80
+    assert "\x1b" not in process.stdout
+    assert re.search(r"central +cpu:0", process.stdout)
+
+
+def test_devices_that_hold_the_same_share_a_row():
+    measured = [
+        MeasuredMemory("plain Keras", 10, {"cpu:0": 120}, {"cpu:0": 120}, 0),
+        MeasuredMemory(
+            "mirrored",
+            10,
+            {"cpu:0": 120, "cpu:1": 120, "cpu:2": 60},
+            {"cpu:0": 120, "cpu:1": 120},
+            40,
+        ),
+    ]
+    columns = [list(column.cells) for column in memory_table(measured).columns]
+    assert columns[1] == ["cpu:0", "cpu:0-1", "cpu:2"]
+    assert columns[4] == ["1.00", "1.00", "0.50"]
+    assert columns[3] == ["120 B", "120 B", "0 B"]
+
+
+@pytest.mark.parametrize("wanted", [1, 1000, 20_000_000])
+def test_the_model_is_about_as_large_as_asked_for(wanted, monkeypatch):
+    widths = []
+    monkeypatch.setattr(
+        memory.keras.layers, "Dense", lambda n, _: widths.append(n)
+    )
+    monkeypatch.setattr(memory.keras, "Sequential", lambda _: Built())
+    memory.build_model(wanted)
+    assert len(set(widths)) == 1
+    found = sum(width**2 + width for width in widths)
+    assert found == pytest.approx(wanted, rel=0.1, abs=8)
+
+
+class Built:
+    def compile(self, *_):
+        pass
+
+
+def test_what_is_alive_is_counted():
+    backend = get_backend()
+    model = keras.Sequential([keras.Input((2,))])
+    before = backend.live_bytes(model)
+    value = np.random.default_rng(0).normal(size=(500, 500))
+    variable = keras.Variable(value.astype("float32"))
+    after = backend.live_bytes(model)
+    cpu = Device("cpu", 0)
+    assert after[cpu] - before.get(cpu, 0) == 500 * 500 * 4
+    del variable
+    assert backend.live_bytes(model).get(cpu, 0) == before.get(cpu, 0)
+
+
+def test_a_backend_that_can_not_measure_is_an_error():
+    with (
+        override_backend(MemoryBackend()),
+        pytest.raises(BackendNotFoundError, match="what memory is held"),
+    ):
+        memory.run_memory(2, 1000, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--devices", "0"), "--devices"),
+        (("--params", "many"), "'many'"),
+        (("--json", "no/such/folder/file.json"), "folder"),
+        (("--backend", "nosuch"), "'nosuch'"),
+    ],
+)
+def test_bad_options_are_errors_that_say_so(monkeypatch, arguments, message):
+    monkeypatch.setenv("KERAS_BACKEND", BACKEND)
+    result = CliRunner().invoke(app, ["bench", "memory", *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())

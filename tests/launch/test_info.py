@@ -1,0 +1,176 @@
+"""`keras-dist info`: what is there, what is broken, and nothing private."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import keras
+import pytest
+from typer.testing import CliRunner
+
+from keras_dist_cli.inspection import packages
+from keras_dist_cli.inspection import report
+from keras_dist_cli.inspection.variables import Masks
+from keras_dist_cli.inspection.variables import cluster_variables
+from keras_dist_cli.inspection.variables import other_variables
+from keras_dist_cli.main import app
+
+BACKEND = keras.backend.backend()
+CLUSTER = {
+    "TF_CONFIG": json.dumps(
+        {
+            "cluster": {"worker": ["alpha.corp:9000", "10.1.2.3:9001"]},
+            "task": {"type": "worker", "index": 1},
+        }
+    ),
+}
+HERE = packages.Backend(BACKEND, "plugin:Backend", version(BACKEND))
+ABSENT = packages.Backend("absent_engine", "absent_engine:Backend", "")
+BROKEN = packages.Backend("broken_engine", "broken_engine:Backend", "3.0")
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path):
+    """A machine with what a test says; other variables are its own."""
+    for name in (*cluster_variables(), "KERAS_BACKEND", "KERAS_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "broken_engine.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def tell(*backends, **variables):
+        monkeypatch.setattr(report, "backends", lambda: list(backends))
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return CliRunner().invoke(app, ["info"])
+
+    return tell
+
+
+def test_the_command_tells_programs():
+    finished = subprocess.run(
+        [sys.executable, "-m", "keras_dist_cli", "info", "--json"],
+        env=os.environ
+        | CLUSTER
+        | {"KERAS_BACKEND": BACKEND, "KERAS_DIST_VIRTUAL_DEVICES": "3"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    assert found["keras"] == keras.__version__
+    assert found["keras_dist"] == version("keras-dist")
+    assert found["picked"]["backend"] == BACKEND
+    assert found["picked"]["commands_take"] == BACKEND
+    assert not found["picked"]["problem"]
+    by_name = {each["name"]: each for each in found["backends"]}
+    assert {"jax", "tensorflow", "torch"} <= set(by_name)
+    own = by_name[BACKEND]
+    assert own["works"]
+    assert own["version"] == version(BACKEND)
+    cpus = [name for name in own["devices"] if name.startswith("cpu:")]
+    assert cpus == ["cpu:0", "cpu:1", "cpu:2"]
+    assert found["virtual_devices"] == "3"
+    cluster = found["cluster"]
+    assert cluster["reason"] == "TF_CONFIG is set: 2 workers, this is worker 1"
+    assert (cluster["workers"], cluster["index"]) == (2, 1)
+    assert "alpha" not in finished.stdout and "10.1.2.3" not in finished.stdout
+    assert "host1:9000" in cluster["variables"]["TF_CONFIG"]
+    assert found["variables"]["KERAS_BACKEND"] == BACKEND
+
+
+def test_a_backend_that_is_broken_or_absent_is_told_with_its_fix(world):
+    result = world(HERE, ABSENT, BROKEN, KERAS_BACKEND="broken_engine")
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "absent_engine: not installed. Try: pip install" in text
+    assert "'keras-dist[absent_engine]'" in text
+    assert "broken_engine: can't be used" in text
+    assert "pip install --force-reinstall 'keras-dist[broken_engine]'" in text
+    assert "Problem: broken_engine: can't be used" in text
+    assert HERE.version in text
+    assert "this is the only worker" in text
+
+
+def test_without_any_backend(world):
+    result = world(ABSENT, TF_CONFIG=CLUSTER["TF_CONFIG"])
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "Commands take nothing" in text
+    assert "it takes a backend that works to tell" in text
+    assert "pip install 'keras-dist[absent_engine]'" in text
+    assert "TF_CONFIG" in text and "alpha" not in text
+
+
+def test_a_backend_that_keras_dist_has_not(world):
+    result = world(ABSENT, KERAS_BACKEND="other_engine")
+    text = " ".join(result.output.split())
+    assert "no backend 'other_engine'" in text
+    assert "Set KERAS_BACKEND to one of absent_engine" in text
+
+
+def test_one_that_takes_too_long(monkeypatch, world):
+    monkeypatch.setattr(report, "backends", lambda: [HERE])
+    found = report.gather(0.01)
+    (own,) = found["backends"]
+    assert own["problem"].startswith("can't be used, no end after 0 s")
+
+
+def test_the_file_of_keras_decides_without_the_variable(monkeypatch, tmp_path):
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    assert packages.picked_by_keras()[0] is None
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    assert packages.picked_by_keras() == (
+        "torch",
+        "KERAS_BACKEND is not set, keras.json says it",
+    )
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    assert packages.picked_by_keras() == ("jax", "KERAS_BACKEND=jax")
+
+
+def test_hosts_are_the_same_everywhere_but_not_told():
+    environ = {
+        "KERAS_DIST_WORKERS": "a.corp:9000,b.corp:9000,a.corp:9001",
+        "MASTER_ADDR": "b.corp",
+        "RANK": "1",
+    }
+    assert cluster_variables(environ) == {
+        "KERAS_DIST_WORKERS": "host1:9000,host2:9000,host1:9001",
+        "MASTER_ADDR": "host2",
+        "RANK": "1",
+    }
+    masks = Masks(environ)
+    assert masks("can't meet a.corp:9000") == "can't meet host1:9000"
+    assert masks("a.corporation stays") == "a.corporation stays"
+
+
+def test_what_is_on_this_machine_is_told():
+    environ = {"KERAS_DIST_WORKERS": "127.0.0.1:9000,localhost:9001"}
+    assert cluster_variables(environ) == environ
+
+
+def test_a_config_that_can_not_be_read_hides_its_words():
+    shown = cluster_variables({"TF_CONFIG": '{"cluster": alpha.corp:9000'})
+    assert "alpha" not in shown["TF_CONFIG"]
+
+
+def test_secrets_are_not_told():
+    environ = {
+        "JAX_API_KEY": "abc",
+        "TORCH_AUTH": "abc",
+        "XLA_FLAGS": f"--dump={os.path.expanduser('~')}/dump",
+        "HOME": "abc",
+        "TF_VAR_password": "abc",
+        "TF_GPU_ALLOCATOR": "cuda_malloc_async",
+    }
+    assert other_variables(environ) == {
+        "JAX_API_KEY": "(set, not shown)",
+        "TF_GPU_ALLOCATOR": "cuda_malloc_async",
+        "TORCH_AUTH": "(set, not shown)",
+        "XLA_FLAGS": "--dump=~/dump",
+    }

@@ -1,0 +1,194 @@
+"""The arithmetic of `keras-dist plan`, and of `keras_dist.summary`."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+import keras_dist_cli.planning
+from keras_dist.summaries.counting import load_of
+from keras_dist_cli.planning import load as loads
+from keras_dist_cli.planning.load import Flat
+from keras_dist_cli.planning.load import Load
+from keras_dist_cli.planning.load import load_of_parameters
+from keras_dist_cli.planning.placement import Memory
+from keras_dist_cli.planning.placement import Placement
+from keras_dist_cli.planning.placement import memory
+from keras_dist_cli.planning.text import bytes_text
+from keras_dist_cli.planning.text import names_text
+from keras_dist_cli.planning.text import read_number
+from keras_dist_cli.planning.traffic import Kept
+from keras_dist_cli.planning.traffic import transfers
+
+GPUS = tuple(f"gpu:{index}" for index in range(4))
+# 1,000 parameters: T, F, 2 slots, counters.
+LOAD = Load(4000, 400, (Flat(1000, 4), Flat(1000, 4)), 8)
+
+
+def test_the_issues_example():
+    placement = Placement(
+        tuple(f"gpu:{index}" for index in range(8)), is_sharded=True
+    )
+    load = load_of_parameters(7_000_000_000, "bfloat16", "adam")
+    found = memory(load, placement)
+    assert len(found) == 8
+    # 14 GB of parameters, 28 GB of slots over 8, 14 GB of gradients.
+    assert set(found.values()) == {
+        Memory(14 * 10**9, 3_500_000_008, 0, 14 * 10**9)
+    }
+    sent = transfers(load, placement)
+    assert [each.total for each in sent] == [7 * 14 * 10**9] * 2
+    assert sent[0].sent[0] == ("gpu:0", 12_250_000_000)
+
+
+def test_mirrored_memory_does_not_depend_on_the_number_of_devices():
+    for count in (1, 2, 4):
+        found = memory(LOAD, Placement(GPUS[:count]), activations=50)
+        each = Memory(4400, 8008, 0, 4000, 50)
+        assert found == dict.fromkeys(GPUS[:count], each)
+        assert (each.kept, each.most) == (12408, 16458)
+
+
+def test_sharded_slots_are_padded():
+    load = Load(40, 0, (Flat(10, 4), Flat(3, 4)), 8)
+    found = memory(load, Placement(GPUS, is_sharded=True))
+    assert found["gpu:3"].optimizer == 8 + 3 * 4 + 1 * 4
+
+
+def test_slots_are_cut_over_the_replicas_of_all_workers():
+    placement = Placement(GPUS, (), 2, is_sharded=True)
+    assert memory(LOAD, placement)["gpu:0"].optimizer == 2 * 500 + 8
+
+
+def test_central_memory_is_on_the_parameter_device():
+    found = memory(LOAD, Placement(GPUS, ("cpu:0",)), activations=50)
+    assert found["gpu:2"] == Memory(0, 0, 4400, 4000, 50)
+    assert found["cpu:0"] == Memory(4400, 8008, 0, 4000)
+    assert list(found) == [*GPUS, "cpu:0"]
+
+
+def test_a_device_that_computes_may_keep_variables_too():
+    found = memory(LOAD, Placement(GPUS[:2], GPUS[:1]))
+    assert found["gpu:0"] == Memory(4400, 8008, 0, 4000)
+    assert found["gpu:1"] == Memory(0, 0, 4400, 4000)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_both_ways_of_summing_send_as_much(count):
+    names = GPUS[:count]
+    (ring,) = transfers(LOAD, Placement(names))
+    halves = transfers(LOAD, Placement(names, is_sharded=True))
+    assert ring.total == sum(half.total for half in halves)
+    assert ring.total == 2 * (count - 1) * LOAD.trainable
+    assert ring.sent == tuple(
+        (name, math.ceil(2 * (count - 1) / count * 4000)) for name in names
+    )
+
+
+def test_workers_add_up_on_their_own_devices_first():
+    local, wire = transfers(LOAD, Placement(GPUS, (), 3))
+    assert (local.between, local.total) == ("devices", 3 * 2 * 3 * 4000)
+    assert (wire.between, wire.total) == ("workers", 2 * 2 * 4000)
+    assert wire.sent[0] == ("worker 0", math.ceil(2 * 2 / 3 * 4000))
+
+
+def test_workers_of_one_device_have_the_wire_only():
+    (wire,) = transfers(LOAD, Placement(GPUS[:1], (), 2))
+    assert (wire.between, wire.total) == ("workers", 2 * 4000)
+
+
+def test_central_variables_travel_both_ways():
+    there, back = transfers(LOAD, Placement(GPUS, ("cpu:0",)))
+    assert there.sent == (("cpu:0", 4 * 4400),)
+    assert back.sent == tuple((name, 4000) for name in GPUS)
+    assert (there.total, back.total) == (4 * 4400, 4 * 4000)
+
+
+def test_parameter_devices_send_what_each_keeps():
+    kept = {"gpu:0": Kept(3400, 3000), "gpu:1": Kept(1000, 1000)}
+    there, back = transfers(LOAD, Placement(GPUS[:2], GPUS[:2]), kept)
+    assert dict(there.sent) == {"gpu:0": 3400, "gpu:1": 1000}
+    assert dict(back.sent) == {"gpu:0": 1000, "gpu:1": 3000}
+
+
+def test_one_device_sends_nothing():
+    assert transfers(LOAD, Placement(GPUS[:1])) == ()
+    assert transfers(LOAD, Placement(GPUS[:1], GPUS[:1])) == ()
+
+
+@pytest.mark.parametrize("name", loads.SLOTS)
+def test_keras_makes_as_many_slots(name):
+    model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30)])
+    known = {kind.lower(): kind for kind in dir(keras.optimizers)}
+    optimizer = getattr(keras.optimizers, known[name])()
+    optimizer.build(model.trainable_variables)
+    found = load_of(model, optimizer)
+    assert sum(flat.length for flat in found.slots) == 630 * loads.SLOTS[name]
+    assert found.counters <= 16
+
+
+@pytest.mark.parametrize("name", loads.VARIABLE_BYTES)
+def test_keras_gives_variables_that_type(name):
+    policy = keras.DTypePolicy(name)
+    dtype = policy.variable_dtype.replace("bfloat16", "float16")
+    assert np.dtype(dtype).itemsize == loads.VARIABLE_BYTES[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("7e9", 7 * 10**9),
+        ("7B", 7 * 10**9),
+        ("1.5b", 1_500_000_000),
+        ("350M", 350_000_000),
+        ("20_000", 20_000),
+        ("20,000", 20_000),
+        (" 12 k ", 12_000),
+        ("1T", 10**12),
+    ],
+)
+def test_numbers_are_read(text, number):
+    assert read_number(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "B", "-1", "1e-3", "0.2", "1x", "7 BB"])
+def test_what_is_no_number_is_refused(text):
+    with pytest.raises(ValueError, match="could not be read"):
+        read_number(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_960, "1.0 MB"),
+        (12_250_000_000, "12.2 GB"),
+        (10**21, "1000.0 EB"),
+    ],
+)
+def test_bytes_are_shown(number, text):
+    assert bytes_text(number) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["cpu:0"], "cpu:0"),
+        (["gpu:0", "gpu:1", "gpu:2", "gpu:3"], "gpu:0-3"),
+        (["gpu:9", "gpu:10"], "gpu:9-10"),
+        (["gpu:0", "gpu:2", "cpu:0"], "gpu:0 gpu:2 cpu:0"),
+        (["parameter device", "device 0"], "parameter device device 0"),
+    ],
+)
+def test_names_that_follow_each_other_are_one(names, text):
+    assert names_text(names) == text
+
+
+def test_the_formulas_have_sources():
+    for text in (keras_dist_cli.planning.__doc__, keras_dist.summary.__doc__):
+        assert "Patarasuk and Yuan" in text and "ZeRO" in text

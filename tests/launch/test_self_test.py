@@ -1,0 +1,279 @@
+"""`keras-dist test`: it trains, compares, and survives what fails."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import keras
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from keras_dist.launch.self_test import collectives
+from keras_dist.launch.self_test import parity
+from keras_dist_cli import self_test
+from keras_dist_cli.inspection import child
+from keras_dist_cli.inspection.packages import Backend
+from keras_dist_cli.main import app
+from keras_dist_cli.trial.rows import Place
+from keras_dist_cli.trial.rows import Settings
+from keras_dist_cli.trial.rows import rows_for
+
+BACKEND = keras.backend.backend()
+
+# Stands in for a backend's process: says what it sees, and fails as told.
+FAKE = """
+import json, os, sys, time
+with open(os.environ["FAKE_LOG"], "a") as log:
+    log.write(f"start {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\\n")
+replies = os.fdopen(int(sys.argv[1]), "w")
+def say(content):
+    replies.write(json.dumps(content) + "\\n")
+    replies.flush()
+if os.environ["FAKE"] == "does not start":
+    raise ImportError("a library is missing")
+accelerators = ["gpu:0", "gpu:1"] if os.environ["FAKE"] == "gpus" else []
+count = int(os.environ["KERAS_DIST_VIRTUAL_DEVICES"])
+say({
+    "devices": [*accelerators, *(f"cpu:{i}" for i in range(count))],
+    "shards_optimizer": True,
+    "cluster": {"reason": "alone"},
+})
+for line in sys.stdin:
+    asked = json.loads(line)
+    kind = asked["arguments"].get("kind")
+    if os.environ["FAKE"] == "fails" and kind == "mirrored":
+        print("about to abort", flush=True)
+        os.abort()
+    elif os.environ["FAKE"] == "fails" and kind == "central":
+        print("waiting", flush=True)
+        time.sleep(1000)
+    elif os.environ["FAKE"] == "fails" and kind == "sharded":
+        flags = {"is_ours": False, "is_late": False}
+        say({"error": "weights differ by 1e-2", **flags})
+    elif os.environ["FAKE"] == "fails" and asked["job"] == "workers":
+        flags = {"is_ours": False, "is_late": True}
+        say({"error": "TimeoutError: not done", **flags})
+    elif os.environ["FAKE"] == "fails" and asked["job"] == "collectives":
+        flags = {"is_ours": True, "is_late": False}
+        say({"error": "DeviceError: choose another", **flags})
+    else:
+        say({"found": "fine"})
+"""
+
+
+def backend(name, installed=True):
+    return Backend(name, f"{name}:Backend", "1.0" if installed else "")
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """Runs the command on backends whose processes are fakes."""
+    (tmp_path / "fake_child.py").write_text(FAKE)
+    log = tmp_path / "log"
+    monkeypatch.setattr(child, "MODULE", "fake_child")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    known = [backend("absent", installed=False), backend("there")]
+    monkeypatch.setattr(self_test, "backends", lambda: known)
+
+    def run(kind, *arguments):
+        monkeypatch.setenv("FAKE", kind)
+        path = tmp_path / "results.json"
+        options = ["--json", str(path), *arguments]
+        outcome = CliRunner().invoke(app, ["test", *options])
+        results = json.loads(path.read_text()) if path.exists() else None
+        starts = log.read_text().splitlines() if log.exists() else []
+        return outcome, results, starts
+
+    return run
+
+
+def by_name(results):
+    return {
+        each["name"].partition(",")[0]: each
+        for each in results["results"]
+        if each["backend"] != "absent"
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("self_test") / "results.json"
+    process = subprocess.run(
+        [sys.executable, "-m", "keras_dist_cli", "test"]
+        + ["--backend", BACKEND, "--devices", "2", "--workers", "2"]
+        + ["--timeout", "240", "--json", str(path)],
+        env=os.environ | {"COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    return process, json.loads(path.read_text())
+
+
+def test_all_that_this_backend_has_passes(finished):
+    process, found = finished
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert found["failed"] == 0
+    results = by_name(found)
+    passed = {n for n, each in results.items() if each["status"] == "passed"}
+    assert passed >= {
+        "one device",
+        "mirrored",
+        "central storage",
+        "run",
+        "2 workers",
+    }
+    for name in set(results) - passed:
+        assert results[name]["details"] and results[name]["fix"]
+    assert found["versions"][BACKEND] == version(BACKEND)
+    assert found["backends"][BACKEND]["backend"] == BACKEND
+
+
+def test_the_table_has_a_line_for_each(finished):
+    process, found = finished
+    for each in found["results"]:
+        assert each["status"] in process.stdout
+    assert f"{found['passed']} passed, 0 failed" in process.stdout
+    # A bar is for terminals.
+    assert "━" not in process.stdout
+    assert not process.stderr
+
+
+def test_a_crash_a_hang_and_wrong_numbers_are_a_rows_failure(fake):
+    outcome, found, starts = fake(
+        "fails", "--timeout", "2", "--devices", "2", "--workers", "2"
+    )
+    assert outcome.exit_code == 1, outcome.output
+    results = by_name(found)
+    crash = results["mirrored"]
+    assert crash["status"] == "failed"
+    assert "SIGABRT" in crash["details"]
+    assert "about to abort" in crash["last_lines"]
+    hang = results["central storage"]
+    assert hang["status"] == "failed"
+    assert hang["details"].startswith("no end after 2 s")
+    assert "--timeout" in hang["fix"]
+    wrong = results["sharded optimizer"]
+    assert wrong["details"] == "weights differ by 1e-2"
+    assert "report it" in wrong["fix"]
+    assert results["one device"]["status"] == "passed"
+    assert results["2 workers"]["fix"] == hang["fix"]
+    assert results["run"]["details"] == "DeviceError: choose another"
+    assert results["run"]["fix"] == "do what it says"
+    # The first one, and one after the crash and after the hang.
+    assert len(starts) == 3
+    assert (found["passed"], found["failed"]) == (1, 5)
+    assert "1 passed, 5 failed, 2 skipped" in outcome.output
+
+
+def test_a_backend_that_does_not_start_fails_with_its_last_line(fake):
+    outcome, found, _ = fake("does not start")
+    assert outcome.exit_code == 1
+    (result,) = by_name(found).values()
+    assert "ImportError: a library is missing" in result["details"]
+    assert "pip install --force-reinstall 'keras-dist[there]'" in result["fix"]
+
+
+def test_one_that_is_not_installed_is_skipped_with_its_extra(fake):
+    outcome, found, starts = fake("works")
+    assert outcome.exit_code == 0, outcome.output
+    skipped = found["results"][0]
+    assert (skipped["backend"], skipped["status"]) == ("absent", "skipped")
+    assert skipped["fix"] == "pip install 'keras-dist[absent]'"
+    assert len(starts) == 1
+
+
+def test_accelerators_have_a_process_of_their_own(fake):
+    outcome, found, starts = fake("gpus", "--workers", "2")
+    assert outcome.exit_code == 0, outcome.output
+    names = [each["name"] for each in found["results"][1:]]
+    assert "mirrored, gpu:0-1" in names
+    assert "2 workers, all accelerators" in names
+    assert starts == ["start ", "start -1"]
+
+
+def test_what_is_tried():
+    seen = {"devices": ["cpu:0"], "shards_optimizer": False}
+    rows = {
+        row.name: row for row in rows_for(backend("b"), seen, Settings(0, 3))
+    }
+    assert [name for name, row in rows.items() if row.job] == [
+        "one device, cpu:0",
+        "mirrored, cpu:0-1",
+        "mirrored, cpu:0-2",
+        "central storage, cpu:0-1",
+        "run, reduce, gather",
+    ]
+    assert rows["workers"].fix == "--workers 2"
+    assert all(row.place is Place.CPU for row in rows.values())
+    alone = rows_for(backend("b"), seen, Settings(0, 1))
+    devices = [row.arguments.get("devices") for row in alone if row.job]
+    assert all(each == ["cpu:0"] for each in devices)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backend", "other"], "no backend 'other'. It has: absent, there"),
+        (["--backend", "absent"], "pip install 'keras-dist[absent]'"),
+        (["--workers", "1"], "Expected: 2 or more"),
+        (["--json", "/nowhere/at/all.json"], "there is no folder"),
+    ],
+)
+def test_what_can_not_run_ends_with_2(fake, arguments, message):
+    outcome, _, starts = fake("works", *arguments)
+    assert outcome.exit_code == 2
+    assert message in outcome.output
+    assert not starts
+
+
+def test_without_any_backend_it_ends_with_2(fake, monkeypatch):
+    absent = backend("absent", installed=False)
+    monkeypatch.setattr(self_test, "backends", lambda: [absent])
+    outcome, _, _ = fake("works")
+    assert outcome.exit_code == 2
+    assert "pip install 'keras-dist[absent]'" in outcome.output
+
+
+def test_other_weights_logs_or_no_numbers_fail():
+    expected = parity.plain()
+    assert parity.check_same(expected, 1e-5) == "equal weights"
+    near = [weight + np.float32(1e-6) for weight in expected.weights]
+    found = parity.check_same(parity.Outcome(near, expected.logs), 1e-5)
+    assert found == "weights within 1e-06"
+    worse = {**expected.logs, "loss": expected.logs["loss"] + 1e-3}
+    for weights, logs in (
+        ([weight + 1e-3 for weight in expected.weights], expected.logs),
+        ([weight * np.nan for weight in expected.weights], expected.logs),
+        (expected.weights, worse),
+    ):
+        with pytest.raises(parity.DifferentNumbersError, match="differ by"):
+            parity.check_same(parity.Outcome(weights, logs), 1e-5)
+
+
+def test_made_up_digits_do_as_well(monkeypatch):
+    real, labels = parity.data()
+    monkeypatch.setattr(parity.importlib.util, "find_spec", lambda module: None)
+    made, classes = parity.data()
+    assert made.shape == real.shape == (parity.NUM_ROWS, parity.NUM_FEATURES)
+    assert made.dtype == classes.dtype == labels.dtype == np.float32
+    assert classes.max() < parity.NUM_CLASSES
+    assert parity.NUM_ROWS % parity.BATCH_SIZE % 4
+
+
+def test_collectives_that_are_wrong_are_found(monkeypatch):
+    devices = ["cpu:0", "cpu:1"]
+    assert "gather" in collectives.check_collectives(devices)
+    monkeypatch.setattr(
+        collectives.MirroredStrategy,
+        "reduce",
+        lambda self, op, value, axis: np.float32(17.0),
+    )
+    with pytest.raises(parity.DifferentNumbersError, match="`reduce SUM` gave"):
+        collectives.check_collectives(devices)

@@ -1,0 +1,74 @@
+"""What tests of a sharded optimizer state share."""
+
+import keras
+import numpy as np
+import pytest
+from keras import optimizers
+
+from keras_dist.backend import get_backend
+from keras_dist.sharding_power import ShardsOptimizerState
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import sharded
+from parity.harness import state_of
+from parity.harness import strategy as mirrored
+
+shards = pytest.mark.skipif(
+    not isinstance(get_backend(), ShardsOptimizerState),
+    reason="This backend refuses to shard it, as tests/parity tests.",
+)
+ROWS = 20
+X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(ROWS, 3)).astype("float32")
+
+
+def adam():
+    """An optimizer with slots of each kind."""
+    return optimizers.Adam(
+        0.01, global_clipnorm=0.5, use_ema=True, gradient_accumulation_steps=2
+    )
+
+
+def network():
+    """A model whose variables no number of parts divides."""
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(5, activation="tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+    return set_initial_weights(model)
+
+
+def compiled(num_replicas, make=sharded, optimizer=adam):
+    """A model under a strategy; with `None`, in plain Keras."""
+    with scope(num_replicas, make):
+        model = network()
+        model.compile(optimizer(), "mse")
+    return model
+
+
+def fit(model, epochs=2, **options):
+    """Trains on the whole data."""
+    if "fit" not in vars(model):
+        # Plain Keras ends with weights that are the averages' own arrays,
+        # which it can't donate both on JAX.
+        for variable in model.optimizer.variables:
+            variable.assign(keras.ops.copy(variable.value))
+    options = {"batch_size": 6, "shuffle": False, "verbose": 0, **options}
+    return model.fit(X, Y, epochs=epochs, **options)
+
+
+__all__ = [
+    "X",
+    "Y",
+    "adam",
+    "compiled",
+    "fit",
+    "mirrored",
+    "network",
+    "sharded",
+    "shards",
+    "state_of",
+]

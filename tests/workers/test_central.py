@@ -1,0 +1,60 @@
+"""Several workers, each of which keeps one copy of each variable."""
+
+import functools
+
+import pytest
+
+import keras_dist
+from parity import cases
+from parity.harness import BACKEND
+from parity.harness import assert_same
+from parity.harness import plain
+from workers import central_jobs
+
+SHAPES = [(2, 1), (2, 2)]
+NAMES = [
+    "weighted",
+    "batch_norm_conv_adam",
+    "fewer_than_replicas",
+    "optimizer_global_clipnorm",
+    "optimizer_accumulation",
+    "optimizer_ema",
+]
+BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
+
+
+@functools.cache
+def trained(shape):
+    workers, devices = shape
+    return keras_dist.launch(
+        central_jobs.train_cases,
+        ([name for name in NAMES if name in BY_NAME],),
+        workers=workers,
+        devices=devices,
+        timeout=240,
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", [name for name in NAMES if name in BY_NAME])
+def test_same_numbers_on_every_worker(shape, name):
+    for outcomes in trained(shape):
+        assert not isinstance(outcomes[name], str), outcomes[name]
+        assert_same(outcomes[name], plain(BY_NAME[name]), BY_NAME[name].rtol)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_methods_reach_all_workers(shape):
+    workers, devices = shape
+    count = workers * devices
+    total = 1.0 + sum(range(1, count + 1))
+    for outcomes in trained(shape):
+        assert outcomes["api"] == {
+            "assigned": total,
+            "updated": total + 1.0,
+            "own": float(count),
+            "reduced": total * count,
+            "copies": 1,
+            "devices": (f"cpu:{devices - 1}",),
+            "local": devices,
+        }

@@ -1,0 +1,115 @@
+"""Workers that each keep a part of the optimizer's state."""
+
+import functools
+import tempfile
+
+import keras
+import pytest
+
+import keras_dist
+from parity import cases
+from parity.harness import BACKEND
+from parity.harness import assert_same
+from parity.harness import plain
+from sharded.helpers import compiled
+from sharded.helpers import fit
+from sharded.helpers import shards
+from sharded.helpers import state_of
+from workers import sharded_jobs
+
+pytestmark = shards
+NAMES = [
+    "weighted",
+    "batch_norm_conv_adam",
+    "fewer_than_replicas",
+    "optimizer_adamw",
+    "optimizer_global_clipnorm",
+    "optimizer_accumulation",
+    "optimizer_ema",
+    "layer_regularizers",
+    "layer_frozen",
+    "mixed_float16",
+    "loss_scale_overflow",
+]
+SHAPES = [(2, 1), (2, 2)]
+BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
+
+
+def launched(job, argument, shape):
+    workers, devices = shape
+    return keras_dist.launch(
+        job, (argument,), workers=workers, devices=devices, timeout=300
+    )
+
+
+@functools.cache
+def trained(shape):
+    names = NAMES if shape == (2, 2) else NAMES[:5]
+    return launched(sharded_jobs.train_cases, names, shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((2, 1), name) for name in NAMES[:5]] + [((2, 2), n) for n in NAMES],
+)
+def test_same_numbers_on_every_worker(shape, name):
+    case = BY_NAME[name]
+    for outcomes in trained(shape):
+        assert not isinstance(outcomes[name], str), outcomes[name]
+        assert_same(outcomes[name], plain(case), case.rtol)
+
+
+@functools.cache
+def saved_and_loaded():
+    """Saved by 2 workers of 2 devices, loaded by 2 of one and plainly."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved = launched(sharded_jobs.save_all, folder, (2, 2))
+        loaded = launched(sharded_jobs.load_all, folder, (2, 1))
+        model = keras.models.load_model(f"{folder}/0/model.keras")
+        best = keras.models.load_model(f"{folder}/0/each/2.keras")
+        return saved, loaded, state_of(model), state_of(best)
+
+
+def test_the_chief_alone_writes():
+    saved = saved_and_loaded()[0]
+    assert saved[1]["files"] == []
+    assert {
+        "model.keras",
+        "some.weights.h5",
+        "each/1.keras",
+        "backup/latest.weights.h5",
+    } <= set(saved[0]["files"])
+
+
+def test_what_was_saved_is_what_there_was():
+    saved, loaded, plainly, best = saved_and_loaded()
+    for found in saved[1], loaded[0], loaded[1]:
+        state = found.get("saved", found.get("loaded"))
+        assert_same(state, saved[0]["saved"], rtol=0, atol=0)
+    assert_same(plainly, saved[0]["saved"], rtol=0, atol=0)
+    assert set(best) == set(plainly)
+
+
+def test_training_goes_on_from_it():
+    _, loaded, _, _ = saved_and_loaded()
+    model = compiled(None)
+    fit(model, validation_split=0.2)
+    between = state_of(model)
+    fit(model)
+    whole = compiled(None)
+    fit(whole, epochs=4)
+    for found in loaded:
+        assert_same(found["weights"], between)
+        assert_same(found["gone_on"], state_of(model))
+        assert_same(found["backed"], state_of(whole))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_device_keeps_its_part(shape):
+    workers, devices = shape
+    count = workers * devices
+    results = launched(sharded_jobs.bytes_kept, None, shape)
+    for kept, _ in results:
+        for own, num_elements in kept:
+            assert own == [4 * -(-num_elements // count)] * devices
+    assert results[0][1] == results[1][1]
