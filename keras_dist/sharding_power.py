@@ -95,7 +95,8 @@ def check_optimizer_state(optimizer_state: str) -> bool:
         raise ValueError(
             f"The backend '{keras.backend.backend()}' keeps a copy of the "
             "optimizer's variables on each replica. Received: "
-            "optimizer_state='sharded'. Expected: 'mirrored', or another "
-            "backend, chosen with KERAS_BACKEND: 'jax' and 'torch' have it."
+            "optimizer_state='sharded'. Expected: 'mirrored', or a backend "
+            "that can shard it, chosen with KERAS_BACKEND: see 'What works "
+            "where' in the README."
         )
     return shards
