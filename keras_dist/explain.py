@@ -64,6 +64,11 @@ def explain_data(
     if any(isinstance(leaf, PerReplica) for leaf in leaves_of(arrays)):
         _check_alone("a batch of per-replica values", (), batch_size)
         return _of_parts(strategy, arrays)
+    if not leaves_of(arrays):
+        raise _no_batch(x)
+    is_alone = batch_size is None and all(each is None for each in more)
+    if is_alone and _are_batches(x):
+        return _of_parts(strategy, _first_of(distribute_dataset(strategy, x)))
     if _are_arrays(arrays):
         batch = map_nest(readable, arrays)
         if batch_size is not None:
@@ -96,6 +101,15 @@ def _are_arrays(nest: Any) -> bool:
 
     leaves = [leaf for leaf in leaves_of(nest) if leaf is not None]
     return bool(leaves) and all(map(is_array, leaves))
+
+
+def _are_batches(x: Any) -> bool:
+    """Whether it is a list as `experimental_distribute_dataset` takes it."""
+    return (
+        isinstance(x, list)
+        and bool(x)
+        and all(isinstance(element, tuple) for element in x)
+    )
 
 
 def _check_alone(what: str, more: Sequence[Any], batch_size: Any) -> None:

@@ -108,7 +108,8 @@ class Explanation:
     @property
     def _title(self) -> str:
         return (
-            f"{self.strategy}: a batch of {self.num_rows} rows, "
+            f"{self.strategy}: a batch of {self.num_rows} "
+            f"row{'' if self.num_rows == 1 else 's'}, "
             f"{_READERS[self.reader]}"
         )
 

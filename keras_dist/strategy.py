@@ -181,4 +181,6 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         if self.plan.is_central:
             names = ", ".join(str(d) for d in self.plan.variable_devices)
             of = f", variables on {names}{of}"
+        if self.plan.shards_optimizer:
+            of = f", with a sharded optimizer state{of}"
         return f"<{type(self).__name__} on {devices}{of}>"

@@ -25,6 +25,7 @@ def plan(
         int | None,
         typer.Option(
             min=1,
+            max=10_000,
             help="Devices that compute, on each worker.",
             show_default="1 of one-device, else 8",
         ),
@@ -38,7 +39,10 @@ def plan(
         ),
     ] = None,
     parameter_devices: Annotated[
-        int, typer.Option(min=1, help="Devices with variables, of central.")
+        int,
+        typer.Option(
+            min=1, max=10_000, help="Devices with variables, of central."
+        ),
     ] = 1,
     optimizer_state: Annotated[
         Literal["mirrored", "sharded"],

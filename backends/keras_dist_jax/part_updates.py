@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from keras_dist.training.keras_internals import learning_rate_of
+from keras_dist.training.optimizer_settings import rate_now
+from keras_dist.training.optimizer_settings import settings_text
 from keras_dist.training.parts import Parts
 from keras_dist.training.sharded_optimizer import ShardedOptimizer
 from keras_dist_jax import cut
@@ -96,7 +98,10 @@ class PartUpdate:
                 return array
             return layout.widen(layout.place(array))
 
-        key = _settings_of(self.sharded.optimizer)
+        # A schedule, or a function of the user's, is asked at each update.
+        sharded = self.sharded
+        rate = rate_now(sharded.optimizer)
+        key = settings_text(sharded.optimizer, sharded.trainable_variables)
         if key not in self._compiled:
             self._compiled[key] = self._program()
         new, kept = self._compiled[key](
@@ -108,6 +113,7 @@ class PartUpdate:
                     values, self._specs[: len(values)], strict=True
                 )
             ],
+            None if rate is None else np.asarray(rate, "float32"),
         )
         return [*map(layout.narrow, new)], [*map(layout.narrow, kept)]
 
@@ -142,9 +148,12 @@ class PartUpdate:
         return len(sharded.optimizer.variables), len(sharded.variables)
 
     def _program(self) -> Callable[..., Any]:
-        def update(gradients: Any, parameters: Any, values: Any) -> Any:
+        def update(
+            gradients: Any, parameters: Any, values: Any, rate: Any = None
+        ) -> Any:
             nothing = [None] * len(gradients)
-            return self._run(nothing, gradients, parameters, values)
+            with self.sharded.at_rate(rate):
+                return self._run(nothing, gradients, parameters, values)
 
         update.__name__ = update.__qualname__ = self.name
         compiled: Callable[..., Any] = jax.jit(update)
@@ -249,18 +258,6 @@ class _Kept:
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
-
-
-def _settings_of(optimizer: Any) -> Any:
-    """What an update is compiled with, and may be changed by assignment."""
-    inner = vars(optimizer).get("inner_optimizer", optimizer)
-    settings = [
-        (name, value)
-        for each in (optimizer, inner)
-        for name, value in sorted(vars(each).items())
-        if isinstance(value, (bool, int, float, str, type(None)))
-    ]
-    return (*settings, id(learning_rate_of(inner)))
 
 
 def _added(one: Any, other: Any) -> Any:

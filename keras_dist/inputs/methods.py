@@ -121,10 +121,10 @@ class InputMethods(StrategyBase):
         """Tells which rows of the next batch go to which replica.
 
         Of what `fit` takes, it tells how `fit`, `evaluate` and `predict` cut
-        the first batch; of a distributed dataset or its iterator, what
-        `strategy.run` gets of the next element. The two differ where a
-        backend cuts batches in its own way. Rows are counted within the
-        batch, in its order.
+        the first batch; of a distributed dataset, its iterator, or a list of
+        batches that are tuples, what `strategy.run` gets of the next element.
+        The two differ where a backend cuts batches in its own way. Rows are
+        counted within the batch, in its order.
 
         Nothing is taken out of data that can be read again, or of a
         distributed dataset or its iterator; what is random goes on as if

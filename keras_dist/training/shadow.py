@@ -12,12 +12,12 @@ import keras
 from keras_dist import context
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.training import keras_internals
+from keras_dist.training.optimizer_settings import inner_of
+from keras_dist.training.optimizer_settings import settings_of
 from keras_dist.training.overlay import opened
 from keras_dist.training.parts import Parts
 
 _ACCUMULATOR = "gradient_accumulator"
-# Of an optimizer's attributes, those that are not settings.
-_NO_SETTINGS = ("name", "built", "_lock")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Shadow:
         self.scales_loss = isinstance(
             optimizer, keras.optimizers.LossScaleOptimizer
         )
-        own = self._inner_of(optimizer)
+        own = inner_of(optimizer)
         with _outside():
             flat = list(map(_flat_like, variables, parts))
             self.inner = _another(own)
@@ -126,9 +126,15 @@ class Shadow:
             for variable in variables:
                 keras_internals.set_value(variable, None)
 
-    def follow(self, optimizer: Any) -> None:
-        """Takes over settings that may have been changed meanwhile."""
-        pairs = [(self._inner_of(optimizer), self.inner)]
+    def follow(self, optimizer: Any, rate: Any = None) -> None:
+        """Takes over settings that may have been changed meanwhile.
+
+        Args:
+            optimizer: The original.
+            rate: Tensor or number in place of a learning rate that is no
+                variable, or `None`.
+        """
+        pairs = [(inner_of(optimizer), self.inner)]
         if self.scales_loss:
             pairs.append((optimizer, self.optimizer))
         for theirs, ours in pairs:
@@ -136,18 +142,14 @@ class Shadow:
             settings.update(
                 {
                     name: value
-                    for name, value in vars(theirs).items()
+                    for name, value in settings_of(theirs).items()
                     if name in settings
-                    and name not in _NO_SETTINGS
-                    and isinstance(value, (bool, int, float, str, type(None)))
                 }
             )
-            rate = keras_internals.learning_rate_of(theirs)
-            if not isinstance(rate, keras.Variable):
-                keras_internals.set_learning_rate_of(ours, rate)
-
-    def _inner_of(self, optimizer: Any) -> Any:
-        return optimizer.inner_optimizer if self.scales_loss else optimizer
+            own = keras_internals.learning_rate_of(theirs)
+            if not isinstance(own, keras.Variable):
+                own = own if rate is None else rate
+                keras_internals.set_learning_rate_of(ours, own)
 
     def _build(
         self, flat: list[keras.Variable]

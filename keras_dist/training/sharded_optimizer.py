@@ -6,8 +6,10 @@ element is replaced: norms that clip, and the check that gradients are finite,
 add up over all parts first.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +28,8 @@ Total = Callable[[list[Any]], list[Any]]
 class _Current(threading.local):
     # What the parts' amounts add up to, in the update that is under way.
     totals: Sequence[Any] = ()
+    # In place of a learning rate that is a function, there.
+    rate: Any = None
 
 
 class ShardedOptimizer:
@@ -172,7 +176,7 @@ class ShardedOptimizer:
             List of float32 scalars; empty where the optimizer looks at
             elements only.
         """
-        self._shadow.follow(self.optimizer)
+        self._shadow.follow(self.optimizer, self._current.rate)
         inner = self._shadow.inner
         amounts = []
         if self._shadow.scales_loss:
@@ -214,7 +218,7 @@ class ShardedOptimizer:
             As `stateless_apply`.
         """
         shadow = self._shadow
-        shadow.follow(self.optimizer)
+        shadow.follow(self.optimizer, self._current.rate)
         values = list(optimizer_values)
         num_given = len(values)
         missing = self.variables[num_given:]
@@ -227,6 +231,19 @@ class ShardedOptimizer:
         finally:
             self._current.totals = ()
         return list(new_parameters), list(new_values)[:num_given]
+
+    @contextlib.contextmanager
+    def at_rate(self, rate: Any) -> Iterator[None]:
+        """Inside, this thread updates with what a learning rate gave.
+
+        Args:
+            rate: Number, scalar tensor, or `None`.
+        """
+        before, self._current.rate = self._current.rate, rate
+        try:
+            yield
+        finally:
+            self._current.rate = before
 
     def update_in_place(
         self,
@@ -244,7 +261,7 @@ class ShardedOptimizer:
             parameters: As for `stateless_apply`; each is given its new value.
             totals: Sequence with the sums over all parts of `amounts`.
         """
-        self._shadow.follow(self.optimizer)
+        self._shadow.follow(self.optimizer, self._current.rate)
         self._current.totals = totals
         try:
             self._shadow.apply_to(optimizer_values, gradients, parameters)

@@ -14,6 +14,7 @@ from sharded.helpers import Y
 from sharded.helpers import adam
 from sharded.helpers import compiled
 from sharded.helpers import fit
+from sharded.helpers import mirrored
 from sharded.helpers import network
 from sharded.helpers import sharded
 from sharded.helpers import shards
@@ -215,3 +216,74 @@ def test_a_failing_step_leaves_everything_readable():
         fit(model, epochs=1)
         outcomes.append(state_of(model))
     assert_same(outcomes[1], outcomes[0])
+
+
+class Fixed(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that is changed from outside."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, step):
+        return keras.ops.convert_to_tensor(self.rate, "float32")
+
+
+def _numpy_decay(optimizer, step):
+    optimizer.weight_decay = np.float32(step)
+
+
+def _later_exclusion(optimizer, step):
+    optimizer.weight_decay = 0.5
+    if step == 2:
+        optimizer.exclude_from_weight_decay(var_names=["v"])
+
+
+def _changed_schedule(optimizer, step):
+    optimizer._learning_rate.rate = 0.1 * step
+
+
+def _new_schedule(optimizer, step):
+    optimizer.learning_rate = Fixed(0.1 * step)
+
+
+rates = {"now": 0.0}
+
+
+def _other_rate(optimizer, step):
+    rates["now"] = 0.4 - 0.1 * step
+
+
+@pytest.mark.parametrize(
+    ("rate", "change"),
+    [
+        (0.1, _numpy_decay),
+        (0.1, _later_exclusion),
+        (Fixed(1.0), _changed_schedule),
+        (Fixed(1.0), _new_schedule),
+        (lambda: rates["now"], _other_rate),
+    ],
+    ids=["decay", "exclusion", "changed", "new", "callable"],
+)
+@pytest.mark.parametrize("outside", [False, True], ids=["run", "outside"])
+def test_what_is_changed_between_steps_counts(rate, change, outside):
+    """As it does where each replica has all of the state."""
+    outcomes = []
+    for make in (mirrored, sharded):
+        strategy = make(2)
+        with strategy.scope():
+            v = keras.Variable(np.ones(5, "float32"), name="v")
+            w = keras.Variable(np.ones(2, "float32"), name="w")
+            optimizer = keras.optimizers.SGD(rate)
+            optimizer.build([v, w])
+
+        def step(optimizer=optimizer, v=v, w=w):
+            optimizer.apply([keras.ops.ones(5), keras.ops.ones(2)], [v, w])
+
+        found = []
+        for count in range(4):
+            change(optimizer, count)
+            step() if outside else strategy.run(step)
+            found.append(to_numpy(v))
+        outcomes.append(np.array(found))
+    np.testing.assert_allclose(outcomes[1], outcomes[0], rtol=1e-6)
+    assert len(np.unique(outcomes[0])) == 4

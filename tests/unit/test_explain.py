@@ -326,3 +326,16 @@ def test_it_is_for_cross_replica_context():
     strategy = strategy_of(2)
     with pytest.raises(RuntimeError):
         strategy.run(lambda: strategy.explain(np.ones(3)))
+
+
+def test_a_list_of_batches_is_a_dataset():
+    """As `experimental_distribute_dataset` takes it."""
+    batches = [(np.ones((4, 3)), np.ones(4)), (np.ones((1, 3)), np.ones(1))]
+    explanation = strategy_of(2).explain(batches)
+    assert [row.num_rows for row in explanation] == [2, 2]
+    assert explanation.rows[0].shape == ((2, 3), (2,))
+
+
+def test_nothing_is_no_batch():
+    with pytest.raises(ValueError, match="There is no batch"):
+        strategy_of(2).explain([], [])
