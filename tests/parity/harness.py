@@ -45,11 +45,11 @@ def sharded(num_replicas):
     )
 
 
-def scope(num_replicas, make=strategy):
+def scope(num_replicas, make=None):
     """The scope of a strategy; of nothing, with `None`, for plain Keras."""
     if num_replicas is None or PLAIN_ONLY:
         return contextlib.nullcontext()
-    return make(num_replicas).scope()
+    return (make or strategy)(num_replicas).scope()
 
 
 def distribute(model, num_replicas):
@@ -190,13 +190,14 @@ def assert_same(actual, expected, rtol=2e-5, atol=1e-6):
     )
 
 
-def train(case, num_replicas, make=strategy):
+def train(case, num_replicas, make=None):
     """Trains a case for two epochs.
 
     Args:
         case: A `Case`.
         num_replicas: Integer, or `None` for plain Keras.
-        make: Callable from a number of replicas to a strategy.
+        make: Callable from a number of replicas to a strategy; by default,
+            `strategy`.
 
     Returns:
         Dict of arrays: all that the training left behind.
