@@ -96,7 +96,6 @@ def check_optimizer_state(optimizer_state: str) -> bool:
             f"The backend '{keras.backend.backend()}' keeps a copy of the "
             "optimizer's variables on each replica. Received: "
             "optimizer_state='sharded'. Expected: 'mirrored', or a backend "
-            "that can shard it, chosen with KERAS_BACKEND: see 'What works "
-            "where' in the README."
+            "that can shard it ('jax' or 'torch'), chosen with KERAS_BACKEND."
         )
     return shards

@@ -18,9 +18,10 @@ from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.bench import memory
 from keras_dist.launch.bench.live import MeasuredMemory
 from keras_dist.launch.bench.memory_report import memory_table
-from keras_dist.sharding_power import ShardsOptimizerState
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist_cli.main import app
+from sharded.helpers import SHARDS
+from sharded.helpers import shards
 
 BACKEND = keras.backend.backend()
 NUM_DEVICES = 2
@@ -33,11 +34,6 @@ TRAINABLE = 4 * PARAMETERS
 # for itself: seeds, a loss, a learning rate.
 SLACK = 200
 SHARES_MEMORY = BACKEND == "torch"
-
-can_shard = pytest.mark.skipif(
-    not isinstance(get_backend(), ShardsOptimizerState),
-    reason="the backend says that it can't shard the optimizer's state",
-)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +96,7 @@ def test_central_is_as_much_on_the_parameter_device_only(arms):
     assert found["bytes_sent"] == 2 * NUM_DEVICES * TRAINABLE
 
 
-@can_shard
+@shards
 def test_a_sharded_optimizer_is_a_part_on_each_device(arms):
     found = arms["optimizer sharded"]
     # All of these sizes are even.
@@ -115,7 +111,7 @@ def test_a_sharded_optimizer_is_a_part_on_each_device(arms):
 
 def test_arms_are_those_that_the_backend_has(arms):
     expected = ["plain Keras", "mirrored", "central"]
-    if isinstance(get_backend(), ShardsOptimizerState):
+    if SHARDS:
         expected.append("optimizer sharded")
     assert list(arms) == expected
 

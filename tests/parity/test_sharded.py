@@ -4,15 +4,15 @@ import keras
 import pytest
 
 import keras_dist
-from keras_dist.backend import get_backend
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.sharding_power import ShardsOptimizerState
 from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
 from parity.harness import sharded
 from parity.harness import train
+from sharded.helpers import SHARDS
+from sharded.helpers import shards
 
 CASES = [case for case in cases.CASES if BACKEND in case.backends]
 # Why these can't be cut, as the error says it.
@@ -27,10 +27,6 @@ ON_THREE = (
     "layer_regularizers",
     "mixed_float16",
     "loss_scale_overflow",
-)
-SHARDS = isinstance(get_backend(), ShardsOptimizerState)
-shards = pytest.mark.skipif(
-    not SHARDS, reason="This backend refuses to shard it: tested below."
 )
 
 

@@ -13,8 +13,9 @@ from parity.harness import sharded
 from parity.harness import state_of
 from parity.harness import strategy as mirrored
 
+SHARDS = isinstance(get_backend(), ShardsOptimizerState)
 shards = pytest.mark.skipif(
-    not isinstance(get_backend(), ShardsOptimizerState),
+    not SHARDS,
     reason="This backend refuses to shard it, as tests/parity tests.",
 )
 ROWS = 20

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.backend import get_backend
 from keras_dist.backend import override_backend
 from keras_dist.cluster import Cluster
 from keras_dist.device import Device
 from keras_dist.plan import Plan
-from keras_dist.sharding_power import ShardsOptimizerState
 from keras_dist.summaries.counting import kept_of
 from keras_dist.summaries.counting import load_of
 from keras_dist.summaries.counting import placement_of
@@ -20,6 +18,7 @@ from keras_dist.summaries.data import VariableRow
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist_cli.planning.placement import memory
 from keras_dist_cli.planning.traffic import transfers
+from sharded.helpers import shards
 
 BACKEND = keras.backend.backend()
 # Dense 5 x 7 + 7 and 7 x 3 + 3 numbers, BatchNormalization 2 x 7.
@@ -27,11 +26,6 @@ TRAINABLE = 4 * (5 * 7 + 7 + 7 * 3 + 3 + 2 * 7)
 FROZEN = 4 * 2 * 7
 # An int32, or on TensorFlow an int64, and a float32.
 COUNTERS = 12 if BACKEND == "tensorflow" else 8
-
-can_shard = pytest.mark.skipif(
-    not isinstance(get_backend(), ShardsOptimizerState),
-    reason="the backend says that it can't shard the optimizer's state",
-)
 
 
 def build():
@@ -180,7 +174,7 @@ def test_several_parameter_devices_share_variables():
     assert dict(back.sent) == {"cpu:0": TRAINABLE, "cpu:1": TRAINABLE}
 
 
-@can_shard
+@shards
 @pytest.mark.parametrize("count", [2, 3])
 def test_each_device_has_a_part_of_a_sharded_slot(count):
     strategy = mirrored(count, optimizer_state="sharded")
