@@ -19,6 +19,7 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.sharding_power import KeepsParts
 from keras_dist.training import keras_internals
+from keras_dist.training.banner import introduce
 from keras_dist.training.chief import SAVING
 from keras_dist.training.chief import save
 from keras_dist.training.elementwise import check_optimizer
@@ -201,14 +202,20 @@ class Binding:
                 own = functools.partial(data_for_fit, self.strategy)
                 args = tuple(map(own, args))
                 kwargs = {k: own(v) for k, v in kwargs.items()}
+            method = getattr(type(model), name)
+            call: Callable[[], Any] = functools.partial(
+                method, model, *args, **kwargs
+            )
+            agree = None
             workers = self.strategy.executor.workers
-            if workers is None or each_batch:
-                with self._running(each_batch):
-                    return getattr(type(model), name)(model, *args, **kwargs)
-            in_parts = isinstance(self.strategy.executor, KeepsParts)
-            entry = Entry(name, model, workers, args, kwargs, in_parts)
-            with self._running(each_batch, entry.agree):
-                return entry.run()
+            if workers is not None and not each_batch:
+                in_parts = isinstance(self.strategy.executor, KeepsParts)
+                entry = Entry(name, model, workers, args, kwargs, in_parts)
+                call, agree = entry.run, entry.agree
+            with self._running(each_batch, agree):
+                if name == "fit":
+                    introduce(self.strategy, method, args, kwargs)
+                return call()
 
         entry_point.__name__ = name
         entry_point.__doc__ = getattr(type(self.model), name).__doc__
@@ -227,7 +234,7 @@ class Binding:
 
     @contextlib.contextmanager
     def _running(
-        self, each_batch: bool, agree: Callable[[], None] = lambda: None
+        self, each_batch: bool, agree: Callable[[], None] | None
     ) -> Iterator[None]:
         model, executor = self.model, self.strategy.executor
         if self._entered.already:  # `fit` runs `evaluate`
@@ -235,7 +242,8 @@ class Binding:
             return
         self._entered.already = True
         try:
-            agree()
+            if agree is not None:
+                agree()
             with executor.execution_scope():
                 # A batch at a time, what was claimed once is not looked at
                 # again until `compile` changes the optimizer.

@@ -58,6 +58,7 @@ def check_output(text, prefix=""):
     assert len(set(accuracies)) == 1
     # The chief's alone: a line an epoch.
     assert len(re.findall(r"accuracy: ", text)) == 3, text[-3000:]
+    assert text.count("keras_dist on ") == 1, text[-3000:]
 
 
 def test_one_machine(script):
