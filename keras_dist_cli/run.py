@@ -130,4 +130,11 @@ def run(
         max_restarts=max_restarts,
         grace=grace,
     )
-    raise typer.Exit(run_job(job, screen))
+    own = layout.num_local
+    of = "" if own == workers else f" of {workers}"
+    screen.wait(f"Starting {own}{of} worker{'' if workers == 1 else 's'}")
+    try:
+        code = run_job(job, screen)
+    finally:
+        screen.end_waiting()
+    raise typer.Exit(code)

@@ -1,6 +1,7 @@
 """What the workers write: on the launcher's screen, and kept for a report."""
 
 import os
+from collections.abc import Callable
 from typing import Literal
 from typing import Protocol
 from typing import TextIO
@@ -37,6 +38,27 @@ class Screen:
         self._held: list[tuple[StreamName, bytes, object]] | None = None
         # Who wrote the beginning of the line that the terminal's cursor is in.
         self._unfinished: object = None
+        self._end_waiting: Callable[[], object] | None = None
+
+    def wait(self, text: str) -> None:
+        """Shows on a terminal that something is to come, until it comes.
+
+        Args:
+            text: String, what is waited for.
+        """
+        if self.is_terminal("stderr"):
+            # Only now, so that what shows nothing starts at once.
+            from rich.console import Console
+
+            status = Console(file=self._streams["stderr"]).status(text)
+            status.start()
+            self._end_waiting = status.stop
+
+    def end_waiting(self) -> None:
+        """Something came, or nothing will."""
+        end, self._end_waiting = self._end_waiting, None
+        if end is not None:
+            end()
 
     def is_terminal(self, stream: StreamName) -> bool:
         """Whether someone looks at it."""
@@ -85,6 +107,7 @@ class Screen:
             self.write(stream, data, writer)
 
     def _put(self, name: StreamName, data: bytes) -> None:
+        self.end_waiting()
         stream = self._streams[name]
         try:
             # What a notebook has in its place takes text only.
