@@ -16,6 +16,10 @@ from conformance.variables import current
 from conformance.variables import parts
 from conformance.variables import refuses
 from conformance.variables import variable
+from parity.harness import central
+from parity.harness import sharded
+from parity.harness import strategy
+from sharded.helpers import shards
 
 
 def _made(strategy, make_optimizer, *initials):
@@ -236,6 +240,23 @@ def test_gradients_that_cancel_are_not_clipped_before(api, two):
     grad = parts(two, [[100.0], [-99.5]])
     two.run(lambda g: optimizer.apply([g], [v]), (grad,))
     np.testing.assert_allclose(_held_by_all(two, v), [-0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make", [strategy, central, pytest.param(sharded, marks=shards)]
+)
+def test_variables_need_not_be_named_again(make):
+    two = make(2)
+    optimizer, (v, w) = _made(two, lambda: keras.optimizers.SGD(0.5), 1.0, 2.0)
+
+    def step():
+        optimizer.apply([tensor(1.0), tensor(2.0)])
+        # The new value, in the same function.
+        return v + w
+
+    seen = two.run(step)
+    assert [float(each) for each in local(seen)] == [0.0, 0.0]
+    assert (_held_by_all(two, v), _held_by_all(two, w)) == (0.0, 0.0)
 
 
 @contract(209)
