@@ -3,10 +3,8 @@
 import os
 import pathlib
 import re
-import resource
 import subprocess
 import sys
-import time
 
 import jupytext
 import nbformat
@@ -18,10 +16,21 @@ from tables import MarkdownTable
 
 TUTORIALS = pathlib.Path(__file__).parents[2] / "tutorials"
 SCRIPTS = sorted(TUTORIALS.glob("[0-9]*.py"))
-# What a reader is promised on two idle cores is 60 s and 1 GB; the tests share
-# theirs with other tests.
-TIMEOUT_SECONDS = 400
+# What a reader is promised: 60 s and 1 GB on two idle cores. The tests share
+# theirs with other tests, so that what counts is the time of the processor.
+MAX_CPU_SECONDS = 2 * 60
 MAX_MEGABYTES = 1000
+TIMEOUT_SECONDS = 400
+# A process begins with the peak of the one that started it, which has to be a
+# small one therefore.
+MEASURE = """
+import resource, subprocess, sys
+status = subprocess.call(sys.argv[2:])
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+with open(sys.argv[1], "w") as file:
+    print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss, file=file)
+sys.exit(status)
+"""
 
 by_name = pytest.mark.parametrize(
     "script", SCRIPTS, ids=[script.stem for script in SCRIPTS]
@@ -57,31 +66,12 @@ def test_each_has_a_line_in_the_index():
 
 @by_name
 def test_the_notebook_runs(script, tmp_path):
-    started = time.monotonic()
-    command = [
-        *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
-        *("--rootdir", str(TUTORIALS), "-p", "no:cacheprovider"),
-        *("--nbmake", f"--nbmake-timeout={TIMEOUT_SECONDS}"),
-        str(script.with_suffix(".ipynb")),
-    ]
-    env = {
-        k: v for k, v in os.environ.items() if not k.startswith("KERAS_DIST_")
-    }
-    with open(tmp_path / "output", "w+") as output:
-        # What the tests need to be alone in a process is not for readers.
-        process = subprocess.Popen(
-            command, env=env, cwd=tmp_path, stdout=output, stderr=output
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        assert process.returncode == 0, output.read()[-6000:]
-    megabytes = _megabytes(usage)
+    seconds, megabytes = run_notebook(script.with_suffix(".ipynb"), tmp_path)
+    assert seconds <= MAX_CPU_SECONDS
     assert megabytes <= MAX_MEGABYTES
     table = MarkdownTable(TUTORIALS / "README.md", "runs")
     label = f"[{script.stem}]({script.stem}.ipynb)"
     if WRITES:
-        seconds = time.monotonic() - started
         cells = table.column(BACKEND)
         cells[label] = f"runs: {seconds:.0f} s, {megabytes:.0f} MB"
         table.write(BACKEND, cells)
@@ -89,6 +79,30 @@ def test_the_notebook_runs(script, tmp_path):
         assert table.column(BACKEND)[label].startswith("runs: ")
 
 
-def _megabytes(usage: resource.struct_rusage) -> float:
-    """The largest process of a run and of what it started."""
-    return usage.ru_maxrss * 1024 / 1e6
+def run_notebook(notebook, folder):
+    """Executes it; returns seconds of the processor, and megabytes.
+
+    The seconds are of all processes together, the memory is the largest one's.
+    """
+    command = [
+        *(sys.executable, "-c", MEASURE, "usage"),
+        *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
+        *("--rootdir", str(TUTORIALS), "-p", "no:cacheprovider"),
+        *("--nbmake", f"--nbmake-timeout={TIMEOUT_SECONDS}"),
+        str(notebook),
+    ]
+    # What the tests need to be alone in a process is not for readers.
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith("KERAS_DIST_")
+    }
+    done = subprocess.run(
+        command,
+        env=env,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    seconds, kilobytes = (folder / "usage").read_text().split()
+    return float(seconds), int(kilobytes) * 1024 / 1e6

@@ -1,0 +1,330 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %%
+
+# %% [markdown]
+# # 2. One loop, three backends
+#
+# `fit` is not always enough. This page writes a training loop by hand, for
+# several devices. The same source runs on JAX, TensorFlow and PyTorch; on the
+# first two it runs compiled.
+#
+# You need two more words:
+#
+# - **replica context**: inside of a function that `strategy.run` calls. It is
+#   called once for each replica, and sees that replica's share of the rows.
+# - **cross-replica context**: everywhere else. There you see all replicas.
+
+# %%
+import keras_dist
+
+keras_dist.set_virtual_devices(4)  # leave it out if you have GPUs
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+strategy = keras_dist.MirroredStrategy()
+print("Backend:", keras.backend.backend())
+print(strategy)
+
+# %% [markdown]
+# ## `run`: call a function on each replica
+#
+# What it returns is a `PerReplica`: one value for each replica.
+
+
+# %%
+def square_of_id():
+    context = keras_dist.get_replica_context()
+    return context.replica_id_in_sync_group**2
+
+
+squares = strategy.run(square_of_id)
+print(squares)
+
+# %% [markdown]
+# ## `reduce`: make one value of them
+#
+# `axis=None` combines the replicas' values as they are.
+
+# %%
+total = strategy.reduce("SUM", squares, axis=None)
+mean = strategy.reduce("MEAN", squares, axis=None)
+print(f"0 + 1 + 4 + 9 = {int(total)}, and their mean is {float(mean)}")
+
+# %% [markdown]
+# ## Replicas can meet
+#
+# Inside of `run`, `all_reduce` waits for all replicas, and gives each of them
+# the sum. Here each replica asks which part of all the rows it has.
+
+
+# %%
+def part_of_rows(x):
+    context = keras_dist.get_replica_context()
+    own = keras.ops.convert_to_tensor(float(x.shape[0]))
+    return own / context.all_reduce("SUM", own)
+
+
+rows = np.zeros((8, 3))
+batch = next(iter(strategy.experimental_distribute_dataset([rows])))
+parts = strategy.run(part_of_rows, args=(batch,))
+print([float(part) for part in strategy.experimental_local_results(parts)])
+
+# %% [markdown]
+# ## Data
+#
+# Any iterable of batches will do. `experimental_distribute_dataset` cuts each
+# of them into one share for each replica. The last batch here has 7 rows.
+
+# %%
+digits = load_digits()
+x = (digits.data[:1507] / 16.0).astype("float32")
+y = digits.target[:1507].astype("int32")
+batches = [(x[i : i + 100], y[i : i + 100]) for i in range(0, len(x), 100)]
+print(len(batches), "batches, the last of", len(batches[-1][0]), "rows")
+
+# %% [markdown]
+# ## Model, optimizer, metric
+#
+# All that has variables is made in the scope of the strategy.
+
+
+# %%
+def build(strategy):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                keras.layers.Dense(32, activation="tanh"),
+                keras.layers.Dense(10),
+            ]
+        )
+        optimizer = keras.optimizers.SGD(0.5)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    return model, optimizer, accuracy
+
+
+# %% [markdown]
+# ## The step of one replica
+#
+# - `value_and_grad` calls `loss_fn`, and returns its value and the gradients.
+#   It does so on each backend, where the frameworks have three different ways.
+# - `compute_average_loss` divides by the rows of *all* replicas. So the sum of
+#   the replicas' losses is the mean over the global batch, also if their shares
+#   differ.
+# - `optimizer.apply` adds up the gradients of all replicas before it updates.
+# - `keras_dist.function` compiles the step, for all replicas together.
+
+# %%
+python_calls = 0
+
+
+def make_step(model, optimizer, accuracy):
+    @keras_dist.function
+    def train_step(x, y):
+        global python_calls
+        python_calls += 1
+
+        def loss_fn():
+            logits = model(x, training=True)
+            accuracy.update_state(y, logits)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, logits, from_logits=True
+            )
+            return keras_dist.compute_average_loss(losses)
+
+        variables = model.trainable_variables
+        loss, gradients = keras_dist.value_and_grad(loss_fn, variables)
+        optimizer.apply(gradients, variables)
+        return loss
+
+    return train_step
+
+
+# %% [markdown]
+# ## The loop
+#
+# `run` returns a loss for each replica, and `reduce` adds them up. The metric
+# was updated by each replica; read here, it is that of all rows.
+
+
+# %%
+def train(strategy, train_step, accuracy, epochs):
+    """Returns each step's loss, each epoch's accuracy, and rows by replica."""
+    losses, accuracies, rows = [], [], 0
+    for _ in range(epochs):
+        accuracy.reset_state()
+        for batch in strategy.experimental_distribute_dataset(batches):
+            per_replica = strategy.run(train_step, args=batch)
+            loss = strategy.reduce("SUM", per_replica, axis=None)
+            losses.append(float(loss))
+            shares = strategy.experimental_local_results(batch[0])
+            rows += np.array([share.shape[0] for share in shares])
+        accuracies.append(float(accuracy.result()))
+    return losses, accuracies, rows
+
+
+# %%
+EPOCHS = 2
+model, optimizer, accuracy = build(strategy)
+initial_weights = model.get_weights()
+
+losses, accuracies, rows_of_4 = train(
+    strategy, make_step(model, optimizer, accuracy), accuracy, EPOCHS
+)
+print("Loss of the first and the last step:", losses[0], losses[-1])
+print("Accuracy of each epoch:", accuracies)
+print("Rows that each replica computed:", rows_of_4)
+
+# %% [markdown]
+# ## How often did Python run?
+#
+# A step that is compiled runs Python while it is traced (JAX and TensorFlow).
+# PyTorch runs it as it is, once for each replica and step.
+
+# %%
+num_steps = EPOCHS * len(batches)
+calls_of_4 = python_calls
+print(f"{num_steps} steps of 4 replicas called Python {calls_of_4} times")
+
+# %% [markdown]
+# ## The same with plain Keras
+#
+# `fit` on one device, from the same weights, on the same batches.
+
+# %%
+plain = keras.Sequential(
+    [
+        keras.Input((64,)),
+        keras.layers.Dense(32, activation="tanh"),
+        keras.layers.Dense(10),
+    ]
+)
+plain.set_weights(initial_weights)
+plain.compile(
+    optimizer=keras.optimizers.SGD(0.5),
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=["accuracy"],
+)
+history = plain.fit(
+    x, y, batch_size=100, epochs=EPOCHS, shuffle=False, verbose=0
+).history
+
+
+def largest_difference(a, b):
+    pairs = zip(a.get_weights(), b.get_weights(), strict=True)
+    return max(np.abs(one - other).max() for one, other in pairs)
+
+
+print("Accuracy of each epoch:", history["accuracy"])
+print(f"Largest difference in weights: {largest_difference(model, plain):.1e}")
+
+# %% [markdown]
+# ## More replicas, fewer rows for each
+#
+# Now with 1 and 2 replicas. The source does not change; with one replica, `run`
+# calls the function, and nothing is wrapped.
+
+# %%
+found = {4: (losses, rows_of_4, model)}
+for num_replicas in (1, 2):
+    names = [f"cpu:{index}" for index in range(num_replicas)]
+    smaller = keras_dist.MirroredStrategy(names)
+    other, its_optimizer, its_accuracy = build(smaller)
+    other.set_weights(initial_weights)
+    step = make_step(other, its_optimizer, its_accuracy)
+    its_losses, _, its_rows = train(smaller, step, its_accuracy, EPOCHS)
+    found[num_replicas] = (its_losses, its_rows, other)
+    print(f"{num_replicas} replicas: rows of each {its_rows}")
+
+# %% [markdown]
+# On the left, the work of each replica becomes less. On the right, the losses
+# are on top of one another.
+
+# %%
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
+colors = plt.cm.viridis(np.linspace(0.1, 0.9, 4))
+for place, num_replicas in enumerate((1, 2, 4)):
+    before = 0
+    for replica, number in enumerate(found[num_replicas][1]):
+        left.barh(
+            place, number, left=before, color=colors[replica], edgecolor="white"
+        )
+        left.text(
+            before + number / 2,
+            place,
+            f"{number}",
+            ha="center",
+            va="center",
+            color="black" if replica > 1 else "white",
+        )
+        before += number
+left.set_yticks(range(3), ["1 replica", "2 replicas", "4 replicas"])
+left.set_xlabel(f"rows in {EPOCHS} epochs, a color for each replica")
+left.set_title("Rows that each replica computed")
+
+for num_replicas, style, width in ((1, "-", 7), (2, "-", 3), (4, "--", 1.5)):
+    right.plot(
+        range(1, num_steps + 1),
+        found[num_replicas][0],
+        style,
+        linewidth=width,
+        color={1: "gold", 2: "tab:green", 4: "black"}[num_replicas],
+        label=f"{num_replicas} replica{'s' if num_replicas > 1 else ''}",
+    )
+right.set_xlabel("step")
+right.set_ylabel("loss of the global batch")
+right.set_title("The same losses")
+right.legend()
+for axes in (left, right):
+    axes.spines[["top", "right"]].set_visible(False)
+fig.tight_layout()
+plt.show()
+
+# %% [markdown]
+# ## Facts
+#
+# What this page claims, checked. Next: [distributed
+# input](3_distributed_input.ipynb).
+
+# %%
+assert strategy.experimental_local_results(squares) == (0, 1, 4, 9)
+assert int(total) == 14 and float(mean) == 3.5
+assert [float(part) for part in parts.values] == [0.25] * 4
+
+# Losses, accuracies and weights are those of plain Keras on one device.
+rows_of_batches = [len(batch[0]) for batch in batches] * EPOCHS
+for epoch, expected in enumerate(history["loss"]):
+    part = slice(epoch * len(batches), (epoch + 1) * len(batches))
+    mean_loss = np.average(losses[part], weights=rows_of_batches[part])
+    assert np.isclose(mean_loss, expected, rtol=1e-5)
+assert np.allclose(accuracies, history["accuracy"], atol=1e-6)
+
+for num_replicas, (its_losses, its_rows, its_model) in found.items():
+    assert largest_difference(its_model, plain) < 1e-5
+    assert np.allclose(its_losses, losses, rtol=1e-4)
+    # Every row was computed once an epoch; no share is more than a row a step
+    # above another.
+    assert len(its_rows) == num_replicas
+    assert sum(its_rows) == EPOCHS * len(x)
+    assert max(its_rows) - min(its_rows) <= num_steps
+
+# A compiled step runs Python to be traced, and not in every step.
+is_compiled = calls_of_4 < num_steps
+assert is_compiled or calls_of_4 == 4 * num_steps

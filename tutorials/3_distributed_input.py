@@ -1,0 +1,341 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %%
+
+# %% [markdown]
+# # 3. Distributed input
+#
+# Which data can be given, who gets which rows of it, and what happens when they
+# can't be shared evenly. `fit` takes all of these kinds of data as well; this
+# page looks at them batch by batch, as a loop of your own does.
+
+# %%
+import importlib.util
+import sys
+
+import keras_dist
+
+keras_dist.set_virtual_devices(4)  # leave it out if you have GPUs
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+strategy = keras_dist.MirroredStrategy()
+print("Backend:", keras.backend.backend())
+print(strategy)
+
+# %% [markdown]
+# ## Data
+#
+# 22 pictures of digits, each with its row number, in batches of 8. The last
+# batch has 6 rows.
+
+# %%
+NUM_ROWS, BATCH_SIZE = 22, 8
+images = (load_digits().images[:NUM_ROWS] / 16.0).astype("float32")
+rows = np.arange(NUM_ROWS, dtype="int32")
+batches = [
+    (images[i : i + BATCH_SIZE], rows[i : i + BATCH_SIZE])
+    for i in range(0, NUM_ROWS, BATCH_SIZE)
+]
+
+# %% [markdown]
+# ## What a distributed dataset gives
+#
+# Each element is like a batch of the data, with a `PerReplica` in place of each
+# array: one part for each replica, on its device.
+
+# %%
+dataset = strategy.experimental_distribute_dataset(batches)
+print("Steps:", dataset.cardinality)
+for _, row_numbers in dataset:
+    print(row_numbers)
+
+# %% [markdown]
+# The last batch has fewer rows than 4 replicas could share evenly. It is cut as
+# evenly as it can be. No row is lost, none is there twice, and nothing is
+# padded. `explain` tells the same without reading the data to its end.
+
+# %%
+last_batch = batches[-1]
+explained = strategy.explain([last_batch])
+print(explained)
+
+# %% [markdown]
+# Where a note above says that `fit` gives other numbers of rows: that is for
+# the speed of that backend, and changes no result.
+#
+# The same as a picture: each line is a batch, and the color of a frame is the
+# replica.
+
+# %%
+colors = plt.cm.plasma(np.linspace(0.0, 0.85, 4))
+
+
+def draw_rows(owners, title, names):
+    """Draws all images; `owners[row]` is the number of the color."""
+    num_lines = len(batches)
+    fig, grid = plt.subplots(num_lines, BATCH_SIZE, figsize=(9, 3.9))
+    for axes in grid.flat:
+        axes.axis("off")
+    for row, axes in zip(rows, grid.flat, strict=False):
+        axes.axis("on")
+        axes.imshow(images[row], cmap="gray_r")
+        axes.set_xticks([])
+        axes.set_yticks([])
+        axes.set_title(f"row {row}", fontsize=8, pad=5)
+        for spine in axes.spines.values():
+            spine.set_color(colors[owners[row]])
+            spine.set_linewidth(5)
+    fig.suptitle(title)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors]
+    fig.legend(handles, names, loc="lower center", ncols=4, frameon=False)
+    fig.subplots_adjust(top=0.84, hspace=0.5)
+    plt.show()
+
+
+owners = {}
+for _, row_numbers in dataset:
+    parts = strategy.experimental_local_results(row_numbers)
+    for replica, part in enumerate(parts):
+        for row in keras.ops.convert_to_numpy(part):
+            assert int(row) not in owners
+            owners[int(row)] = replica
+draw_rows(
+    owners,
+    "Three batches, 4 replicas of one worker",
+    [f"replica {index}" for index in range(4)],
+)
+
+# %% [markdown]
+# ## All kinds of data
+#
+# They give the same parts. First those that are there with any backend. A
+# function is called anew for each pass over the data; a generator that is not
+# wrapped in one can be read only once.
+
+
+# %%
+class Digits(keras.utils.PyDataset):
+    def __len__(self):
+        return len(batches)
+
+    def __getitem__(self, index):
+        return batches[index]
+
+
+arrays = strategy.experimental_make_numpy_dataset((images, rows))
+kinds = {
+    "list of batches": batches,
+    "function that returns an iterable": lambda: iter(batches),
+    "generator": (batch for batch in batches),
+    "keras.utils.PyDataset": Digits(),
+    "arrays, batched": arrays.batch(BATCH_SIZE),
+}
+
+# %% [markdown]
+# Then those of the frameworks. Any backend takes them; here they are tried if
+# their framework is loaded anyway, to save memory.
+
+# %%
+if "tensorflow" in sys.modules:
+    import tensorflow as tf
+
+    pairs = tf.data.Dataset.from_tensor_slices((images, rows))
+    kinds["tf.data.Dataset"] = pairs.batch(BATCH_SIZE)
+if "torch" in sys.modules:
+    import torch
+
+    tensors = map(torch.from_numpy, (images, rows))
+    kinds["torch DataLoader"] = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*tensors), batch_size=BATCH_SIZE
+    )
+if importlib.util.find_spec("grain"):
+    import grain
+
+    source = grain.MapDataset.source(list(zip(images, rows, strict=True)))
+    kinds["grain.MapDataset"] = source.batch(BATCH_SIZE)
+
+# %% [markdown]
+# `gather` joins the parts again, in the order of the replicas.
+
+# %%
+seen = {}
+for kind, data in kinds.items():
+    sizes, order = [], []
+    for _, row_numbers in strategy.experimental_distribute_dataset(data):
+        parts = strategy.experimental_local_results(row_numbers)
+        sizes.append([part.shape[0] for part in parts])
+        joined = strategy.gather(row_numbers, axis=0)
+        order += keras.ops.convert_to_numpy(joined).tolist()
+    seen[kind] = (sizes, order)
+    print(f"{kind:35} {sizes}")
+
+# %% [markdown]
+# ## Data that each replica has of its own
+#
+# `distribute_datasets_from_function` cuts nothing. Your function makes batches
+# that are one replica's already, and is told for whom.
+
+
+# %%
+def make_batches(context):
+    size = context.get_per_replica_batch_size(BATCH_SIZE)
+    print(context, "batch of a replica:", size)
+    return [rows[i : i + size] for i in range(0, NUM_ROWS, size)]
+
+
+from_function = strategy.distribute_datasets_from_function(make_batches)
+sizes_from_function = [
+    [part.shape[0] for part in element.values] for element in from_function
+]
+print(sizes_from_function)
+
+# %% [markdown]
+# The replicas took the 11 batches of 2 rows in turn: 4, 4, and 3. The replica
+# that was left without one got an array of no rows.
+#
+# ## A value for each replica
+#
+# Not all that differs is a batch. Here each replica has a weight of its own.
+
+# %%
+weights = strategy.experimental_distribute_values_from_function(
+    lambda context: 10.0**context.replica_id_in_sync_group
+)
+print(weights)
+
+
+# %%
+def weighted_rows(row_numbers, weight):
+    return weight * row_numbers.shape[0]
+
+
+first = next(iter(from_function))
+weighted = strategy.run(weighted_rows, args=(first, weights))
+total = float(strategy.reduce("SUM", weighted, axis=None))
+print(f"2 + 20 + 200 + 2000 = {total}")
+
+# %% [markdown]
+# ## Many workers
+#
+# A worker is a process, on this machine or on another one. All workers run the
+# same script on the same data; each takes the rows of its own replicas. So
+# nothing has to be sharded by hand, and the numbers are those of one device.
+#
+# `keras_dist.launch` calls a function on several workers of this machine. Here
+# they are 2, with 2 devices each. The next page is about workers; here they
+# only say what they get.
+
+
+# %%
+def look(batches):
+    import keras
+
+    import keras_dist
+
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    dataset = strategy.experimental_distribute_dataset(batches)
+    own = [
+        [keras.ops.convert_to_numpy(part).tolist() for part in numbers.values]
+        for _, numbers in dataset
+    ]
+    contexts = []
+    strategy.distribute_datasets_from_function(
+        lambda context: contexts.append(context) or batches
+    )
+    explained = strategy.explain(*batches[0])
+    return own, str(contexts[0]), str(explained), list(explained)
+
+
+reports = keras_dist.launch(look, args=(batches,), workers=2, devices=2)
+of_workers = [own for own, *_ in reports]
+for worker, own in enumerate(of_workers):
+    print(f"worker {worker} has, for its two replicas:")
+    for step in own:
+        print("   ", step)
+
+# %% [markdown]
+# What worker 0 explains of the first batch. It knows the rows of all; the
+# device of another worker's replica is that worker's own matter.
+
+# %%
+print(reports[0][2])
+
+# %%
+owner_on_workers = {
+    row: 2 * worker + replica
+    for worker, own in enumerate(of_workers)
+    for step in own
+    for replica, part in enumerate(step)
+    for row in part
+}
+draw_rows(
+    owner_on_workers,
+    "The same batches, 2 workers with 2 replicas each",
+    [f"worker {i // 2}, replica {i}" for i in range(4)],
+)
+
+# %% [markdown]
+# With `distribute_datasets_from_function` each worker calls the function with a
+# context of its own. `num_input_pipelines` and `input_pipeline_id` tell which
+# files it should read, if it should not read all of them.
+
+# %%
+for _, context, *_ in reports:
+    print(context)
+
+# %% [markdown]
+# ## Facts
+#
+# What this page claims, checked. Next: [many
+# workers](4_many_workers.ipynb).
+
+# %%
+# Each kind of data gives the same parts, and every row once, in order.
+expected = ([[2, 2, 2, 2], [2, 2, 2, 2], [2, 1, 2, 1]], rows.tolist())
+assert len(seen) >= 5
+for kind, found in seen.items():
+    assert found == expected, kind
+assert sorted(owners) == rows.tolist()
+assert [part.num_rows for part in explained] == [2, 1, 2, 1]
+
+# Batches that a function makes are not cut, but dealt out in turn.
+assert sizes_from_function == [[2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 0]]
+assert total == 2222.0
+
+# 2 workers with 2 replicas have the rows of 4 replicas of one worker.
+assert owner_on_workers == owners
+assert sum(len(part) for own in of_workers for s in own for part in s) == 22
+for _, _, _, parts in reports:
+    assert [(part.worker, part.replica) for part in parts] == [
+        (0, 0),
+        (0, 1),
+        (1, 2),
+        (1, 3),
+    ]
+    assert [(part.first, part.last) for part in parts] == [
+        (0, 1),
+        (2, 3),
+        (4, 5),
+        (6, 7),
+    ]
+assert [context for _, context, *_ in reports] == [
+    f"keras_dist.InputContext(input pipeline id {i}, total: 2)"
+    for i in range(2)
+]

@@ -1,0 +1,298 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %%
+
+# %% [markdown]
+# # 5. Memory
+#
+# With a copy of everything on each device, a model has to fit into the memory
+# of one. Most of what a device keeps is often not the weights but the
+# optimizer's state: Adam keeps two numbers for each weight. This page shows two
+# ways to keep less, what they cost, and how to know before you start.
+#
+# | strategy | weights | optimizer's state |
+# |---|---|---|
+# | mirrored | a copy on each device | a copy on each device |
+# | `optimizer_state="sharded"` | a copy on each device | a part on each |
+# | central storage | one copy, on the host | one copy, on the host |
+
+# %%
+import contextlib
+import json
+import subprocess
+import sys
+
+import keras_dist
+
+# Four devices that compute, and one that plays the memory of the host.
+keras_dist.set_virtual_devices(5)
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+compute = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+print("Backend:", keras.backend.backend())
+
+# %% [markdown]
+# ## The strategies
+
+# %%
+strategies = {
+    "plain Keras": None,
+    "mirrored": keras_dist.MirroredStrategy(compute),
+    "central": keras_dist.CentralStorageStrategy(compute, "cpu:4"),
+}
+
+# %% [markdown]
+# TensorFlow can't shard an optimizer's state: its error says so. A script that
+# is to run on all backends can catch it.
+
+# %%
+refusal = None
+try:
+    strategies["sharded"] = keras_dist.MirroredStrategy(
+        compute, optimizer_state="sharded"
+    )
+except ValueError as error:
+    refusal = str(error)
+
+print(refusal or "This backend shards the optimizer's state.")
+
+# %% [markdown]
+# ## The same training under each
+#
+# The script is the same, but for the strategy.
+
+# %%
+digits = load_digits()
+x = (digits.data[:400] / 16.0).astype("float32")
+y = digits.target[:400].astype("int32")
+
+
+def train(strategy, initial_weights=None):
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((64,)),
+                keras.layers.Dense(256, activation="tanh"),
+                keras.layers.Dense(256, activation="tanh"),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            optimizer="adam",
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    if initial_weights is not None:
+        model.set_weights(initial_weights)
+    start = model.get_weights()
+    model.fit(x, y, batch_size=100, epochs=2, shuffle=False, verbose=0)
+    return model, start
+
+
+models = {}
+models["plain Keras"], start = train(None)
+for name, strategy in strategies.items():
+    if name not in models:
+        models[name], _ = train(strategy, start)
+    print(f"{name} is trained")
+
+# %% [markdown]
+# ## Where it all is
+#
+# `summary` counts what each device keeps between steps, and what a step sends.
+# Of central storage:
+
+# %%
+summaries = {
+    name: keras_dist.summary(model, max_rows=0)
+    for name, model in models.items()
+}
+print(summaries["central"])
+
+# %% [markdown]
+# All strategies next to each other. A device that computes keeps least with
+# central storage, which sends most. Sharding the optimizer's state saves memory
+# and sends no more than mirroring does.
+
+# %%
+fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1))
+labels = []
+for group, (name, found) in enumerate(summaries.items()):
+    for device in found.devices:
+        place = 6 * group + int(device.device.removeprefix("cpu:"))
+        in_weights, _, in_optimizer, _ = np.array(device.of_groups) / 1000
+        left.bar(place, in_weights, color="tab:blue")
+        left.bar(place, in_optimizer, bottom=in_weights, color="tab:orange")
+        labels.append((place, device.device.removeprefix("cpu:")))
+    left.text(6 * group + 1.5, 1080, name, ha="center", weight="bold")
+    sent = found.bytes_sent / 1000
+    right.barh(name, sent, color="tab:green")
+    right.text(sent, group, f" {sent:,.0f}", va="center")
+left.set_xticks(*zip(*labels, strict=True))
+left.set_ylim(0, 1200)
+left.set_xlabel("virtual CPU device")
+left.set_ylabel("kB")
+left.set_title("What each device keeps")
+handles = [
+    plt.Rectangle((0, 0), 1, 1, color="tab:blue"),
+    plt.Rectangle((0, 0), 1, 1, color="tab:orange"),
+]
+left.legend(
+    handles,
+    ["weights", "optimizer's state"],
+    loc="upper center",
+    bbox_to_anchor=(0.5, -0.17),
+    ncols=2,
+    frameon=False,
+)
+right.invert_yaxis()
+right.set_xlim(0, 3600)
+right.set_xlabel("kB in total, estimated")
+right.set_title("What a step sends")
+for axes in (left, right):
+    axes.spines[["top", "right"]].set_visible(False)
+fig.tight_layout()
+plt.show()
+
+# %% [markdown]
+# ## Before you start: `keras-dist plan`
+#
+# The command computes the same for a model of any size, without making it. In a
+# terminal, write `keras-dist plan ...`; a notebook can call it like this.
+
+
+# %%
+def plan(*options):
+    command = [sys.executable, "-m", "keras_dist_cli", "plan", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+print(plan("--params", "7e9", "--dtype", "bfloat16", "--devices", "8"))
+
+# %% [markdown]
+# `--json -` gives the numbers. Here is what a device that computes holds during
+# a step, without activations, for more and more devices. The dotted line is a
+# GPU with 40 GB.
+
+# %%
+numbers_of_devices = [2, 4, 8, 16]
+plans = [
+    json.loads(
+        plan(
+            *("--params", "7e9", "--dtype", "bfloat16"),
+            *("--devices", str(number), "--json", "-"),
+        )
+    )["plans"]
+    for number in numbers_of_devices
+]
+fig, axes = plt.subplots(figsize=(7, 3.6))
+for name, marker in (
+    ("mirrored", "o"),
+    ("optimizer sharded", "s"),
+    ("central", "^"),
+):
+    gigabytes = [
+        of[name]["memory"]["device 0"]["in_a_step"] / 1e9 for of in plans
+    ]
+    axes.plot(numbers_of_devices, gigabytes, marker + "-", label=name)
+axes.axhline(40, color="gray", linestyle=":")
+axes.text(16, 41, "40 GB", color="gray", ha="right")
+axes.set_xscale("log", base=2)
+axes.set_xticks(numbers_of_devices, map(str, numbers_of_devices))
+axes.set_ylim(0, 62)
+axes.set_xlabel("devices that compute")
+axes.set_ylabel("GB on each")
+axes.set_title("7 billion parameters in bfloat16, Adam")
+axes.legend(loc="lower left")
+axes.spines[["top", "right"]].set_visible(False)
+fig.tight_layout()
+plt.show()
+
+# %% [markdown]
+# Is the plan right? Ask for our small model, and compare with what `summary`
+# counted after the training.
+
+# %%
+num_parameters = sum(int(np.prod(w.shape)) for w in start)
+small = json.loads(
+    plan("--params", str(num_parameters), "--devices", "4", "--json", "-")
+)["plans"]
+
+
+def kept(summary, device):
+    """Bytes of weights and optimizer's state that a device keeps."""
+    groups = {each.device: each.of_groups for each in summary.devices}
+    return groups[device][0] + groups[device][2]
+
+
+places = {
+    "plain Keras": ("one device", "cpu:0", "device 0"),
+    "mirrored": ("mirrored", "cpu:0", "device 0"),
+    "sharded": ("optimizer sharded", "cpu:0", "device 0"),
+    "central": ("central", "cpu:4", "parameter device"),
+}
+planned, counted = {}, {}
+for name, found in summaries.items():
+    planned_name, device, planned_device = places[name]
+    planned[name] = small[planned_name]["memory"][planned_device]["kept"]
+    counted[name] = kept(found, device)
+    print(f"{name:11} planned {planned[name]:,} B, counted {counted[name]:,} B")
+
+# %% [markdown]
+# Numbers that were measured, rather than counted, come from
+# `keras-dist bench memory`: it trains under each strategy in a process of its
+# own, and asks the framework what is alive.
+#
+# ## Facts
+#
+# What this page claims, checked. Next: [coming from
+# tf.distribute](6a_coming_from_tf_distribute.ipynb).
+
+# %%
+# All strategies train to the weights of plain Keras on one device.
+for name, model in models.items():
+    expected = models["plain Keras"].get_weights()
+    for ours, theirs in zip(model.get_weights(), expected, strict=True):
+        assert np.abs(ours - theirs).max() < 1e-4, name
+
+# Mirrored: each device keeps what one device alone would.
+alone = kept(summaries["plain Keras"], "cpu:0")
+assert [kept(summaries["mirrored"], d) for d in compute] == [alone] * 4
+# 4 bytes for each weight and each of Adam's numbers, and two of its own.
+assert 0 < alone - 3 * 4 * num_parameters <= 16
+
+# Central: devices that compute keep nothing, the other one has it all.
+assert [kept(summaries["central"], d) for d in compute] == [0] * 4
+assert kept(summaries["central"], "cpu:4") == alone
+
+# Sharded: the weights, and a quarter of the optimizer's state. It sends as much
+# as an all-reduce does. Or else the backend refuses it.
+assert (refusal is None) == ("sharded" in models)
+if refusal is None:
+    part = kept(summaries["sharded"], "cpu:0") - 4 * num_parameters
+    assert abs(part - 2 * 4 * num_parameters / 4) < 100
+    sent = [summaries[name].bytes_sent for name in ("mirrored", "sharded")]
+    assert abs(sent[0] - sent[1]) < 100
+else:
+    assert "sharded" in refusal
+
+# The plan is what was counted, up to bytes that make parts equal.
+for name in planned:
+    assert abs(planned[name] - counted[name]) < 100, name
