@@ -1,0 +1,273 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 6a. Coming from tf.distribute
+#
+# keras_dist has the names, arguments and results of `tf.distribute`, on JAX,
+# TensorFlow and PyTorch. In most programs these lines change:
+#
+# | you wrote | write |
+# |---|---|
+# | `tf.distribute.MirroredStrategy()` | `keras_dist.MirroredStrategy()` |
+# | `tf.distribute.MultiWorkerMirroredStrategy()`, ... | the same names |
+# | `strategy.scope()`, `run`, `reduce`, `gather` | the same |
+# | `tf.distribute.get_replica_context()` | `keras_dist.get_replica_context()` |
+# | `@tf.function` | `@keras_dist.function`, on the replica's step |
+# | `tf.GradientTape` | `keras_dist.value_and_grad` |
+# | `tf.nn.compute_average_loss` | `keras_dist.compute_average_loss` |
+# | `tf.config.set_logical_device_...` | `keras_dist.set_virtual_devices` |
+#
+# On this page, code of `tf.distribute` runs where TensorFlow is the backend,
+# and the numbers are compared. On JAX and PyTorch it is there to be read.
+
+# %%
+import contextlib
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+import keras_dist
+
+keras_dist.set_virtual_devices(4)  # before any device is used
+
+HAS_NATIVE = keras.backend.backend() == "tensorflow"
+if HAS_NATIVE:
+    import tensorflow as tf
+
+DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+BATCH_SIZE = 64
+digits = load_digits()
+x, y = digits.data[:192].astype("float32") / 16, digits.target[:192]
+
+
+def make_model():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.Dense(10),
+        ]
+    )
+
+
+# %% [markdown]
+# ## A training loop of your own
+#
+# First theirs, as in TensorFlow's guides:
+
+
+# %%
+def train_with_tf_distribute():
+    strategy = tf.distribute.MirroredStrategy(
+        DEVICES, tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        model = make_model()
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            per_example = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
+            loss = tf.nn.compute_average_loss(
+                per_example, global_batch_size=BATCH_SIZE
+            )
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    @tf.function
+    def distributed_step(x, y):
+        per_replica = strategy.run(step, args=(x, y))
+        return strategy.reduce("SUM", per_replica, axis=None)
+
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH_SIZE)
+    batches = strategy.experimental_distribute_dataset(batches)
+    return [float(distributed_step(*batch)) for batch in batches]
+
+
+# %% [markdown]
+# Then ours. It compiles the step that each replica runs; gradients come from a
+# function of no arguments in place of a tape. Data may be arrays, `tf.data`, a
+# `PyDataset`, a `DataLoader` or any iterable of batches.
+
+
+# %%
+def train_with_keras_dist():
+    strategy = keras_dist.MirroredStrategy(DEVICES)
+    with strategy.scope():
+        model = make_model()
+        optimizer = keras.optimizers.SGD(0.5)
+
+    @keras_dist.function
+    def step(x, y):
+        def loss_fn():
+            per_example = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
+            return keras_dist.compute_average_loss(per_example)
+
+        variables = model.trainable_variables
+        loss, gradients = keras_dist.value_and_grad(loss_fn, variables)
+        optimizer.apply(gradients, variables)
+        return loss
+
+    def distributed_step(x, y):
+        per_replica = strategy.run(step, args=(x, y))
+        return strategy.reduce("SUM", per_replica, axis=None)
+
+    starts = range(0, len(x), BATCH_SIZE)
+    batches = [(x[i : i + BATCH_SIZE], y[i : i + BATCH_SIZE]) for i in starts]
+    batches = strategy.experimental_distribute_dataset(batches)
+    return [float(distributed_step(*batch)) for batch in batches]
+
+
+# %%
+loop = {"keras_dist": train_with_keras_dist()}
+if HAS_NATIVE:
+    loop["tf.distribute"] = train_with_tf_distribute()
+
+one_device = make_model()
+one_device.compile(
+    keras.optimizers.SGD(0.5),
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+)
+loop["one device"] = [
+    float(one_device.train_on_batch(x[i : i + 64], y[i : i + 64]))
+    for i in range(0, len(x), 64)
+]
+for name, losses in loop.items():
+    print(f"{name:14} {np.round(losses, 5)}")
+
+# %% [markdown]
+# ## `fit`
+#
+# Under either, `fit` is called as ever. The difference is in the numbers.
+# Keras' `fit` under `tf.distribute` averages the replicas' losses with equal
+# weights and clips gradients before they are added up. That is another
+# training than one device's wherever shares differ, or gradients are clipped.
+# keras_dist has to be equal to one device: that is what it is for.
+#
+# We train three cases and look at the largest difference of a weight from
+# plain Keras: 64 rows a batch, a last batch of 2 rows, and clipped gradients.
+
+
+# %%
+def train(make_scope, rows, optimizer):
+    with make_scope():
+        model = make_model()
+        model.compile(
+            keras.optimizers.SGD.from_config(optimizer),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            jit_compile=False,  # tf.distribute fails with it
+        )
+    model.fit(
+        x[:rows], y[:rows], batch_size=BATCH_SIZE, shuffle=False, verbose=0
+    )
+    return np.concatenate([w.ravel() for w in model.get_weights()])
+
+
+scopes = {"keras_dist": keras_dist.MirroredStrategy(DEVICES).scope}
+if HAS_NATIVE:
+    native = tf.distribute.MirroredStrategy(
+        DEVICES, tf.distribute.ReductionToOneDevice()
+    )
+    scopes["tf.distribute"] = native.scope
+cases = {
+    "batches of 64": (192, {"learning_rate": 0.5}),
+    "last batch of 2": (130, {"learning_rate": 0.5}),
+    "clipnorm=0.1": (192, {"learning_rate": 0.5, "clipnorm": 0.1}),
+}
+differences = {name: [] for name in scopes}
+for case in cases.values():
+    expected = train(contextlib.nullcontext, *case)
+    for name, scope in scopes.items():
+        found = train(scope, *case)
+        differences[name].append(float(np.abs(found - expected).max()))
+differences
+
+# %%
+figure, axes = plt.subplots(figsize=(7.5, 3), layout="constrained")
+positions = np.arange(len(cases))
+for offset, (name, values) in enumerate(differences.items()):
+    # A bar has to begin somewhere: no difference at all is drawn as 1e-9.
+    shown = np.maximum(values, 1e-9)
+    bars = axes.barh(
+        positions + 0.35 * offset, shown, 0.32, left=1e-9, label=name
+    )
+    axes.bar_label(bars, [f"{value:.0e}" for value in values], padding=4)
+axes.axvspan(1e-9, 1e-5, color="0.93", zorder=0)
+axes.text(9e-6, -0.5, "float rounding", color="0.4", ha="right", va="center")
+axes.set(
+    xscale="log",
+    xlim=(1e-9, 10),
+    ylim=(len(cases) - 0.2, -0.75),
+    xlabel="largest difference of a weight from one device",
+)
+axes.set_yticks(positions + 0.17 * (len(differences) - 1), list(cases))
+axes.spines[["top", "right"]].set_visible(False)
+axes.legend(frameon=False, loc="upper right")
+plt.show()
+
+# %% [markdown]
+# ## What differs
+#
+# | | `tf.distribute` | keras_dist |
+# |---|---|---|
+# | backend | TensorFlow | JAX, TensorFlow, PyTorch |
+# | a last partial batch | replicas count alike | rows count alike |
+# | a first batch that is odd, or very small | `fit` fails | works |
+# | `compute_average_loss` divides by | own rows x replicas | all rows |
+# | clipping in `fit` | before the sum | after the sum, as on one device |
+# | BatchNormalization in `fit` | of a replica's rows | of all rows |
+# | Dropout | the same mask on each replica | other masks on each |
+# | metrics that are a maximum | states are added up | exact, or refused |
+# | `fit` on several workers | fails in Keras 3 | works |
+# | `aggregation=NONE` in `run` | replicas drift apart | an error, or the mean |
+# | replicas on different paths | some error, or a hang | an error says where |
+# | `ReduceOp` | SUM, MEAN | also MIN, MAX, PROD |
+# | compiled | `tf.function` around `run` | `keras_dist.function` on the step |
+# | `next(iterator)` in `tf.function` | works | not inside; `for` does |
+# | parameter servers, TPU | yes | not yet |
+#
+# The README's "What we decided" has all of them. On TensorFlow,
+# `Strategy.from_native` takes over a strategy that you already have:
+
+# %%
+if HAS_NATIVE:
+    print(keras_dist.Strategy.from_native(native))
+
+# %% [markdown]
+# ## What we have seen, as facts
+
+# %%
+# The loop gives the losses of one device, on each backend.
+np.testing.assert_allclose(loop["keras_dist"], loop["one device"], rtol=1e-4)
+
+# `fit` gives the weights of one device, in every case.
+assert all(value < 1e-5 for value in differences["keras_dist"])
+
+if HAS_NATIVE:
+    np.testing.assert_allclose(
+        loop["tf.distribute"], loop["keras_dist"], rtol=1e-4
+    )
+    even, partial, clipped = differences["tf.distribute"]
+    assert even < 1e-5
+    assert partial > 1e-3 and clipped > 1e-3

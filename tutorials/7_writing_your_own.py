@@ -1,0 +1,392 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 7. Writing a strategy, a backend, a resolver
+#
+# keras_dist has three places for something of your own:
+#
+# - a **strategy** decides: which devices compute, and where variables live. It
+#   makes a `Plan`, which is plain data;
+# - a **backend** executes plans with one framework, by an `Executor`;
+# - a **cluster resolver** says who the workers are.
+#
+# Here is a small complete one of each. None of them needs hardware:
+# `keras_dist.testing.MemoryBackend` is a backend that runs nothing and
+# remembers what it was asked.
+
+# %%
+import pathlib
+import tempfile
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.datasets import load_digits
+
+import keras_dist
+from keras_dist.backend import get_backend
+from keras_dist.backend import override_backend
+from keras_dist.device import parse_device
+from keras_dist.plan import Plan
+from keras_dist.testing import MemoryBackend
+
+keras_dist.set_virtual_devices(4)  # for a machine without GPUs
+
+# %% [markdown]
+# ## A strategy
+#
+# Ours trains on all devices but one, which is kept free for something else.
+# The whole class is its plan: a replica on each device, and a copy of each
+# variable there.
+
+
+# %%
+class AllButOneStrategy(keras_dist.Strategy):
+    """Mirrors a model on all devices of this worker but one.
+
+    Args:
+        spare: String, the device that is kept free, such as `"gpu:0"`.
+    """
+
+    def __init__(self, spare):
+        kept = parse_device(spare)
+        used = [d for d in get_backend().list_devices() if d != kept]
+        super().__init__(
+            Plan(
+                # A replica has one device, or in time several logical ones.
+                replicas=tuple((device,) for device in used),
+                # The first one's copy is the one that is saved.
+                variable_devices=tuple(used),
+            )
+        )
+
+
+# %% [markdown]
+# Test it against a machine that you don't have: eight GPUs in memory.
+
+# %%
+gpus = [parse_device(f"gpu:{index}") for index in range(8)]
+with override_backend(MemoryBackend(gpus)) as memory:
+    eight = AllButOneStrategy("gpu:3")
+    with eight.scope():
+        variable = keras.Variable([1.0, 2.0])
+print(eight)
+print(
+    "a batch of 100 rows:",
+    [r.num_rows for r in eight.explain(np.ones((100, 1)))],
+)
+(executor,) = memory.executors
+print("it was asked to place", len(executor.placed), "variable")
+
+# %% [markdown]
+# Nothing more is needed for training. Here it is on four virtual CPU devices,
+# with the real backend, next to plain Keras.
+
+
+# %%
+def make_model():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.Dense(10),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    return model
+
+
+digits = load_digits()
+x, y = digits.data[:200].astype("float32") / 16, digits.target[:200]
+
+plain = make_model()
+plain.fit(x, y, batch_size=32, epochs=2, verbose=0)
+
+strategy = AllButOneStrategy("cpu:1")
+with strategy.scope():
+    spared = make_model()
+spared.fit(x, y, batch_size=32, epochs=2, verbose=0)
+strategy
+
+# %% [markdown]
+# Who holds what, as `strategy.devices_of` and `strategy.explain` tell it:
+
+# %%
+devices = keras_dist.list_devices()
+shares = {
+    row.device: row.num_rows for row in strategy.explain(x, batch_size=32)
+}
+kernel = spared.trainable_variables[0]
+figure, axes = plt.subplots(figsize=(7, 2.2), layout="constrained")
+for position, device in enumerate(devices):
+    busy = device in strategy.devices_of(kernel)
+    box = plt.Rectangle(
+        (position + 0.05, 0),
+        0.9,
+        1,
+        facecolor="#cfe3f5" if busy else "white",
+        edgecolor="C0" if busy else "0.6",
+        ls="-" if busy else "--",
+        lw=1.5,
+    )
+    axes.add_patch(box)
+    text = f"{shares[device]} of 32 rows\nall variables" if busy else "free"
+    axes.text(position + 0.5, 0.72, device, ha="center", weight="bold")
+    axes.text(position + 0.5, 0.35, text, ha="center", va="center")
+axes.set(xlim=(0, len(devices)), ylim=(-0.02, 1.02))
+axes.axis("off")
+plt.show()
+
+# %% [markdown]
+# ## A backend
+#
+# A backend lists devices and makes executors. Its five abstract methods are
+# those of an executor with one replica; `MemoryExecutor` is no more than that.
+#
+# Ours, *Turns*, has real replicas: all on one real device, computing one after
+# the other. It has to say three things more:
+#
+# - a `Replica`: how one replica meets the others, and reads and writes
+#   variables;
+# - a `ReplicaRunner`: how a function is called once a replica, and how
+#   gradients are summed. `Round` and `BatonPool` have replicas take turns in
+#   threads;
+# - `differentiate`: where gradients come from. We ask the installed plugin, so
+#   that *Turns* works with every framework.
+
+# %%
+from keras_dist.testing import MemoryExecutor
+from keras_dist.training.baton import BatonPool
+from keras_dist.training.baton import Round
+from keras_dist.training.differentiation import Differentiates
+from keras_dist.training.keras_internals import inherit_thread_state
+from keras_dist.training.keras_internals import thread_state
+from keras_dist.training.replica import Replica
+from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.shares import WHOLE
+from keras_dist.training.step import outside_replicas
+
+
+class TurnsReplica(Replica):
+    """One replica, while it runs a function."""
+
+    def __init__(self, index, round_):
+        super().__init__(index, WHOLE)
+        self.round = round_
+
+    def meet(self, what, fn, value):
+        def hold(values):
+            with outside_replicas():
+                return fn(values)
+
+        return self.round.meet(self.index, what, hold, value)
+
+    def all_sum(self, what, value, total=None):
+        # A real backend differentiates through it too.
+        return self.meet(what, sum, value) if total is None else total
+
+    def read(self, variable):
+        return None  # no copy of its own: what the variable has
+
+    def hold(self, variable, value):
+        return value
+
+
+class TurnsExecutor(MemoryExecutor, ReplicaRunner):
+    """Carries out a plan on one device, a replica at a time."""
+
+    def __init__(self, plan):
+        super().__init__(plan)
+        self.meetings = []
+        self.pool = BatonPool(self.capture)
+
+    @property
+    def replicas(self):
+        return self
+
+    def capture(self):
+        state = thread_state()  # what Keras keeps for each thread
+        return lambda: inherit_thread_state(state)
+
+    def put(self, value, device):
+        return keras.ops.convert_to_tensor(value)
+
+    def call(self, fn):
+        round_ = Round(self.plan.num_replicas)
+
+        def turn(index):
+            return lambda: fn(TurnsReplica(index, round_))
+
+        return self.pool.run(
+            round_, [turn(index) for index in range(self.plan.num_replicas)]
+        )
+
+    def weighted_sum(self, gradients, weights):
+        self.meetings.append(len(gradients))
+        return [
+            sum(w * g for w, g in zip(weights, each, strict=True))
+            for each in zip(*gradients, strict=True)
+        ]
+
+
+class TurnsBackend(MemoryBackend, Differentiates):
+    """Any number of replicas on one device.
+
+    Args:
+        num_devices: Integer, how many devices to pretend.
+    """
+
+    def __init__(self, num_devices):
+        super().__init__([parse_device(f"cpu:{i}") for i in range(num_devices)])
+        self.framework = get_backend()
+        self.clusters = []
+
+    def executor(self, plan):
+        return TurnsExecutor(plan)
+
+    def differentiate(self, fn, variables, tensors):
+        return self.framework.differentiate(fn, variables, tensors)
+
+    def join(self, cluster, options):
+        self.clusters.append(cluster)  # a real one would meet the others
+
+
+# %% [markdown]
+# That is enough for every strategy, and for training loops of your own. The
+# step is the one for any backend: `strategy.run` calls it once a replica, and
+# `optimizer.apply` sums the gradients of all.
+
+
+# %%
+def train_step(x, y):
+    def loss_fn():
+        per_example = keras.losses.sparse_categorical_crossentropy(
+            y, model(x, training=True), from_logits=True
+        )
+        return keras_dist.compute_average_loss(per_example)
+
+    loss, gradients = keras_dist.value_and_grad(
+        loss_fn, model.trainable_variables
+    )
+    model.optimizer.apply(gradients, model.trainable_variables)
+    return loss
+
+
+batches = [(x[i : i + 32], y[i : i + 32]) for i in range(0, 200, 32)]
+reference = make_model()
+expected = [reference.train_on_batch(*batch) for batch in batches]
+
+with override_backend(TurnsBackend(3)):
+    turns = keras_dist.MirroredStrategy()
+    with turns.scope():
+        model = make_model()
+    losses = []
+    for batch in turns.experimental_distribute_dataset(batches):
+        per_replica = turns.run(train_step, args=batch)
+        losses.append(float(turns.reduce("SUM", per_replica, axis=None)))
+print(turns)
+print("turns:      ", np.round(losses, 4))
+print("plain Keras:", np.round(expected, 4))
+
+# %% [markdown]
+# The last batch has 8 rows for 3 replicas, and the numbers are still those of
+# one device: shares, weights and errors are the front end's work, not the
+# backend's.
+#
+# For `fit`, an executor's `bind` returns the methods that replace a model's
+# own; where the framework's `train_step` runs eagerly or is traced,
+# `step_overrides` in `keras_dist.training.steps` makes them from a runner. The
+# three backends are the examples. Yours is found by Keras' name for it, from
+# any distribution:
+#
+# ```toml
+# [project.entry-points."keras_dist.backends"]
+# turns = "my_package:TurnsBackend"
+# ```
+#
+# ## A resolver
+#
+# Ours reads the workers from a file with a line for each, and this worker's
+# line number from whoever starts it.
+
+
+# %%
+class HostFileResolver(keras_dist.cluster_resolver.ClusterResolver):
+    """Workers from a file.
+
+    Args:
+        path: String or path; `host:port` on each line, the chief first.
+        line: Integer, this worker's line, from 0.
+    """
+
+    def __init__(self, path, line):
+        self._path = pathlib.Path(path)
+        self.task_type = "worker"
+        self.task_id = line
+
+    def cluster_spec(self):
+        addresses = self._path.read_text().split()
+        return keras_dist.cluster_resolver.ClusterSpec({"worker": addresses})
+
+    def master(self, task_type=None, task_id=None, rpc_layer=None):
+        return self.address_of(task_type, task_id, rpc_layer)
+
+
+hosts = pathlib.Path(tempfile.mkdtemp(), "hosts")
+hosts.write_text("10.0.0.1:9000\n10.0.0.2:9000\n10.0.0.3:9000\n")
+resolver = HostFileResolver(hosts, line=2)
+print(resolver.master(), "of", resolver.cluster_spec())
+
+# %% [markdown]
+# A strategy takes it. *Turns* only notes which cluster it was told to join, so
+# one process is enough to try it:
+
+# %%
+with override_backend(TurnsBackend(2)) as backend:
+    many = keras_dist.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+print(many)
+print("replicas of all workers:", many.num_replicas_in_sync)
+(cluster,) = backend.clusters
+print("this is the chief:", cluster.is_chief)
+
+# %% [markdown]
+# On three hosts, with a real backend, the very same line starts the training.
+#
+# ## What we have seen, as facts
+
+# %%
+# The strategy leaves the spare device alone, on any machine ...
+assert "gpu:3" not in eight.devices_of(variable)
+assert [row.num_rows for row in eight.explain(np.ones((100, 1)))] == [
+    *(15, 14, 14, 15, 14, 14, 14)
+]
+assert strategy.devices_of(kernel) == ("cpu:0", "cpu:2", "cpu:3")
+# ... and trains to the weights of one device.
+for ours, theirs in zip(spared.get_weights(), plain.get_weights(), strict=True):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+# So does the backend, and sums gradients once in each step.
+np.testing.assert_allclose(losses, expected, rtol=1e-4)
+assert turns.executor.meetings == [3] * len(batches)
+for ours, theirs in zip(
+    model.get_weights(), reference.get_weights(), strict=True
+):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+
+# The resolver's cluster is the strategy's.
+assert cluster.addresses == tuple(hosts.read_text().split())
+assert (cluster.index, many.num_replicas_in_sync) == (2, 6)
