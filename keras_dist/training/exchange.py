@@ -17,7 +17,7 @@ Entry = tuple[list[Any], Share]
 
 
 def with_other_workers(
-    group: Group, own: list[Entry], combine: Combine
+    group: Group, own: list[Entry], combine: Combine, alike: bool = False
 ) -> list[Entry]:
     """What all replicas have, those of other workers joined already.
 
@@ -25,6 +25,8 @@ def with_other_workers(
         group: The `Group` of the replicas.
         own: List with the `Entry` of each replica of this worker.
         combine: Callable for values without rows, given values and shares.
+        alike: Boolean, whether those of this worker are joined too, so that
+            what is made of them is the same everywhere to the last digit.
 
     Returns:
         List of entries, in replica order; one for each other worker.
@@ -44,7 +46,7 @@ def with_other_workers(
     arrived = workers.gather_rows([_packed(x) for x in sent], group.shares)
     entries: list[Entry] = []
     for worker, tensors in enumerate(arrived):
-        if worker == index:
+        if worker == index and not alike:
             entries += own
             continue
         values = iter(zip(sent, tensors, strict=True))

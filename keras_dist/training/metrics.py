@@ -66,7 +66,7 @@ def flush(step: ReplicaStep) -> None:
         return
 
     def update_all(everyone: list[Entry]) -> None:
-        everyone = step.exchange(everyone, mean_or_count)
+        everyone = step.exchange(everyone, mean_or_count, alike=True)
         start = 0
         for update in updates:
             stop = start + len(update.leaves)

@@ -341,7 +341,10 @@ class ReplicaStep(ReplicaState):
             _current.step = self
 
     def exchange(
-        self, own: list[Entry], combine: Combine = mean_over_rows
+        self,
+        own: list[Entry],
+        combine: Combine = mean_over_rows,
+        alike: bool = False,
     ) -> list[Entry]:
         """The entries of all replicas, of those of this worker.
 
@@ -350,8 +353,9 @@ class ReplicaStep(ReplicaState):
         Args:
             own: List with the `Entry` of each local replica.
             combine: Callable for values without rows.
+            alike: Boolean, whether all workers get the very same.
         """
-        return with_other_workers(self.replica.group, own, combine)
+        return with_other_workers(self.replica.group, own, combine, alike)
 
 
 def _by_variable(

@@ -100,6 +100,16 @@ def test_same_numbers_on_every_worker(shape, name):
         assert_same(outcomes[name], plain(case), case.rtol)
 
 
+@pytest.mark.parametrize("name", ["weighted", "two_headed"])
+def test_every_worker_has_the_same_logs_to_the_last_digit(name):
+    """Callbacks decide by them, on each worker alone."""
+    first, *others = (outcomes[name] for outcomes in trained((2, 2)))
+    logs = [key for key in first if key.startswith(("history", "evaluate"))]
+    assert logs
+    for other in others:
+        assert [other[key] for key in logs] == [first[key] for key in logs]
+
+
 # Keras says it of every source whose length it did not know.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("kind", _kinds())
