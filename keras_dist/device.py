@@ -43,7 +43,6 @@ def parse_device(spelling: str | Device, name: str = "") -> Device:
         spelling: String. `"cpu:1"`, `"CPU:1"`, `"/gpu:0"`, `"cuda:0"` and
             `"/job:localhost/replica:0/task:0/device:GPU:0"` are all read; a
             missing index is 0.
-        name: String, the argument that it is from, for errors.
         name: String, the argument that it is of, for errors.
 
     Returns:

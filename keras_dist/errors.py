@@ -18,83 +18,188 @@ KerasDistError
 
 Each also derives from the builtin named in brackets, so that code written for
 `tf.distribute` and for Keras keeps catching what it caught. Messages say what
-was received, what was expected and what to do.
+was received, what was expected and what to do, and end with the section of
+tutorials/errors.md that has the mistake and its mending as code.
 """
 
 from typing import TYPE_CHECKING
+from typing import ClassVar
+
+__all__ = [
+    "BackendNotFoundError",
+    "ClusterError",
+    "DeviceError",
+    "KerasDistError",
+    "MetricMergeError",
+    "OutOfRangeError",
+    "ReplicaDivergenceError",
+    "StrategyMismatchError",
+    "TraceError",
+    "UnsupportedKerasError",
+    "UnsupportedModelError",
+    "VirtualDevicesError",
+    "WorkerLostError",
+]
 
 # A worker that ends with it asks to be started again: it has saved its state,
 # or lost another worker.
 RESTART_EXIT_CODE = 42
 
 
+_PAGE = "tutorials/errors.md"
+
+
 class KerasDistError(Exception):
-    """Base class of every exception that keras_dist raises on purpose."""
+    """Base class of every exception that keras_dist raises on purpose.
+
+    Catch it to handle all of them alike.
+
+    Attributes:
+        section: String, the section of tutorials/errors.md about it, which
+            the message ends with. Empty for none.
+
+    Example:
+
+    >>> try:
+    ...     keras_dist.OneDeviceStrategy("cpu:99")
+    ... except keras_dist.KerasDistError as error:
+    ...     print(type(error).__name__, error.section)
+    DeviceError Devices
+    """
+
+    section: ClassVar[str] = ""
 
     if not TYPE_CHECKING:
         # AutoGraph keeps the type of errors that are made like this.
         __init__ = Exception.__init__
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        hint = f"See '{self.section}' in {_PAGE}."
+        # An error that is made again, from the text of another, has it.
+        if not message or not self.section or hint in message:
+            return message
+        return f"{message} {hint}"
 
 
 class BackendNotFoundError(KerasDistError, ImportError):
     """No keras_dist plugin serves the Keras backend in use.
 
     Cause: the framework or the plugin of `keras.backend.backend()` is not
-    installed. Fix: install the extra that the message names.
+    installed. Fix: install the extra that the message names, or choose
+    another backend with the environment variable KERAS_BACKEND, which Keras
+    reads when it is imported.
     """
+
+    section = "The backend is not found"
 
 
 class UnsupportedKerasError(KerasDistError, ImportError):
     """The installed Keras lacks a seam that keras_dist needs.
 
     Cause: a version outside of the supported range, or a mode (NNX) that
-    stores state elsewhere. Fix: as the message says.
+    stores state elsewhere. Fix: install the version that the message names,
+    or switch the mode off.
     """
+
+    section = "The backend is not found"
 
 
 class DeviceError(KerasDistError, ValueError):
     """A device is misspelt, absent, or named twice.
 
-    Fix: choose from `keras_dist.list_devices()`, which the message shows.
+    Fix: choose from `keras_dist.list_devices()`, which the message shows, or
+    make virtual ones with `keras_dist.set_virtual_devices`.
+
+    Example:
+
+    >>> try:
+    ...     keras_dist.MirroredStrategy(["cpu:0", "cpu:0"])
+    ... except keras_dist.DeviceError as error:
+    ...     print(error)
+    Device 'cpu:0' is named 2 times. ...
     """
+
+    section = "Devices"
 
 
 class VirtualDevicesError(KerasDistError, RuntimeError):
     """Virtual devices were asked for after the backend had started.
 
-    Fix: call `set_virtual_devices` before anything uses a device, or set the
-    environment variable KERAS_DIST_VIRTUAL_DEVICES.
+    Cause: a framework counts its devices once, when it is first used. Fix:
+    call `keras_dist.set_virtual_devices` right after the imports, or set the
+    environment variable KERAS_DIST_VIRTUAL_DEVICES. In a notebook, restart
+    the kernel first.
     """
+
+    section = "Devices"
 
 
 class StrategyMismatchError(KerasDistError, RuntimeError):
     """A model, optimizer, variable or scope belongs to another strategy.
 
     Fix: make everything that works together under one `strategy.scope()`.
+
+    Example:
+
+    >>> with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+    ...     model = keras.Sequential([keras.layers.Dense(1)])
+    >>> try:
+    ...     keras_dist.OneDeviceStrategy("cpu:0").distribute(model)
+    ... except keras_dist.StrategyMismatchError as error:
+    ...     print(error)
+    Model ... belongs to <MirroredStrategy on cpu:0, cpu:1> and can't join ...
     """
+
+    section = "Two strategies"
 
 
 class UnsupportedModelError(KerasDistError, ValueError):
     """A model has a part that can't be run on several replicas exactly.
 
-    Fix: the message names the part and the way around it.
+    Cause: a part that needs the rows of other replicas where no replica sees
+    them, or that can't be cut, such as an optimizer that looks at whole
+    variables where its state is sharded. Fix: the message names the part and
+    the way around it. One device runs everything.
     """
+
+    section = "A model that is refused"
 
 
 class MetricMergeError(KerasDistError, ValueError):
     """A metric changed on several replicas with no exact way to merge it.
 
-    Fix: make the metric an attribute of the model, or pass it to `compile`;
-    its updates are then gathered over the replicas.
+    Cause: a metric that the model does not know, updated in a layer or a
+    function. Fix: make the metric an attribute of the model, or pass it to
+    `compile`; its updates are then gathered over the replicas.
     """
+
+    section = "A model that is refused"
 
 
 class ReplicaDivergenceError(KerasDistError, RuntimeError):
     """Replicas met at different points, so that some would wait forever.
 
-    Cause: a branch on per-replica values around a loss, metric, update or
-    batch statistic. Fix: take the same path on every replica.
+    Cause: a branch on per-replica values around a loss, metric, update,
+    collective or batch statistic; on several workers, different calls or
+    different amounts of data. Fix: take the same path on every replica, and
+    choose between results afterwards, with `keras.ops.where`.
+
+    Example:
+
+    >>> def replica_fn():
+    ...     context = keras_dist.get_replica_context()
+    ...     if context.replica_id_in_sync_group == 0:
+    ...         return context.all_reduce("SUM", keras.ops.ones(()))
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> try:
+    ...     strategy.run(replica_fn)
+    ... except keras_dist.ReplicaDivergenceError as error:
+    ...     print(error)
+    Replicas took different paths, ... replica 0 at all_reduce with SUM; ...
     """
+
+    section = "Replicas that disagree"
 
 
 class TraceError(KerasDistError, TypeError):
@@ -102,29 +207,67 @@ class TraceError(KerasDistError, TypeError):
 
     Cause: Python that depends on the values of tensors, a variable that is
     made in each call, or a tensor that outlived the trace it belongs to. Fix:
-    as the message says, or run it without `keras_dist.function`.
+    `keras.ops.where` and `keras.ops.cond` in place of `if`, variables that
+    are made outside, tensors that are returned; or run it without
+    `keras_dist.function`.
     """
+
+    section = "What can not be compiled"
 
 
 class ClusterError(KerasDistError, ValueError):
     """The workers of a cluster can't be told, or can't be met.
 
     Cause: variables that contradict each other or miss something, an address
-    that is taken or unknown. Fix: what the message says.
+    that is taken or unknown, workers with different settings. Fix: what the
+    message says; `keras-dist info` prints the variables that a process has.
+
+    Example:
+
+    >>> resolvers = keras_dist.cluster_resolver
+    >>> spec = resolvers.ClusterSpec({"worker": ["a:9000", "b:9000"]})
+    >>> resolver = resolvers.SimpleClusterResolver(
+    ...     spec, task_type="worker", task_id=5
+    ... )
+    >>> try:
+    ...     resolvers.cluster_of(resolver)
+    ... except keras_dist.ClusterError as error:
+    ...     print(error)
+    The `task_id` 5 exceeds the maximum id of worker. ...
     """
+
+    section = "Workers that don't meet"
 
 
 class WorkerLostError(KerasDistError, RuntimeError):
     """A worker died, stopped answering, or never came.
 
     Cause: it was killed, raised an error of its own, hangs or lost its
-    network. Fix: see what that worker printed; start all workers again, for
-    instance with `keras-dist run --max-restarts`.
+    network. Fix: see what that worker printed first; collectives don't come
+    back, so start all workers again, for instance with `keras-dist run
+    --max-restarts`. `keras.callbacks.BackupAndRestore` goes on where the last
+    complete epoch was. An uncaught one ends the process with status 42.
     """
+
+    section = "When a worker is lost"
 
 
 class OutOfRangeError(KerasDistError, StopIteration):
     """A distributed iterator is at the end of its data.
 
     Fix: loop with `for`, ask `get_next_as_optional`, or make a new iterator.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> batches = [np.ones((4, 1))]
+    >>> iterator = iter(strategy.experimental_distribute_dataset(batches))
+    >>> _ = iterator.get_next()
+    >>> try:
+    ...     iterator.get_next()
+    ... except keras_dist.OutOfRangeError as error:
+    ...     print(error)
+    End of the data: there is no next element. ...
     """
+
+    section = "The end of the data"

@@ -1,35 +1,273 @@
 """`keras-dist bench`."""
 
 import os
-import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Literal
 
 import typer
 
 from keras_dist_cli.environment import fail
+from keras_dist_cli.environment import require
 from keras_dist_cli.environment import select_backend
 from keras_dist_cli.planning.text import read_number
 
+if TYPE_CHECKING:
+    from keras_dist.launch.bench.output import Output
+
 bench = typer.Typer(
     name="bench",
-    help="Measure loops, workers and memory, beside the framework's own.",
+    help="Measure fit, loops, workers and memory, beside the framework's own.",
     no_args_is_help=True,
 )
+
+# What a picture's file may end with.
+PICTURES = (".png", ".svg", ".pdf")
+
+REPLICAS = Annotated[
+    str,
+    typer.Option(
+        help="Numbers of replicas, with commas, or all: 1, 2, 4 and so on."
+    ),
+]
+MODELS = Annotated[
+    str, typer.Option(help="Some of small, medium, with commas.")
+]
+ROUNDS = Annotated[
+    int, typer.Option(min=1, help="Blocks of each arm, in turns.")
+]
+BLOCK_MS = Annotated[
+    int, typer.Option(min=1, help="Milliseconds of a block, about.")
+]
+DEVICE = Annotated[
+    Literal["cpu", "gpu"],
+    typer.Option(help="Replicas on virtual CPU devices, or on GPUs."),
+]
+JSON = Annotated[
+    Path | None,
+    typer.Option(help="File to write all numbers to.", dir_okay=False),
+]
+PLOT = Annotated[
+    Path | None,
+    typer.Option(help="File to draw a picture into, .png.", dir_okay=False),
+]
+MARKDOWN = Annotated[
+    bool, typer.Option("--markdown", help="Print Markdown, for a page.")
+]
+BACKEND = Annotated[
+    str | None,
+    typer.Option(
+        help="jax, tensorflow or torch.",
+        show_default="KERAS_BACKEND, else the first installed",
+    ),
+]
 
 
 @bench.callback()
 def group() -> None:
-    """Measure loops, workers and memory, beside the framework's own."""
+    """Measure fit, loops, workers and memory, beside the framework's own."""
 
 
-def whole_numbers(text: str) -> list[int]:
-    """Numbers of at least 1, separated by commas."""
+@bench.command()
+def fit(
+    replicas: REPLICAS = "1,2",
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of small, medium, with commas.",
+            show_default="small,medium; with --model, none",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A model of yours: a function without arguments that makes "
+            "and returns (model, x, y), compiled, and NumPy arrays.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Global batch of --model.")
+    ] = 64,
+    rounds: ROUNDS = 15,
+    block_ms: BLOCK_MS = 150,
+    device: DEVICE = "cpu",
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Compare fit under a strategy with plain Keras and the framework's own.
+
+    All arms take turns in this process; what counts are ratios of times, and
+    the ratio of plain Keras to its copy, which shows the noise. Ends with 0
+    when it has measured, whatever it found, 2 if it cannot run.
+    """
+    counts = numbers_or_all(replicas)
+    wanted = []
+    if models is not None or model is None:
+        wanted = some_models("small,medium" if models is None else models)
+    users = None if model is None else (model, batch_size)
+    with prepared(backend, json, plot, markdown, own_devices=True) as output:
+        from keras_dist.launch.bench.fit_command import run_fit
+
+        seconds = block_ms / 1e3
+        run_fit(counts, wanted, users, device, rounds, seconds, output)
+
+
+@bench.command()
+def loops(
+    replicas: REPLICAS = "1,2",
+    models: MODELS = "small,medium",
+    rounds: ROUNDS = 15,
+    block_ms: BLOCK_MS = 100,
+    device: DEVICE = "cpu",
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Compare the portable training loop with the framework's own.
+
+    All loops take turns in this process; what counts are ratios of times, and
+    the ratio of a loop to its copy, which shows the noise. Ends with 0 when
+    it has measured, whatever it found, 2 if it cannot run.
+    """
+    counts = numbers_or_all(replicas)
+    wanted = some_models(models)
+    with prepared(backend, json, plot, markdown, own_devices=True) as output:
+        from keras_dist.launch.bench.command import run_loops
+
+        run_loops(counts, wanted, device, rounds, block_ms / 1e3, output)
+
+
+@bench.command()
+def workers(
+    workers: Annotated[
+        int, typer.Option(min=2, help="How many to start on this machine.")
+    ] = 2,
+    models: MODELS = "small,medium",
+    rounds: ROUNDS = 15,
+    block_ms: BLOCK_MS = 200,
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Compare training over workers with the framework's own distribution.
+
+    Starts workers on this machine's CPUs. In each of them all loops take
+    turns, at the same time as in the others; what counts are ratios of times,
+    and the ratio of the native loop to its copy, which shows the noise. Ends
+    with 0 when it has measured, whatever it found, 2 if it cannot run.
+    """
+    wanted = some_models(models)
+    with prepared(backend, json, plot, markdown, only_cpus=True) as output:
+        from keras_dist.launch.bench.worker_command import run_workers
+
+        run_workers(workers, wanted, rounds, block_ms / 1e3, output)
+
+
+@bench.command()
+def memory(
+    devices: Annotated[
+        int, typer.Option(min=1, help="Virtual CPU devices that compute.")
+    ] = 4,
+    params: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER", help="Parameters, about: 20000, 2e7, 20M."
+        ),
+    ] = "20M",
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Count what devices hold under each strategy, beside what is planned.
+
+    Trains a model with Adam for a step: plain Keras, mirrored, central, and
+    with the optimizer's state sharded where the backend can. Central
+    variables are on a device more. Ends with 0 when it has measured, 2 if it
+    cannot run.
+    """
+    try:
+        count = read_number(params)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--params") from error
+    with prepared(backend, json, plot, markdown, only_cpus=True) as output:
+        from keras_dist.launch.bench.memory import run_memory
+
+        run_memory(devices, count, output)
+
+
+@contextmanager
+def prepared(
+    backend: str | None,
+    json: Path | None,
+    plot: Path | None,
+    markdown: bool,
+    own_devices: bool = False,
+    only_cpus: bool = False,
+) -> "Iterator[Output]":
+    """Fails before anything is measured that could not be written.
+
+    Args:
+        backend: String, or `None`, as of --backend.
+        json: Path, or `None`, as of --json.
+        plot: Path, or `None`, as of --plot.
+        markdown: Boolean, as of --markdown.
+        own_devices: Boolean, whether the command itself says how many there
+            are.
+        only_cpus: Boolean, whether GPUs are left alone.
+
+    Yields:
+        The `Output`. What fails while it is used ends the command.
+    """
+    check_folder("--json", json)
+    check_folder("--plot", plot)
+    if plot is not None:
+        if plot.suffix.lower() not in PICTURES:
+            fail(
+                f"--plot {plot}: no kind of picture. Expected: a name that "
+                f"ends with {', '.join(PICTURES)}."
+            )
+        require("matplotlib", "matplotlib for --plot", "plot")
+    select_backend(backend)
+    if own_devices:
+        os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
+    if only_cpus:
+        # Each framework has its own way to leave GPUs alone.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    from keras_dist.errors import KerasDistError
+    from keras_dist.launch.bench.output import Output
+
+    try:
+        yield Output(json, plot, markdown)
+    except (KerasDistError, ValueError) as error:
+        fail(str(error))
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Fails where a file could not be written."""
+    if path is not None and not path.absolute().parent.is_dir():
+        fail(
+            f"{option} {path}: there is no folder {path.parent}. Make it first."
+        )
+
+
+def numbers_or_all(text: str) -> list[int] | None:
+    """Numbers of at least 1, separated by commas; `None` for all devices."""
+    if text.strip() == "all":
+        return None
     parts = names(text)
     if not parts or not all(p.isdecimal() and int(p) >= 1 for p in parts):
         raise typer.BadParameter(
             f"Received: {text!r}. Expected: numbers of at least 1, separated "
-            "by commas, such as 1,2."
+            "by commas, such as 1,2, or all."
         )
     return [int(part) for part in parts]
 
@@ -45,155 +283,3 @@ def some_models(text: str) -> list[str]:
     if not wanted:
         raise typer.BadParameter("Expected: at least one of small, medium.")
     return wanted
-
-
-def check_folder(json: pathlib.Path | None) -> None:
-    """Fails before anything is measured that could not be written."""
-    if json is not None and not json.absolute().parent.is_dir():
-        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
-
-
-@bench.command()
-def loops(
-    replicas: Annotated[
-        str,
-        typer.Option(help="Numbers of replicas, with commas."),
-    ] = "1,2",
-    models: Annotated[
-        str, typer.Option(help="Some of small, medium, with commas.")
-    ] = "small,medium",
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Blocks of each loop, in turns.")
-    ] = 15,
-    block_ms: Annotated[
-        int, typer.Option(min=1, help="Milliseconds of a block, about.")
-    ] = 100,
-    device: Annotated[
-        Literal["cpu", "gpu"],
-        typer.Option(help="Replicas on virtual CPU devices, or on GPUs."),
-    ] = "cpu",
-    json: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="File to write all numbers to.", dir_okay=False),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="jax, tensorflow or torch.",
-            show_default="KERAS_BACKEND, else the first installed",
-        ),
-    ] = None,
-) -> None:
-    """Compare the portable training loop with the framework's own.
-
-    All loops take turns in this process; what counts are ratios of times, and
-    the ratio of a loop to its copy, which shows the noise. Ends with 0 when
-    it has measured, whatever it found, 2 if it cannot run.
-    """
-    counts = whole_numbers(replicas)
-    wanted = some_models(models)
-    check_folder(json)
-    select_backend(backend)
-    # --replicas says how many.
-    os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
-    from keras_dist.errors import KerasDistError
-    from keras_dist.launch.bench.command import run_loops
-
-    try:
-        run_loops(counts, wanted, device, rounds, block_ms / 1e3, json)
-    except (KerasDistError, ValueError) as error:
-        fail(str(error))
-
-
-@bench.command()
-def workers(
-    workers: Annotated[
-        int, typer.Option(min=2, help="How many to start on this machine.")
-    ] = 2,
-    models: Annotated[
-        str, typer.Option(help="Some of small, medium, with commas.")
-    ] = "small,medium",
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Blocks of each loop, in turns.")
-    ] = 15,
-    block_ms: Annotated[
-        int, typer.Option(min=1, help="Milliseconds of a block, about.")
-    ] = 200,
-    json: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="File to write all numbers to.", dir_okay=False),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="jax, tensorflow or torch.",
-            show_default="KERAS_BACKEND, else the first installed",
-        ),
-    ] = None,
-) -> None:
-    """Compare training over workers with the framework's own distribution.
-
-    Starts workers on this machine's CPUs. In each of them all loops take
-    turns, at the same time as in the others; what counts are ratios of times,
-    and the ratio of the native loop to its copy, which shows the noise. Ends
-    with 0 when it has measured, whatever it found, 2 if it cannot run.
-    """
-    wanted = some_models(models)
-    check_folder(json)
-    select_backend(backend)
-    # Each framework has its own way to leave GPUs alone.
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-    from keras_dist.errors import KerasDistError
-    from keras_dist.launch.bench.worker_command import run_workers
-
-    try:
-        run_workers(workers, wanted, rounds, block_ms / 1e3, json)
-    except (KerasDistError, ValueError) as error:
-        fail(str(error))
-
-
-@bench.command()
-def memory(
-    devices: Annotated[
-        int, typer.Option(min=1, help="Virtual CPU devices that compute.")
-    ] = 4,
-    params: Annotated[
-        str,
-        typer.Option(
-            metavar="NUMBER", help="Parameters, about: 20000, 2e7, 20M."
-        ),
-    ] = "20M",
-    json: Annotated[
-        pathlib.Path | None,
-        typer.Option(help="File to write all numbers to.", dir_okay=False),
-    ] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="jax, tensorflow or torch.",
-            show_default="KERAS_BACKEND, else the first installed",
-        ),
-    ] = None,
-) -> None:
-    """Count what devices hold under each strategy, beside what is planned.
-
-    Trains a model with Adam for a step: plain Keras, mirrored, central, and
-    with the optimizer's state sharded where the backend can. Central
-    variables are on a device more. Ends with 0 when it has measured, 2 if it
-    cannot run.
-    """
-    try:
-        count = read_number(params)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--params") from error
-    check_folder(json)
-    select_backend(backend)
-    # Each framework has its own way to leave GPUs alone.
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-    from keras_dist.errors import KerasDistError
-    from keras_dist.launch.bench.memory import run_memory
-
-    try:
-        run_memory(devices, count, json)
-    except (KerasDistError, ValueError) as error:
-        fail(str(error))

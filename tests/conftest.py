@@ -14,10 +14,23 @@ if os.environ.get("PARITY_PLAIN") != "1":
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # Most of the time on JAX is XLA compiling small programs.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 "
+    "--xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
 
 # The parity harness is a package that the other folders use too.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+# In the processes that tests start, Keras imports less.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [
+        str(pathlib.Path(__file__).parent / "lean"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
 
 if importlib.util.find_spec("torch") and importlib.util.find_spec("tensorflow"):
     # The two only live in one process in this order.
@@ -29,6 +42,13 @@ import pytest
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 import keras_dist
+import quicker
+
+
+def pytest_configure(config):
+    # The smoke tests run in the frameworks as they are.
+    if config.option.markexpr != "smoke":
+        quicker.compile_less()
 
 
 def _set_aside():

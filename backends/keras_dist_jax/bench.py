@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -48,25 +49,18 @@ class JittedLoop(Loop):
     def __init__(
         self, setting: Setting, state: Any, step: _Step, by_hand: bool = False
     ) -> None:
-        known = jax_devices()
-        devices = [known[parse_device(name)] for name in setting.devices]
-        everywhere: Any = SingleDeviceSharding(devices[0])
-        by_rows = everywhere
-        if len(devices) > 1:
-            mesh = Mesh(np.array(devices), ("replica",))
-            everywhere = NamedSharding(mesh, PartitionSpec())
-            by_rows = NamedSharding(mesh, PartitionSpec("replica"))
-            if by_hand:
-                step = jax.shard_map(
-                    step,
-                    mesh=mesh,
-                    in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
-                    out_specs=(everywhere.spec, everywhere.spec),
-                    check_vma=False,
-                )
+        everywhere, by_rows = shardings(setting.devices)
+        if by_hand:
+            step = jax.shard_map(
+                step,
+                mesh=by_rows.mesh,
+                in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
+                out_specs=(everywhere.spec, everywhere.spec),
+                check_vma=False,
+            )
         # Programs with collectives that wait for devices behind one another
         # can end in a deadlock on CPUs, which ends the process.
-        self._waits = len(devices) > 1 and devices[0].platform == "cpu"
+        self._waits = setting.num_replicas > 1 and on_cpu(setting.devices)
         self._batches = jax.device_put(setting.batches(), by_rows)
         # Into memory of JAX's own, which alone can be donated.
         copy = jax.jit(
@@ -86,6 +80,29 @@ class JittedLoop(Loop):
             state, loss = step(state, x, y)
         self._state = state
         return float(loss)  # type: ignore[arg-type]
+
+
+def on_cpu(devices: Sequence[str]) -> bool:
+    """Whether programs with collectives have to wait for one another."""
+    return devices[0].startswith("cpu")
+
+
+def shardings(names: Sequence[str]) -> tuple[Any, Any]:
+    """How state lies on devices, on each of them, and how batches are cut.
+
+    Args:
+        names: Sequence of device strings.
+    """
+    known = jax_devices()
+    devices = [known[parse_device(name)] for name in names]
+    if len(devices) == 1:
+        only = SingleDeviceSharding(devices[0])
+        return only, only
+    mesh = Mesh(np.array(devices), ("replica",))
+    return (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("replica")),
+    )
 
 
 def native_loop(setting: Setting) -> Loop:

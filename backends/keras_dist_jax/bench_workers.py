@@ -122,18 +122,23 @@ class JaxNativeWorkers(NativeWorkers):
         return DataParallelLoop(setting, self._worker, self._distribution)
 
     def collectives(self, loop: Loop, steps: int) -> int:
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder, profiler_options=options):
-                loop.run(steps)
-            return sum(map(_collectives_in, Path(folder).rglob("*.xplane.pb")))
+        return collectives_run(loop, steps)
 
     def other_loops(self, setting: Setting) -> dict[str, Loop]:
         return {"jit": JittedLoop(setting, self._worker)}
 
     def close(self) -> None:
         """The runtime is ours, and goes on."""
+
+
+def collectives_run(loop: Loop, steps: int) -> int:
+    """Collectives that this process' devices run in so many steps."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            loop.run(steps)
+        return sum(map(_collectives_in, Path(folder).rglob("*.xplane.pb")))
 
 
 def _collectives_in(path: Path) -> int:

@@ -15,10 +15,13 @@ from keras_dist.device import parse_device
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.executor import Executor
 from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.launch.bench.fit_loops import BenchmarksFit
+from keras_dist.launch.bench.fit_loops import ModelLoop
 from keras_dist.launch.bench.live import MeasuresMemory
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.tasks import Task
 from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
 from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.leaving import leave_at_exit
@@ -44,7 +47,12 @@ _TAKEN_OVER = (
 
 
 class TensorFlowBackend(
-    Backend, Differentiates, BenchmarksLoops, BenchmarksWorkers, MeasuresMemory
+    Backend,
+    Differentiates,
+    BenchmarksFit,
+    BenchmarksLoops,
+    BenchmarksWorkers,
+    MeasuresMemory,
 ):
     """TensorFlow's logical devices."""
 
@@ -159,6 +167,19 @@ class TensorFlowBackend(
         from keras_dist_tensorflow import bench
 
         return bench.NativeLoop(setting)
+
+    @property
+    def native_fits_text(self) -> str:
+        from keras_dist_tensorflow import bench_fit
+
+        return bench_fit.TEXT
+
+    def native_fits(
+        self, task: Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], ModelLoop]]:
+        from keras_dist_tensorflow import bench_fit
+
+        return bench_fit.native_fits(task, devices)
 
     @property
     def live_bytes_text(self) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -31,7 +32,7 @@ class NativeLoop(Loop):
         self._strategy: Any = None
         scope: Any = tf.device(setting.devices[0])
         if setting.num_replicas > 1:
-            self._strategy = _strategy(setting)
+            self._strategy = native_strategy(setting.devices)
             scope = self._strategy.scope()
         with scope:
             self._model = build_model(setting)
@@ -88,10 +89,15 @@ class NativeLoop(Loop):
         return float(loss)
 
 
-def _strategy(setting: Setting) -> Any:
-    on_cpu = setting.devices[0].startswith("cpu")
+def native_strategy(devices: Sequence[str]) -> Any:
+    """TensorFlow's own strategy.
+
+    Args:
+        devices: Sequence of device strings.
+    """
+    on_cpu = devices[0].startswith("cpu")
     return tf.distribute.MirroredStrategy(
-        list(setting.devices),
+        list(devices),
         # The default's collectives of a second model in a process can be
         # mistaken for those of the first, on CPUs.
         tf.distribute.ReductionToOneDevice() if on_cpu else None,

@@ -15,6 +15,7 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.training.binding import binding_of
 from keras_dist.training.keras_internals import all_variables
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.variables import outside_of_traces
 
 
 class OneReplica:
@@ -90,8 +91,10 @@ def _knowing_its_variables(
 def _check_plain(model: keras.Model) -> None:
     for variable in all_variables(model):
         native = internals.native_variable(variable)
-        if isinstance(native, tf.distribute.DistributedValues):
-            owner = vars(variable)["distribute_strategy"]
+        # Without an owner it is of a strategy of TensorFlow's, whose model
+        # this then is.
+        owner = vars(variable).get("distribute_strategy")
+        if owner and isinstance(native, tf.distribute.DistributedValues):
             raise StrategyMismatchError(
                 f"Model '{model.name}' was made outside of any scope, and its "
                 f"variable '{variable.path}' belongs to {owner!r}. Expected: "
@@ -139,7 +142,7 @@ def _build(model: keras.Model, name: str, data: Any) -> None:
     tolerated = contextlib.suppress(Exception if is_own else RuntimeError)
     batch = tree.map_structure(_symbolic, data)
     # Out of the step's graph: variables outlive it.
-    with tf.init_scope():
+    with outside_of_traces():
         if layers:
             with tolerated, binding.strategy.scope():
                 model(keras.utils.unpack_x_y_sample_weight(batch)[0])

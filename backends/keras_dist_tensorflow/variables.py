@@ -5,6 +5,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -222,6 +223,23 @@ def creates_mirrored(
         create
     )
     return scope
+
+
+@contextlib.contextmanager
+def outside_of_traces() -> Iterator[None]:
+    """As `tf.init_scope`, and a trace in which variables are made counts.
+
+    Else TensorFlow throws that trace away and makes it a second time. For what
+    is made before a step's first operation: a loss that was scaled before its
+    optimizer was built has the initial scale in it.
+    """
+
+    def unlifted(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        kwargs["experimental_enable_variable_lifting"] = False
+        return next_creator(**kwargs)
+
+    with tf.init_scope(), tf.variable_creator_scope(unlifted):
+        yield
 
 
 @functools.cache

@@ -13,10 +13,13 @@ from keras_dist.device import Device
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.executor import Executor
 from keras_dist.inputs.communication import CommunicationOptions
+from keras_dist.launch.bench.fit_loops import BenchmarksFit
+from keras_dist.launch.bench.fit_loops import ModelLoop
 from keras_dist.launch.bench.live import MeasuresMemory
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.tasks import Task
 from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
 from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.leaving import leave_at_exit
@@ -37,6 +40,7 @@ class TorchBackend(
     Backend,
     Differentiates,
     ShardsOptimizerState,
+    BenchmarksFit,
     BenchmarksLoops,
     BenchmarksWorkers,
     MeasuresMemory,
@@ -121,6 +125,24 @@ class TorchBackend(
         from keras_dist_torch import bench
 
         return {"Keras": bench.KerasLoop(setting)}
+
+    @property
+    def native_fits_text(self) -> str:
+        from keras_dist_torch import bench_fit
+
+        return bench_fit.TEXT
+
+    def native_fits(
+        self, task: Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], ModelLoop]]:
+        from keras_dist_torch import bench_fit
+
+        return bench_fit.native_fits(task, devices)
+
+    def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
+        from keras_dist_torch import bench_fit
+
+        return bench_fit.collectives(loop, steps)
 
     @property
     def live_bytes_text(self) -> str:

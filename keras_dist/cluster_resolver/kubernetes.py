@@ -15,6 +15,8 @@ from keras_dist.errors import ClusterError
 class KubernetesExecutableLocation(enum.Enum):
     """Whether this process runs in a pod of the cluster, or outside of it.
 
+    `WITHIN_CLUSTER` means in a pod, `OFF_CLUSTER` outside.
+
     Example:
 
     >>> from keras_dist.cluster_resolver import KubernetesExecutableLocation

@@ -130,7 +130,10 @@ class DistributedIterator:
         """
         optional = self.get_next_as_optional()
         if not optional.has_value():
-            raise OutOfRangeError("End of the data: there is no next element.")
+            raise OutOfRangeError(
+                "End of the data: there is no next element. Loop with `for`, "
+                "ask `get_next_as_optional`, or make a new iterator."
+            )
         return optional.get_value()
 
     def get_next_as_optional(self) -> OptionalElement:

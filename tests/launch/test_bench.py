@@ -1,7 +1,5 @@
 """`keras-dist bench loops`: what it shows, and when it says nothing."""
 
-import io
-import json
 import os
 import pathlib
 import re
@@ -12,7 +10,6 @@ from importlib.metadata import version
 import keras
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import keras_dist
@@ -21,17 +18,24 @@ from keras_dist.backend import override_backend
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.bench import command
 from keras_dist.launch.bench import measure
-from keras_dist.launch.bench import report
+from keras_dist.launch.bench import output
+from keras_dist.launch.bench import profile
 from keras_dist.launch.bench.loops import MODELS
 from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.measurement import Measurement
+from keras_dist.launch.bench.measurement import pairs_of
 from keras_dist.launch.bench.portable import PortableLoop
 from keras_dist.launch.bench.ratios import Ratio
 from keras_dist.launch.bench.ratios import verdict
 from keras_dist.testing.memory import MemoryBackend
+from keras_dist_cli import environment
 from keras_dist_cli.main import app
+from launch.bench_runs import BACKEND
+from launch.bench_runs import Run
+from launch.bench_runs import compared
+from launch.bench_runs import shown
 
-BACKEND = keras.backend.backend()
 # Not where the native loop is around a Keras model already.
 BY_KERAS = {"Keras/native", "ours/Keras"}
 QUIET = Ratio(1.0, 0.99, 1.01)
@@ -39,26 +43,11 @@ QUIET = Ratio(1.0, 0.99, 1.01)
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The command's process, and the file that it wrote."""
-    path = tmp_path_factory.mktemp("bench") / "loops.json"
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name != "KERAS_DIST_VIRTUAL_DEVICES"
-    }
-    process = subprocess.run(
-        [
-            *(sys.executable, "-m", "keras_dist_cli", "bench", "loops"),
-            *("--models", "small", "--replicas", "1,2", "--rounds", "2"),
-            *("--block-ms", "1", "--json", str(path), "--backend", BACKEND),
-        ],
-        env=inherited | {"COLUMNS": "80", "KERAS_BACKEND": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    return Run(
+        tmp_path_factory.mktemp("bench"),
+        *("loops", "--models", "small", "--replicas", "1,2"),
+        *("--rounds", "2", "--block-ms", "1"),
     )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process, json.loads(path.read_text())
 
 
 @pytest.fixture
@@ -80,16 +69,19 @@ def setting_of(num_replicas):
 def measurement(native, ours, again, **others):
     """A `Measurement` of times that are given."""
     times = {"native": native, "ours": ours, "again": again, **others}
-    counts = measure.Counts(12.0, 1.0, 0)
-    return measure.Measurement(setting_of(2), 10, times, {}, counts)
+    counts = {
+        "calls": {"ours": 12.0, "native": 1.0},
+        "traced_again": {"ours": 0},
+    }
+    return Measurement(setting_of(2), 10, times, {}, counts, pairs_of(times))
 
 
 def test_the_table_has_a_row_for_each_comparison(finished):
-    process, _ = finished
-    rows = re.findall(r"│ small +│ (\d) +│ (\S+/\S+)", process.stdout)
-    assert {"1", "2"} == {replicas for replicas, _ in rows}
-    of_one = {name for replicas, name in rows if replicas == "1"}
-    of_two = {name for replicas, name in rows if replicas == "2"}
+    rows = shown(finished)
+    assert rows == compared(finished)
+    assert {"1", "2"} == {row[1] for row in rows}
+    of_one = {row[2] for row in rows if row[1] == "1"}
+    of_two = {row[2] for row in rows if row[1] == "2"}
     assert {"ours/native", "scan/ours"} <= of_one
     assert of_two >= of_one | {"reduced/native", "ragged/ours"}
     by_keras = set() if BACKEND == "tensorflow" else BY_KERAS
@@ -98,29 +90,17 @@ def test_the_table_has_a_row_for_each_comparison(finished):
 
 
 def test_it_says_what_was_measured(finished):
-    process, _ = finished
-    text = " ".join(process.stdout.split())
-    for part in (
+    finished.check(
+        "loops",
         f"{BACKEND} {version(BACKEND)}",
-        f"keras {keras.__version__}",
         f"Native: {get_backend().native_loop_text}",
-        "A/A is the native loop against a copy of itself",
-        "Measuring small, 2 replicas",
-    ):
-        assert part in text
-
-
-def test_it_fits_a_terminal_and_shows_no_bar(finished):
-    process, _ = finished
-    assert max(map(len, process.stdout.splitlines())) <= 80
-    assert "\x1b" not in process.stdout
-    assert "━ 2/2" not in process.stdout
+        "A/A is the arm 'native' against a copy of itself",
+    )
+    assert "Measuring small, N=2" in finished.process.stderr
 
 
 def test_the_file_has_all_numbers(finished):
-    _, content = finished
-    assert content["backend"] == BACKEND
-    assert content["versions"]["keras"] == keras.__version__
+    content = finished.content
     assert [each["replicas"] for each in content["settings"]] == [1, 2]
     for each in content["settings"]:
         assert (each["model"], each["rows"]) == ("small", 64)
@@ -139,13 +119,12 @@ def test_the_file_has_all_numbers(finished):
 
 
 def test_all_arms_have_the_same_loss_and_trace_once(finished):
-    _, content = finished
-    for each in content["settings"]:
+    for each in finished.content["settings"]:
         losses = {k: v for k, v in each["losses"].items() if k != "ragged"}
         for loss in losses.values():
             assert loss == pytest.approx(losses["native"], rel=1e-3)
         traced_again = 0 if BACKEND != "torch" else None
-        assert each["counts"]["traces"] == traced_again
+        assert each["counts"]["traced_again"] == {"ours": traced_again}
 
 
 def test_ratios_are_medians_of_pairs():
@@ -191,18 +170,33 @@ def test_the_base_of_our_ratio_is_the_mean_of_the_loops_around_it():
     assert measured.noise.median == 1.02
 
 
-def test_the_report_shows_a_refused_verdict():
-    console = Console(file=io.StringIO(), width=80)
+def test_the_report_shows_a_refused_verdict(capsys):
     noisy = measurement([1.0] * 3, [2.0] * 3, [1.5] * 3)
-    report.show(console, [noisy], "by hand.")
-    text = console.file.getvalue()
-    assert re.search(r"ours/native .* 1.50 \(1.50-1.50\) │ noise", text)
+    made = output.report_of("loops", [noisy], "by hand.", ["More."])
+    output.Output().publish(made)
+    text = capsys.readouterr().out
+    assert re.search(r"ours/native +1.60 \(1.60-1.60\) .* noise", text)
     assert "slower" not in text
-    assert report.as_json([noisy], "by hand.")["settings"][0]["counts"] == {
-        "calls": 12.0,
-        "native_calls": 1.0,
-        "traces": 0,
+    assert "Native: by hand.\nMore.\n" in text
+    assert made.content["settings"][0]["counts"] == {
+        "calls": {"ours": 12.0, "native": 1.0},
+        "traced_again": {"ours": 0},
     }
+
+
+def test_markdown_is_what_the_table_shows(capsys):
+    quiet = measurement([1.0] * 3, [2.0] * 3, [1.02] * 3)
+    made = output.report_of("loops", [quiet], "by hand.", [])
+    output.Output(markdown=True).publish(made)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "| Model | N | Compared | Ratio | A/A | Verdict |",
+        "| --- | ---: | --- | ---: | ---: | --- |",
+        "| small | 2 | ours/native | 1.98 (1.98-1.98) | 1.02 (1.02-1.02) "
+        "| slower |",
+    ]
+    assert "| small | 2 | native | 1000.000 | 1 |  |" in lines
+    assert f"{os.cpu_count()} CPU cores" in " ".join(lines)
 
 
 class Numbered(Loop):
@@ -237,7 +231,7 @@ def test_python_calls_of_a_step_are_counted():
         def one(self):
             pass
 
-    assert measure._calls(Calling()) == 2.0
+    assert profile.calls_a_step(Calling(), 20) == 2.0
 
 
 @pytest.mark.parametrize("loss", [2.5, float("nan")])
@@ -272,6 +266,9 @@ def test_every_arm_starts_with_the_same_weights_and_batches():
         (("--device", "abacus"), "abacus"),
         (("--backend", "nosuch"), "'nosuch'"),
         (("--json", "no/such/folder/file.json"), "folder"),
+        (("--plot", "no/such/folder/file.png"), "folder"),
+        (("--plot", "picture.txt"), "ends with .png"),
+        (("--replicas", "3,4"), "equal shares"),
     ],
 )
 def test_a_bad_option_is_an_error_that_says_so(invoke, arguments, message):
@@ -283,7 +280,25 @@ def test_a_bad_option_is_an_error_that_says_so(invoke, arguments, message):
 def test_more_replicas_than_devices_are_an_error(monkeypatch):
     monkeypatch.setattr(command, "list_devices", lambda kind: [f"{kind}:0"])
     with pytest.raises(keras_dist.DeviceError, match="2 replicas on 'gpu'"):
-        command.devices_for(2, "gpu")
+        command.groups_of_devices([1, 2], "gpu")
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])]
+)
+def test_all_devices_are_powers_of_two_and_all(monkeypatch, count, expected):
+    present = [f"gpu:{index}" for index in range(count)]
+    monkeypatch.setattr(command, "list_devices", lambda kind: present)
+    groups = command.groups_of_devices(None, "gpu")
+    assert list(map(len, groups)) == expected
+    assert groups[-1] == tuple(present)
+
+
+def test_a_picture_without_matplotlib_is_an_error(monkeypatch, invoke):
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    result = invoke("--plot", "picture.png")
+    assert result.exit_code == 2
+    assert "pip install 'keras-dist[plot]'" in result.output
 
 
 def test_virtual_devices_that_come_too_late_are_an_error(invoke):
@@ -298,20 +313,21 @@ def test_a_backend_without_loops_of_its_own_is_an_error():
         override_backend(MemoryBackend()),
         pytest.raises(BackendNotFoundError, match="no loop to compare with"),
     ):
-        command.run_loops([1], ["small"], "cpu", 1, 0.001, None)
+        command.run_loops([1], ["small"], "cpu", 1, 0.001, output.Output())
 
 
 def test_bench_alone_shows_its_commands():
     result = CliRunner().invoke(app, ["bench", "--help"])
     assert result.exit_code == 0
-    assert "loops" in result.output
+    for name in ("fit", "loops", "workers", "memory"):
+        assert name in result.output
 
 
 def test_native_loops_are_imported_when_they_are_needed():
     code = (
         "import sys, keras_dist; keras_dist.list_devices(); "
         "sys.exit(any(name.startswith('keras_dist_') and "
-        "name.endswith('.bench') for name in sys.modules))"
+        "'.bench' in name for name in sys.modules))"
     )
     subprocess.run(
         [sys.executable, "-c", code],

@@ -1,10 +1,6 @@
 """`keras-dist bench memory`: what it measures is what was promised."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -18,12 +14,14 @@ from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.bench import memory
 from keras_dist.launch.bench.live import MeasuredMemory
 from keras_dist.launch.bench.memory_report import memory_table
+from keras_dist.launch.bench.output import Output
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist_cli.main import app
+from launch.bench_runs import BACKEND
+from launch.bench_runs import Run
 from sharded.helpers import SHARDS
 from sharded.helpers import shards
 
-BACKEND = keras.backend.backend()
 NUM_DEVICES = 2
 COMPUTING = [f"cpu:{index}" for index in range(NUM_DEVICES)]
 KEEPER = f"cpu:{NUM_DEVICES}"
@@ -38,31 +36,16 @@ SHARES_MEMORY = BACKEND == "torch"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The command's process, and the file that it wrote."""
-    path = tmp_path_factory.mktemp("bench") / "memory.json"
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name != "KERAS_DIST_VIRTUAL_DEVICES"
-    }
-    process = subprocess.run(
-        [
-            *(sys.executable, "-m", "keras_dist_cli", "bench", "memory"),
-            *("--devices", str(NUM_DEVICES), "--params", str(PARAMETERS)),
-            *("--json", str(path), "--backend", BACKEND),
-        ],
-        env=inherited | {"COLUMNS": "80", "KERAS_BACKEND": ""},
-        capture_output=True,
-        text=True,
-        timeout=400,
+    return Run(
+        tmp_path_factory.mktemp("bench"),
+        *("memory", "--devices", str(NUM_DEVICES)),
+        *("--params", str(PARAMETERS)),
     )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process, json.loads(path.read_text())
 
 
 @pytest.fixture
 def arms(finished):
-    return finished[1]["arms"]
+    return finished.content["arms"]
 
 
 def near(number):
@@ -117,20 +100,11 @@ def test_arms_are_those_that_the_backend_has(arms):
 
 
 def test_it_says_what_was_measured(finished):
-    process, content = finished
-    text = " ".join(process.stdout.split())
-    for part in (
-        "Measuring mirrored",
-        "A model of 4,224 parameters",
-        get_backend().live_bytes_text,
-        f"keras {keras.__version__}",
-    ):
-        assert part in text
-    assert content["backend"] == BACKEND
-    assert content["counted"] == get_backend().live_bytes_text
-    assert max(map(len, process.stdout.splitlines())) <= 80
-    assert "\x1b" not in process.stdout
-    assert re.search(r"central +cpu:0", process.stdout)
+    counted = get_backend().live_bytes_text
+    finished.check("memory", "A model of 4,224 parameters", counted)
+    assert finished.content["counted"] == counted
+    assert "Measuring mirrored" in finished.process.stderr
+    assert re.search(r"central +cpu:0", finished.process.stdout)
 
 
 def test_devices_that_hold_the_same_share_a_row():
@@ -186,7 +160,7 @@ def test_a_backend_that_can_not_measure_is_an_error():
         override_backend(MemoryBackend()),
         pytest.raises(BackendNotFoundError, match="what memory is held"),
     ):
-        memory.run_memory(2, 1000, None)
+        memory.run_memory(2, 1000, Output())
 
 
 @pytest.mark.parametrize(

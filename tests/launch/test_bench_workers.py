@@ -1,7 +1,5 @@
 """`keras-dist bench workers`: what it starts, counts and shows."""
 
-import io
-import json
 import os
 import pathlib
 import re
@@ -9,27 +7,28 @@ import socket
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from keras_dist.backend import override_backend
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.bench import sockets
 from keras_dist.launch.bench import worker_command
-from keras_dist.launch.bench import worker_report
 from keras_dist.launch.bench.loops import MODELS
 from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.measure import Measurement
+from keras_dist.launch.bench.measurement import Measurement
+from keras_dist.launch.bench.measurement import pairs_of
+from keras_dist.launch.bench.output import Output
 from keras_dist.launch.bench.worker_loops import rows_of
 from keras_dist.launch.bench.worker_measure import Result
-from keras_dist.launch.bench.worker_measure import Traffic
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist_cli.main import app
+from launch.bench_runs import BACKEND
+from launch.bench_runs import Run
+from launch.bench_runs import compared
+from launch.bench_runs import shown
 
-BACKEND = keras.backend.backend()
 TWO = Setting(MODELS["small"], ("cpu:0",) * 2)
 GRADIENT_BYTES = 4 * (64 * 32 + 32 + 32 * 10 + 10)
 
@@ -51,49 +50,36 @@ COLLECTIVES = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The command's process, and the file that it wrote."""
-    path = tmp_path_factory.mktemp("bench") / "workers.json"
-    process = subprocess.run(
-        [
-            *(sys.executable, "-m", "keras_dist_cli", "bench", "workers"),
-            *("--models", "small", "--rounds", "2", "--block-ms", "1"),
-            *("--json", str(path), "--backend", BACKEND),
-        ],
-        env=os.environ | {"COLUMNS": "80", "KERAS_BACKEND": ""},
-        capture_output=True,
-        text=True,
-        timeout=400,
+    return Run(
+        tmp_path_factory.mktemp("bench"),
+        *("workers", "--models", "small", "--rounds", "2", "--block-ms", "1"),
     )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process, json.loads(path.read_text())
 
 
 def test_the_table_has_a_row_for_each_comparison(finished):
-    process, _ = finished
-    rows = re.findall(r"│ small +│ 2 │ (\S+/\S+)", process.stdout)
     expected = ["ours/native", "run/native", "ours/run"]
     if BACKEND == "jax":
         expected += ["jit/native", "ours/jit"]
-    assert rows == [*expected, "Keras/native", "ours/Keras"]
+    rows = shown(finished)
+    assert rows == compared(finished)
+    assert {row[:2] for row in rows} == {("small", "2")}
+    expected += ["Keras/native", "ours/Keras"]
+    assert [row[2] for row in rows] == expected
 
 
 def test_it_says_what_was_measured(finished):
-    process, content = finished
-    text = " ".join(process.stdout.split())
-    for part in (
-        "Measuring small, 2 workers",
-        f"Native: {content['native']}",
+    finished.check(
+        "workers",
+        f"Native: {finished.content['native']}",
         "in the minute before; the workers add theirs",
-        "A/A is the native loop against a copy of itself",
-    ):
-        assert part in text
-    assert content["backend"] == BACKEND
-    assert len(content["load"]) == 3
+        "A/A is the arm 'native' against a copy of itself",
+    )
+    assert "Measuring small, 2 workers" in finished.process.stderr
+    assert len(finished.content["load"]) == 3
 
 
 def test_the_file_has_all_numbers(finished):
-    _, content = finished
-    (found,) = content["settings"]
+    (found,) = finished.content["settings"]
     assert (found["model"], found["replicas"], found["rows"]) == (
         "small",
         2,
@@ -111,7 +97,7 @@ def test_the_file_has_all_numbers(finished):
 
 
 def test_what_meets_has_the_same_loss(finished):
-    losses = dict(finished[1]["settings"][0]["losses"])
+    losses = dict(finished.content["settings"][0]["losses"])
     # Each worker by itself learns from other rows.
     del losses["Keras"]
     for loss in losses.values():
@@ -123,8 +109,8 @@ def test_what_meets_has_the_same_loss(finished):
     reason="Only Linux tells how much a socket has sent.",
 )
 def test_bytes_of_a_step_are_those_of_the_gradients(finished):
-    counts = finished[1]["settings"][0]["counts"]
-    assert counts["least_bytes"] == GRADIENT_BYTES
+    counts = finished.content["settings"][0]["counts"]
+    assert counts["least_bytes"]["ours"] == GRADIENT_BYTES
     for arm, sent in counts["bytes_sent"].items():
         if arm == "Keras":
             assert sent < 500
@@ -133,7 +119,7 @@ def test_bytes_of_a_step_are_those_of_the_gradients(finished):
 
 
 def test_collectives_of_a_step(finished):
-    counts = finished[1]["settings"][0]["counts"]["collectives"]
+    counts = finished.content["settings"][0]["counts"]["collectives"]
     assert counts == COLLECTIVES.get(BACKEND, dict.fromkeys(counts))
 
 
@@ -168,18 +154,20 @@ def test_bytes_are_unknown_on_other_systems(monkeypatch):
     assert sockets.bytes_sent() is None
 
 
-def test_what_is_unknown_is_said_to_be():
+def test_what_is_unknown_is_said_to_be(capsys):
     times = {name: [0.001] for name in ("native", "ours", "again", "Keras")}
-    traffic = Traffic(
-        dict.fromkeys(times), dict.fromkeys(times, 2500.0), GRADIENT_BYTES
-    )
-    result = Result([Measurement(TWO, 10, times, {}, traffic)], "by hand.")
-    console = Console(file=io.StringIO(), width=80)
-    worker_report.show_workers(console, result, None)
-    text = console.file.getvalue()
-    assert re.search(r"ours +│ 1.000 +│ unknown +│ 2.5 +│ 9.6", text)
-    assert re.search(r"Keras +│ 1.000 +│ unknown +│ 2.5 +│ 0.0", text)
-    assert not re.search(r"│ again", text)
+    traffic = {
+        "collectives": dict.fromkeys(times),
+        "bytes_sent": dict.fromkeys(times, 2500.0),
+        "least_bytes": dict.fromkeys(times, 0.0) | {"ours": GRADIENT_BYTES},
+    }
+    measured = Measurement(TWO, 10, times, {}, traffic, pairs_of(times))
+    result = Result([measured], "by hand.")
+    Output().publish(worker_command.report_of_workers(result, None))
+    text = capsys.readouterr().out
+    assert re.search(r"ours +1.000 +not counted +2.5 +9.6", text)
+    assert re.search(r"Keras +1.000 +not counted +2.5 +0.0", text)
+    assert not re.search(r" again +1.000", text)
     assert "Load" not in text
 
 
@@ -201,11 +189,11 @@ def test_a_bad_option_is_an_error_that_says_so(arguments, message):
 
 @pytest.mark.parametrize(
     ("workers", "sizes", "message"),
-    [(2, ["small", "huge"], "'huge'"), (3, ["small"], "equal shares.*3 work")],
+    [(2, ["small", "huge"], "'huge'"), (3, ["small"], "equal shares.*N = 3")],
 )
 def test_models_that_cannot_be_measured_are_errors(workers, sizes, message):
     with pytest.raises(ValueError, match=message):
-        worker_command.run_workers(workers, sizes, 1, 0.001, None)
+        worker_command.run_workers(workers, sizes, 1, 0.001, Output())
 
 
 def test_a_backend_without_its_own_distribution_is_an_error():
@@ -213,7 +201,7 @@ def test_a_backend_without_its_own_distribution_is_an_error():
         override_backend(MemoryBackend()),
         pytest.raises(BackendNotFoundError, match="no distribution over"),
     ):
-        worker_command.run_workers(2, ["small"], 1, 0.001, None)
+        worker_command.run_workers(2, ["small"], 1, 0.001, Output())
 
 
 def test_native_workers_are_imported_when_they_are_needed():

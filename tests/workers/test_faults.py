@@ -41,7 +41,7 @@ class Worker:
                 "KERAS_DIST_WORKERS": ",".join(addresses),
                 "KERAS_DIST_WORKER_INDEX": str(index),
                 "KERAS_DIST_VIRTUAL_DEVICES": "1",
-                "PYTHONPATH": str(TESTS),
+                "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ['PYTHONPATH']}",
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": "1",
             },

@@ -39,7 +39,10 @@ def bytes_a_step(workers, dtype="", state="mirrored"):
         text=True,
         timeout=180,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ['PYTHONPATH']}",
+        },
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -57,7 +60,8 @@ def test_a_step_sends_what_an_all_reduce_has_to(workers):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_sharded_state_sends_as_much(workers):
     gradients, wire = bytes_a_step(workers, state="sharded")
-    # JAX was seen to send 1.13 times as much among three.
+    # Between CPUs, JAX has gloo's reduce-scatter by halving and doubling, which
+    # sends more where workers are no power of two: 1.13 times among three.
     limit = 1.15 if BACKEND == "jax" and workers == 3 else 1.02
     # Gradients to whom they belong, and parameters back.
     assert wire <= limit * 2 * (workers - 1) * gradients

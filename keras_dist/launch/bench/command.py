@@ -1,14 +1,10 @@
 """`keras-dist bench loops`, once the backend is chosen."""
 
-import pathlib
+import functools
+import os
 from collections.abc import Sequence
 
 import keras
-from rich.console import Console
-from rich.progress import BarColumn
-from rich.progress import MofNCompleteColumn
-from rich.progress import Progress
-from rich.progress import TextColumn
 
 from keras_dist.backend import get_backend
 from keras_dist.errors import BackendNotFoundError
@@ -17,41 +13,48 @@ from keras_dist.launch.bench.loops import MODELS
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import ModelSize
 from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.measure import Counts
-from keras_dist.launch.bench.measure import Measurement
 from keras_dist.launch.bench.measure import measure
-from keras_dist.launch.bench.report import as_json
-from keras_dist.launch.bench.report import show
-from keras_dist.launch.bench.report import write_json
+from keras_dist.launch.bench.output import Output
+from keras_dist.launch.bench.output import report_of
+from keras_dist.launch.bench.portable import SCANNED_STEPS
+from keras_dist.launch.bench.progress import in_turn
 from keras_dist.virtual import list_devices
 from keras_dist.virtual import set_virtual_devices
 
+ARMS = (
+    "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the loss "
+    "reduced in each step. Ragged: with a row less, in shares of two sizes. "
+    f"Scan: `scan_steps` of {SCANNED_STEPS}. Keras: a Keras model in the "
+    "framework's own loop."
+)
+
 
 def run_loops(
-    replicas: Sequence[int],
+    replicas: Sequence[int] | None,
     models: Sequence[str],
     device_type: str,
     rounds: int,
     seconds: float,
-    json_path: pathlib.Path | None,
+    output: Output,
 ) -> None:
     """Measures the portable loop and the backend's own, and shows ratios.
 
     Args:
-        replicas: Sequence of integers, the numbers of replicas.
+        replicas: Sequence of integers, the numbers of replicas, or `None` for
+            those up to all devices.
         models: Sequence of names in `MODELS`.
         device_type: String, `"cpu"` or `"gpu"`.
         rounds: Integer, blocks of each arm.
         seconds: Float, what a block takes about.
-        json_path: Path of the file to write, or `None`.
+        output: `Output`.
 
     Raises:
-        ValueError: If a model is unknown.
+        ValueError: If a model is unknown, or can't be cut into equal shares.
         KerasDistError: If the devices or the native loops can't be had, or if
             the arms don't compute the same.
     """
     sizes = [size_of(name) for name in models]
-    devices = devices_for(max(replicas), device_type)
+    groups = groups_of_devices(replicas, device_type)
     backend = get_backend()
     if not isinstance(backend, BenchmarksLoops):
         raise BackendNotFoundError(
@@ -59,12 +62,18 @@ def run_loops(
             f"loop to compare with. Received: {backend!r}. Expected: a "
             "`BenchmarksLoops`. Choose another backend with --backend."
         )
-    settings = [Setting(size, devices[:n]) for size in sizes for n in replicas]
-    console = Console(highlight=False)
-    measured = measure_all(console, backend, settings, rounds, seconds)
-    show(console, measured, backend.native_loop_text)
-    if json_path is not None:
-        write_json(json_path, as_json(measured, backend.native_loop_text))
+    settings = [Setting(size, devices) for size in sizes for devices in groups]
+    check_shares(settings)
+    jobs = {
+        setting.title: functools.partial(
+            measure, backend, setting, rounds, seconds
+        )
+        for setting in settings
+    }
+    measured = in_turn(jobs, rounds)
+    output.publish(
+        report_of("loops", measured, backend.native_loop_text, [ARMS])
+    )
 
 
 def size_of(name: str) -> ModelSize:
@@ -81,51 +90,48 @@ def size_of(name: str) -> ModelSize:
     return MODELS[name]
 
 
-def devices_for(num_devices: int, device_type: str) -> tuple[str, ...]:
-    """Names of so many devices; of CPUs, virtual ones.
+def check_shares(settings: Sequence[Setting]) -> None:
+    """Refuses batches that the framework's own distribution can't cut.
+
+    Raises:
+        ValueError: If one can't be cut into equal shares.
+    """
+    for setting in settings:
+        rows = setting.size.rows
+        if rows % setting.num_replicas:
+            raise ValueError(
+                f"The {rows} rows of '{setting.size.name}' can't be cut into "
+                f"equal shares. Received: N = {setting.num_replicas}. "
+                f"Expected: a number that divides {rows}, such as 2 or 4."
+            )
+
+
+def groups_of_devices(
+    replicas: Sequence[int] | None, device_type: str
+) -> list[tuple[str, ...]]:
+    """The devices of each number of replicas; of CPUs, virtual ones.
+
+    Args:
+        replicas: Sequence of integers, or `None` for 1, 2, 4 and so on up to
+            all devices (of the CPU: its cores).
+        device_type: String, `"cpu"` or `"gpu"`.
 
     Raises:
         DeviceError: If there are fewer.
         VirtualDevicesError: If CPUs can't be split any more.
     """
-    if device_type == "cpu":
-        set_virtual_devices(num_devices)
+    on_cpu = device_type == "cpu"
+    if replicas is None:
+        count = os.cpu_count() if on_cpu else len(list_devices(device_type))
+        most = max(1, count or 1)
+        replicas = sorted({2**i for i in range(most.bit_length())} | {most})
+    if on_cpu:
+        set_virtual_devices(max(replicas))
     present = list_devices(device_type)
-    if len(present) < num_devices:
+    if len(present) < max(replicas):
         raise DeviceError(
-            f"There are fewer devices than replicas. Received: {num_devices} "
-            f"replicas on '{device_type}'. Expected: at most {len(present)}, "
-            "or --device cpu, which makes virtual devices."
+            "There are fewer devices than replicas. Received: "
+            f"{max(replicas)} replicas on '{device_type}'. Expected: at most "
+            f"{len(present)}, or --device cpu, which makes virtual devices."
         )
-    return tuple(present[:num_devices])
-
-
-def measure_all(
-    console: Console,
-    backend: BenchmarksLoops,
-    settings: Sequence[Setting],
-    rounds: int,
-    seconds: float,
-) -> list[Measurement[Counts]]:
-    """Measures settings, with a bar on a terminal and lines elsewhere."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    measured = []
-    with progress:
-        for setting in settings:
-            title = f"{setting.size.name}, {setting.num_replicas} replicas"
-            if not console.is_terminal:
-                console.print(f"Measuring {title}")
-            task = progress.add_task(title, total=rounds)
-
-            def advance(task: object = task) -> None:
-                progress.advance(task)  # type: ignore[arg-type]
-
-            measured.append(measure(backend, setting, rounds, seconds, advance))
-    return measured
+    return [tuple(present[:n]) for n in replicas]

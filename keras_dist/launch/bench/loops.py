@@ -58,6 +58,11 @@ class Setting:
         """How many replicas share a batch."""
         return len(self.devices)
 
+    @property
+    def title(self) -> str:
+        """What is measured, in words."""
+        return f"{self.size.name}, N={self.num_replicas}"
+
     def weights(self) -> list[NDArray[np.float32]]:
         """Kernels of shape `(inputs, units)` and biases, in turns."""
         rng = np.random.default_rng(0)

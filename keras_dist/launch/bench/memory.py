@@ -4,23 +4,22 @@ Each arm trains in a process of its own, so that nothing of another one is
 alive in it.
 """
 
+import functools
 import gc
 import math
-import pathlib
 from collections.abc import Callable
 from collections.abc import Mapping
 
 import keras
 import numpy as np
-from rich.console import Console
 
 from keras_dist.backend import get_backend
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.bench.live import MeasuredMemory
 from keras_dist.launch.bench.live import MeasuresMemory
-from keras_dist.launch.bench.memory_report import memory_json
-from keras_dist.launch.bench.memory_report import show_memory
-from keras_dist.launch.bench.report import write_json
+from keras_dist.launch.bench.memory_report import report_of_memory
+from keras_dist.launch.bench.output import Output
+from keras_dist.launch.bench.progress import in_turn
 from keras_dist.launch.function import launch
 from keras_dist.sharding_power import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
@@ -60,15 +59,13 @@ def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
     return known
 
 
-def run_memory(
-    num_devices: int, num_parameters: int, json_path: pathlib.Path | None
-) -> None:
+def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
     """Measures what devices hold after a step, and shows it beside the plan.
 
     Args:
         num_devices: Integer, the devices that compute.
         num_parameters: Integer, about as many as the model is to have.
-        json_path: Path of the file to write, or `None`.
+        output: `Output`.
 
     Raises:
         KerasDistError: If the backend can't measure, or a strategy can't be
@@ -81,21 +78,21 @@ def run_memory(
             f"tell what memory is held. Received: {backend!r}. Expected: a "
             "`MeasuresMemory`. Choose another backend with --backend."
         )
-    console = Console(highlight=False)
-    found = []
-    for name in arms(num_devices):
-        if not console.is_terminal:
-            console.print(f"Measuring {name}")
-        with console.status(f"Measuring {name}"):
-            found += launch(
-                measure_memory,
-                (name, num_devices, num_parameters),
-                workers=1,
-                devices=num_devices + 1,
-            )
-    show_memory(console, found, backend.live_bytes_text)
-    if json_path is not None:
-        write_json(json_path, memory_json(found, backend.live_bytes_text))
+
+    def in_process(arm: str, on_round: object) -> MeasuredMemory:
+        (found,) = launch(
+            measure_memory,
+            (arm, num_devices, num_parameters),
+            workers=1,
+            devices=num_devices + 1,
+        )
+        assert isinstance(found, MeasuredMemory)
+        return found
+
+    jobs = {
+        name: functools.partial(in_process, name) for name in arms(num_devices)
+    }
+    output.publish(report_of_memory(in_turn(jobs), backend.live_bytes_text))
 
 
 def measure_memory(

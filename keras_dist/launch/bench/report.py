@@ -1,9 +1,7 @@
-"""Tables and JSON of what was measured."""
+"""What all of `keras-dist bench` has in common: tables, JSON, words."""
 
 import dataclasses
-import json
 import os
-import pathlib
 import platform
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -11,14 +9,58 @@ from typing import Any
 
 import keras
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
-from keras_dist.launch.bench.measure import Counts
-from keras_dist.launch.bench.measure import Measurement
-from keras_dist.launch.bench.portable import SCANNED_STEPS
+from keras_dist.launch.bench.measurement import AGAIN
+from keras_dist.launch.bench.measurement import Measurement
 from keras_dist.launch.bench.ratios import NOISE
 from keras_dist.launch.bench.ratios import SPREAD
+from keras_dist_cli.planning.tables import NUMBER
+from keras_dist_cli.planning.tables import WORD
+from keras_dist_cli.planning.tables import WORDS
+from keras_dist_cli.planning.tables import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """How a number of each arm is shown.
+
+    Args:
+        head: String.
+        unit: Float, what to divide by.
+        digits: Integer, after the point.
+        missing: String, in place of a number that can't be had.
+    """
+
+    head: str
+    unit: float
+    digits: int
+    missing: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How `rich` lays it out: its head may wrap, between words."""
+        longest = max(map(len, self.head.split()))
+        return {"justify": "right", "min_width": longest}
+
+    def text(self, number: float | None) -> str:
+        """A number of this column."""
+        if number is None:
+            return self.missing
+        return f"{number / self.unit:.{self.digits}f}"
+
+
+TIME = Column("Time, ms", 1e-3, 3, "")
+# Of `Measurement.counts`, in this order; others are in the file only.
+COLUMNS = {
+    "calls": Column("Python calls", 1, 0, "not counted"),
+    "collectives": Column("Collectives", 1, 1, "not counted"),
+    "traced_again": Column("Traced again", 1, 0, "eager"),
+    "bytes_sent": Column("Sent, kB", 1e3, 1, "not counted"),
+    "least_bytes": Column("Least, kB", 1e3, 1, "not counted"),
+    "planned_bytes": Column("To send, kB", 1e3, 1, "not known"),
+    "live_bytes": Column("Live, MB", 1e6, 2, "not counted"),
+}
 
 
 def versions() -> dict[str, str]:
@@ -38,133 +80,104 @@ def machine() -> str:
     return f"{system}, {os.cpu_count()} CPU cores"
 
 
-def show(
-    console: Console, measurements: Sequence[Measurement[Counts]], native: str
-) -> None:
-    """Prints ratios, then times and counts, then what they are of.
-
-    Args:
-        console: The `rich` console to write to.
-        measurements: Sequence of `Measurement`.
-        native: String, what the native loop is.
-    """
-    console.print(ratio_table(measurements))
-    console.print()
-    console.print(detail_table(measurements))
-    console.print()
-    show_context(console, native)
-    console.print(
-        "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the "
-        "loss reduced in each step. Ragged: with a row less, in shares of two "
-        f"sizes. Scan: `scan_steps` of {SCANNED_STEPS}. Keras: a Keras model "
-        "in the framework's own loop."
-    )
-    show_meaning(console)
-
-
-def show_context(console: Console, native: str) -> None:
-    """Prints what was measured where, and beside what."""
+def where() -> str:
+    """What was measured, and on what, in a sentence."""
     names = ", ".join(f"{name} {each}" for name, each in versions().items())
-    console.print(f"{names}; {machine()}.")
-    console.print(f"Native: {native}")
+    return f"{names}; {machine()}."
 
 
-def show_meaning(console: Console) -> None:
-    """Prints what ratios and verdicts mean."""
+def header(command: str) -> dict[str, Any]:
+    """What the file of each command begins with."""
+    return {
+        "command": f"bench {command}",
+        "backend": keras.backend.backend(),
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def meaning(base: str) -> str:
+    """What ratios and verdicts mean."""
     least, most = NOISE
-    console.print(
-        "Ratios are medians of paired blocks, with quartiles. A/A is the "
-        f"native loop against a copy of itself: outside of {least} to {most}, "
-        f"or with quartiles more than {SPREAD} apart, the verdict is noise."
+    return (
+        "Ratios are medians of paired blocks, with quartiles. A/A is "
+        f"{base} against a copy of itself: outside of {least} to {most}, or "
+        f"with quartiles more than {SPREAD} apart, the verdict is noise."
     )
 
 
-def ratio_table(measurements: Sequence[Measurement[Any]]) -> Table:
+def ratio_table(measurements: Sequence[Measurement]) -> Table:
     """A row for each comparison."""
-    table = Table(title="Time of a step, as a ratio", title_justify="left")
-    for column in ("Model", "N", "Compared", "Ratio", "A/A", "Verdict"):
-        table.add_column(column)
+    made = table(
+        "Time of a step, as a ratio",
+        ("Model", WORDS),
+        ("N", NUMBER),
+        ("Compared", WORD),
+        ("Ratio", NUMBER),
+        ("A/A", NUMBER),
+        ("Verdict", WORD),
+    )
     for each in measurements:
-        setting = each.setting
         for row in each.comparisons():
-            table.add_row(
-                setting.size.name,
-                str(setting.num_replicas),
+            made.add_row(
+                each.setting.size.name,
+                str(each.setting.num_replicas),
                 row.name,
                 str(row.ratio),
                 str(each.noise),
                 row.verdict,
             )
-        table.add_section()
-    return table
+        made.add_section()
+    return made
 
 
-def detail_table(measurements: Sequence[Measurement[Counts]]) -> Table:
-    """A row for each setting."""
-    table = Table(title="Of our step and the native one", title_justify="left")
-    for column in (
-        "Model",
-        "N",
-        "Ours, ms",
-        "Native, ms",
-        "Python calls",
-        "Native",
-        "Traced again",
-    ):
-        table.add_column(column)
+def arm_table(measurements: Sequence[Measurement]) -> Table:
+    """A row for each arm: its time, and what was counted."""
+    counted = {name for each in measurements for name in each.counts}
+    names = [name for name in COLUMNS if name in counted]
+    made = table(
+        "Of a step",
+        ("Model", WORDS),
+        ("N", NUMBER),
+        ("Arm", WORD),
+        (TIME.head, TIME.options),
+        *((COLUMNS[name].head, COLUMNS[name].options) for name in names),
+    )
     for each in measurements:
-        counts = each.counts
-        table.add_row(
-            each.setting.size.name,
-            str(each.setting.num_replicas),
-            f"{1e3 * np.median(each.times['ours']):.3f}",
-            f"{1e3 * np.median(each.times['native']):.3f}",
-            f"{counts.calls:.0f}",
-            f"{counts.native_calls:.0f}",
-            "not traced" if counts.traces is None else str(counts.traces),
-        )
-    return table
+        for arm in [arm for arm in each.times if arm != AGAIN]:
+            made.add_row(
+                each.setting.size.name,
+                str(each.setting.num_replicas),
+                arm,
+                TIME.text(float(np.median(each.times[arm]))),
+                *(_cell(each, name, arm) for name in names),
+            )
+        made.add_section()
+    return made
 
 
-def as_json(
-    measurements: Sequence[Measurement[Any]], native: str
-) -> dict[str, Any]:
-    """All that was measured, in types that JSON has.
-
-    Args:
-        measurements: Sequence of `Measurement`.
-        native: String, what the native loop is.
-
-    Returns:
-        Dict with `"backend"`, `"versions"`, `"machine"`, `"native"` and
-        `"settings"`, a list of dicts. Times there are in seconds.
-    """
-    return {
-        "backend": keras.backend.backend(),
-        "versions": versions(),
-        "machine": machine(),
-        "native": native,
-        "settings": [
-            {
-                "model": each.setting.size.name,
-                "replicas": each.setting.num_replicas,
-                "devices": list(each.setting.devices),
-                "rows": each.setting.size.rows,
-                "widths": list(each.setting.size.widths),
-                "steps": each.steps,
-                "noise": dataclasses.asdict(each.noise),
-                "comparisons": [
-                    dataclasses.asdict(row) for row in each.comparisons()
-                ],
-                "counts": dataclasses.asdict(each.counts),
-                "losses": each.losses,
-                "times": each.times,
-            }
-            for each in measurements
-        ],
-    }
+def _cell(each: Measurement, name: str, arm: str) -> str:
+    numbers = each.counts.get(name, {})
+    return COLUMNS[name].text(numbers[arm]) if arm in numbers else ""
 
 
-def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Writes a file."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
+def settings_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """All that was measured, in types that JSON has; times in seconds."""
+    return [
+        {
+            "model": each.setting.size.name,
+            "replicas": each.setting.num_replicas,
+            "devices": list(each.setting.devices),
+            "rows": each.setting.size.rows,
+            "widths": list(each.setting.size.widths),
+            "steps": each.steps,
+            "noise": dataclasses.asdict(each.noise),
+            "comparisons": [
+                dataclasses.asdict(row) for row in each.comparisons()
+            ],
+            "counts": {name: dict(one) for name, one in each.counts.items()},
+            "losses": dict(each.losses),
+            "times": dict(each.times),
+        }
+        for each in measurements
+    ]

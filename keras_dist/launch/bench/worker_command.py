@@ -1,21 +1,32 @@
 """`keras-dist bench workers`, once the backend is chosen."""
 
-import pathlib
+import os
 from collections.abc import Sequence
 
 import keras
-from rich.console import Console
 
 from keras_dist.backend import get_backend
 from keras_dist.errors import BackendNotFoundError
+from keras_dist.launch.bench.command import check_shares
 from keras_dist.launch.bench.command import size_of
-from keras_dist.launch.bench.report import write_json
+from keras_dist.launch.bench.loops import Setting
+from keras_dist.launch.bench.output import Output
+from keras_dist.launch.bench.output import Report
+from keras_dist.launch.bench.output import report_of
+from keras_dist.launch.bench.progress import in_turn
 from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
+from keras_dist.launch.bench.worker_measure import Result
 from keras_dist.launch.bench.worker_measure import measure_on_worker
-from keras_dist.launch.bench.worker_report import load
-from keras_dist.launch.bench.worker_report import show_workers
-from keras_dist.launch.bench.worker_report import workers_json
 from keras_dist.launch.function import launch
+
+ARMS = (
+    "N: workers, all on this machine's CPUs. Ours: `train_on_batch`, the step "
+    "of `fit`, under `MultiWorkerMirroredStrategy`, each worker given the "
+    "global batch. Run: `strategy.run` of a `keras_dist.function`, with "
+    "batches cut before. Keras: `train_on_batch` without a strategy, of a "
+    "worker's rows: no worker waits for another. Sent: by the first worker "
+    "over TCP; least: what an all-reduce of the gradients has to send."
+)
 
 
 def run_workers(
@@ -23,7 +34,7 @@ def run_workers(
     models: Sequence[str],
     rounds: int,
     seconds: float,
-    json_path: pathlib.Path | None,
+    output: Output,
 ) -> None:
     """Measures our steps over workers and the backend's own, shows ratios.
 
@@ -32,7 +43,7 @@ def run_workers(
         models: Sequence of names in `MODELS`.
         rounds: Integer, blocks of each arm.
         seconds: Float, what a block takes about.
-        json_path: Path of the file to write, or `None`.
+        output: `Output`.
 
     Raises:
         ValueError: If a model is unknown, or can't be cut into equal shares.
@@ -40,13 +51,8 @@ def run_workers(
             arms don't compute the same.
     """
     sizes = [size_of(name) for name in models]
-    for size in sizes:
-        if size.rows % workers:
-            raise ValueError(
-                f"The {size.rows} rows of '{size.name}' can't be cut into "
-                f"equal shares. Received: {workers} workers. Expected: a "
-                f"number that divides {size.rows}, such as 2 or 4."
-            )
+    settings = [Setting(size, ("cpu:0",) * workers) for size in sizes]
+    check_shares(settings)
     if not isinstance(get_backend(), BenchmarksWorkers):
         raise BackendNotFoundError(
             f"The plugin of the backend '{keras.backend.backend()}' has no "
@@ -55,9 +61,40 @@ def run_workers(
             "another backend with --backend."
         )
     before = load()
-    results = launch(
-        measure_on_worker, (sizes, rounds, seconds), workers=workers, devices=1
+    title = f"{', '.join(models)}, {workers} workers"
+
+    def start(on_round: object) -> Result:
+        found: list[Result] = launch(
+            measure_on_worker,
+            (settings, rounds, seconds),
+            workers=workers,
+            devices=1,
+        )
+        return found[0]
+
+    (result,) = in_turn({title: start})
+    output.publish(report_of_workers(result, before))
+
+
+def load() -> list[float] | None:
+    """The machine's mean numbers of busy processes, of 1, 5 and 15 minutes."""
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+
+
+def report_of_workers(result: Result, before: list[float] | None) -> Report:
+    """Ratios, then times and traffic, then what they are of.
+
+    Args:
+        result: `Result`.
+        before: What `load` said before the workers were started.
+    """
+    text = [ARMS]
+    if before is not None:
+        text.insert(
+            0,
+            f"Load: {before[0]:.2f} in the minute before; the workers add "
+            "theirs. With other programs at work, ratios are those of waiting.",
+        )
+    return report_of(
+        "workers", result.measured, result.native_text, text, load=before
     )
-    show_workers(Console(highlight=False), results[0], before)
-    if json_path is not None:
-        write_json(json_path, workers_json(results[0], before))

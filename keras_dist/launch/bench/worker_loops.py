@@ -74,7 +74,7 @@ class BenchmarksWorkers(ABC):
         """
 
 
-class FitLoop(Loop):
+class BatchLoop(Loop):
     """Calls `train_on_batch`, which is the step of `fit`.
 
     Args:

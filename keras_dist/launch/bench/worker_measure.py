@@ -1,6 +1,6 @@
 """Measures the arms of settings on one worker of several, in turns."""
 
-from collections.abc import Callable
+import functools
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,17 +9,18 @@ import numpy as np
 
 from keras_dist.backend import get_backend
 from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import ModelSize
 from keras_dist.launch.bench.loops import Setting
 from keras_dist.launch.bench.measure import COUNTED_STEPS
-from keras_dist.launch.bench.measure import Measurement
 from keras_dist.launch.bench.measure import check_losses
 from keras_dist.launch.bench.measure import steps_in
 from keras_dist.launch.bench.measure import time_arms
+from keras_dist.launch.bench.measurement import Measurement
+from keras_dist.launch.bench.measurement import pairs_of
 from keras_dist.launch.bench.portable import PortableLoop
+from keras_dist.launch.bench.profile import a_step
 from keras_dist.launch.bench.sockets import bytes_sent
+from keras_dist.launch.bench.worker_loops import BatchLoop
 from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
-from keras_dist.launch.bench.worker_loops import FitLoop
 from keras_dist.launch.bench.worker_loops import NativeWorkers
 from keras_dist.launch.bench.worker_loops import rows_of
 from keras_dist.strategies.multi_worker_mirrored import (
@@ -33,23 +34,6 @@ ALONE = "Keras"
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """What this worker exchanges with the others.
-
-    Args:
-        collectives: Dict from arm to the collectives of a step; `None` where
-            the framework doesn't tell.
-        bytes_sent: Dict from arm to the bytes a step sends over TCP; `None`
-            where the system doesn't tell.
-        least_bytes: Float, what an all-reduce of the gradients has to send.
-    """
-
-    collectives: dict[str, float | None]
-    bytes_sent: dict[str, float | None]
-    least_bytes: float
-
-
-@dataclass(frozen=True)
 class Result:
     """What a worker brings back.
 
@@ -58,17 +42,17 @@ class Result:
         native_text: String, what the native loop is.
     """
 
-    measured: list[Measurement[Traffic]]
+    measured: list[Measurement]
     native_text: str
 
 
 def measure_on_worker(
-    sizes: Sequence[ModelSize], rounds: int, seconds: float
+    settings: Sequence[Setting], rounds: int, seconds: float
 ) -> Result:
     """What each worker runs.
 
     Args:
-        sizes: Sequence of `ModelSize`.
+        settings: Sequence of `Setting`, whose devices are one of each worker.
         rounds: Integer, blocks of each arm.
         seconds: Float, what a block of the native loop takes about.
 
@@ -84,8 +68,8 @@ def measure_on_worker(
     try:
         return Result(
             [
-                _measure(strategy, workers, native, size, rounds, seconds)
-                for size in sizes
+                _measure(strategy, workers, native, setting, rounds, seconds)
+                for setting in settings
             ],
             native.text,
         )
@@ -97,21 +81,19 @@ def _measure(
     strategy: Strategy,
     workers: Workers,
     native: NativeWorkers,
-    size: ModelSize,
+    setting: Setting,
     rounds: int,
     seconds: float,
-) -> Measurement[Traffic]:
-    count = workers.cluster.num_workers
-    if workers.cluster.is_chief:
-        print(f"Measuring {size.name}, {count} workers")
-    setting = Setting(size, ("cpu:0",) * count)
+) -> Measurement:
     arms: dict[str, Loop] = {
         "native": native.loop(setting),
-        "ours": FitLoop(setting, setting.batches(), strategy),
+        "ours": BatchLoop(setting, setting.batches(), strategy),
         "again": native.loop(setting),
         "run": PortableLoop(setting, strategy=strategy),
         **native.other_loops(setting),
-        ALONE: FitLoop(setting, rows_of(setting, workers.cluster.index), None),
+        ALONE: BatchLoop(
+            setting, rows_of(setting, workers.cluster.index), None
+        ),
     }
     losses = {
         name: _mean(workers, arm.run(COUNTED_STEPS))
@@ -127,7 +109,7 @@ def _measure(
         workers.concatenate_numbers([steps])
 
     times = time_arms(arms, steps, rounds, lambda: None, on_block=meet)
-    return Measurement(setting, steps, times, losses, traffic)
+    return Measurement(setting, steps, times, losses, traffic, pairs_of(arms))
 
 
 def _mean(workers: Workers, loss: float) -> float:
@@ -142,30 +124,22 @@ def _mean(workers: Workers, loss: float) -> float:
 
 def _traffic(
     native: NativeWorkers, setting: Setting, arms: Mapping[str, Loop]
-) -> Traffic:
+) -> dict[str, dict[str, float | None]]:
     gradients = sum(each.nbytes for each in setting.weights())
     count = setting.num_replicas
-
-    def collectives(arm: Loop) -> Callable[[int], int | None]:
-        return lambda steps: native.collectives(arm, steps)
-
-    def sent(arm: Loop) -> Callable[[int], int | None]:
-        return lambda steps: _sent_in(arm, steps)
-
-    return Traffic(
-        {name: _a_step(collectives(arm), 2) for name, arm in arms.items()},
-        {name: _a_step(sent(arm), COUNTED_STEPS) for name, arm in arms.items()},
-        2 * (count - 1) / count * gradients,
-    )
-
-
-def _a_step(in_steps: Callable[[int], int | None], steps: int) -> float | None:
-    """What a step adds, free of what a block costs, however long."""
-    few, many = in_steps(steps), in_steps(2 * steps)
-    if few is None or many is None:
-        return None
-    # A socket that was closed meanwhile is not counted any more.
-    return max(0.0, (many - few) / steps)
+    least = 2 * (count - 1) / count * gradients
+    partial = functools.partial
+    return {
+        "collectives": {
+            name: a_step(partial(native.collectives, arm), 2)
+            for name, arm in arms.items()
+        },
+        "bytes_sent": {
+            name: a_step(partial(_sent_in, arm), COUNTED_STEPS)
+            for name, arm in arms.items()
+        },
+        "least_bytes": {name: 0.0 if name == ALONE else least for name in arms},
+    }
 
 
 def _sent_in(arm: Loop, steps: int) -> int | None:

@@ -76,7 +76,7 @@ def test_nothing_is_traced_after_the_first_epoch(num_replicas):
     assert traces(model) == first == [1, 1]
 
 
-def test_batches_of_known_size_are_traced_as_often_as_by_plain_keras():
+def test_batches_of_known_size_are_traced_once_less_than_by_plain_keras():
     def outcome(model):
         for rows in (8, 3, 1, 2, 8, 5):
             model.train_on_batch(X[:rows], Y[:rows])
@@ -90,7 +90,8 @@ def test_batches_of_known_size_are_traced_as_often_as_by_plain_keras():
 
     with strategy_of(3).scope():
         model = make_model()
-    assert outcome(model) == outcome(make_model())
+    # Of plain Keras, a trace that makes metrics and slots is thrown away.
+    assert outcome(model) == outcome(make_model()) - 1
 
 
 def concrete_step(model):

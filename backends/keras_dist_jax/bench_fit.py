@@ -1,0 +1,99 @@
+"""What `keras-dist bench fit` compares with on JAX."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax import numpy as jnp
+
+from keras_dist.launch.bench.fit_loops import FitLoop
+from keras_dist.launch.bench.fit_loops import ModelLoop
+from keras_dist.launch.bench.loops import Loop
+from keras_dist.launch.bench.tasks import Task
+from keras_dist_jax.bench import on_cpu
+from keras_dist_jax.bench import shardings
+from keras_dist_jax.bench_workers import collectives_run
+
+TEXT = (
+    "DataParallel is `fit` under keras.distribution.DataParallel; jit is the "
+    "model's own `train_step` in jax.jit, in a loop written by hand that puts "
+    "each batch on the devices with NamedSharding, on CPUs waiting for one "
+    "step before the next."
+)
+
+
+class JittedLoop(ModelLoop):
+    """The model's stateless `train_step`, in `jax.jit`.
+
+    Args:
+        task: `Task`.
+        devices: Tuple of device strings, one a replica.
+    """
+
+    def __init__(self, task: Task, devices: tuple[str, ...]) -> None:
+        super().__init__(task.model())
+        self._task = task
+        everywhere, self._by_rows = shardings(devices)
+        self._waits = len(devices) > 1 and on_cpu(devices)
+        model = self.model
+        # Builds metrics, and leaves weights alone.
+        (batch,) = task.batches(1)
+        model.test_on_batch(*batch)
+        model.reset_metrics()
+        model.optimizer.build(model.trainable_variables)
+        # Into memory of JAX's own, which alone can be donated.
+        place = jax.jit(
+            functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
+        )
+
+        def placed(variables: list[keras.Variable]) -> Any:
+            return place([np.asarray(each.value) for each in variables])
+
+        self._state = (
+            placed(model.trainable_variables),
+            placed(model.non_trainable_variables),
+            placed(model.optimizer.variables),
+        )
+        self._new_metrics = functools.partial(
+            place, [np.asarray(each.value) for each in model.metrics_variables]
+        )
+        self._step = jax.jit(
+            model.train_step,
+            donate_argnums=0,
+            out_shardings=(everywhere, everywhere),
+        )
+
+    def run(self, steps: int) -> float:
+        step, by_rows, waits = self._step, self._by_rows, self._waits
+        state: Any = (*self._state, self._new_metrics())
+        logs: Any = None
+        for batch in self._task.batches(steps):
+            batch = jax.device_put(batch, by_rows)
+            if waits and logs is not None:
+                logs["loss"].block_until_ready()
+            logs, state = step(state, batch)
+        *kept, _ = state
+        self._state = tuple(kept)
+        return float(logs["loss"])
+
+
+def native_fits(
+    task: Task, devices: tuple[str, ...]
+) -> dict[str, Callable[[], ModelLoop]]:
+    """Keras' own distribution, and a loop written by hand."""
+    distribution = keras.distribution.DataParallel(
+        devices=list(devices), auto_shard_dataset=False
+    )
+    scope = distribution.scope
+    return {
+        "DataParallel": lambda: FitLoop(task, scope, scope),
+        "jit": lambda: JittedLoop(task, devices),
+    }
+
+
+def collectives(loop: Loop, steps: int, num_replicas: int) -> int:
+    """Collectives that ran, of which each device's are told."""
+    return collectives_run(loop, steps) // num_replicas

@@ -1,0 +1,69 @@
+"""What `keras-dist bench fit` compares with on TensorFlow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_dist.launch.bench.fit_loops import FitLoop
+from keras_dist.launch.bench.fit_loops import ModelLoop
+from keras_dist.launch.bench.tasks import Task
+from keras_dist_tensorflow.bench import native_strategy
+
+TEXT = (
+    "Mirrored is `fit` under tf.distribute.MirroredStrategy, on CPUs with "
+    "ReductionToOneDevice; loop is a tf.function around `strategy.run` in it, "
+    "as the guides have it, over a distributed tf.data.Dataset."
+)
+
+
+class CustomLoop(ModelLoop):
+    """tf.function around a Keras model, in tf.distribute.
+
+    Args:
+        task: `Task`.
+        strategy: The `tf.distribute.Strategy`.
+    """
+
+    def __init__(self, task: Task, strategy: Any) -> None:
+        with strategy.scope():
+            super().__init__(task.model(), step=CustomLoop._replica_step)
+        self._task = task
+        self._strategy = strategy
+        # There is nothing to convert, and a copy would not be counted.
+        self._step = tf.function(self._whole_step, autograph=False)
+
+    def _whole_step(self, *batch: Any) -> Any:
+        losses = self._strategy.run(self._replica_step, args=batch)
+        return self._strategy.reduce("SUM", losses, axis=None)
+
+    def _replica_step(self, *rows: Any) -> Any:
+        model = self.model
+        x, y = tf.nest.pack_sequence_as(self._task.data(1), rows)
+        with tf.GradientTape() as tape:
+            # Keras divides it by the number of replicas here.
+            loss = model.compute_loss(x, y, model(x, training=True))
+        variables = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    def run(self, steps: int) -> float:
+        # A list of inputs would be taken for one array of them.
+        arrays = tuple(tf.nest.flatten(self._task.data(steps)))
+        dataset = tf.data.Dataset.from_tensor_slices(arrays)
+        batches = dataset.batch(self._task.size.rows, drop_remainder=True)
+        loss = None
+        for batch in self._strategy.experimental_distribute_dataset(batches):
+            loss = self._step(*batch)
+        return float(loss)  # type: ignore[arg-type]
+
+
+def native_fits(
+    task: Task, devices: tuple[str, ...]
+) -> dict[str, Callable[[], ModelLoop]]:
+    """Keras under TensorFlow's strategy, and a loop of its own in it."""
+    strategy = native_strategy(devices)
+    return {
+        "Mirrored": lambda: FitLoop(task, strategy.scope),
+        "loop": lambda: CustomLoop(task, strategy),
+    }

@@ -1,0 +1,51 @@
+"""The probes of README's table that need processes of their own."""
+
+import functools
+
+import keras_dist
+
+
+@functools.cache
+def _on_two_workers():
+    """The losses on each worker, and whether 16 bits were refused."""
+
+    def train():
+        import keras
+        import numpy as np
+
+        import keras_dist
+
+        options = keras_dist.experimental.CommunicationOptions(dtype="float16")
+        refused = False
+        try:
+            strategy = keras_dist.MultiWorkerMirroredStrategy(
+                communication_options=options
+            )
+        except keras_dist.ClusterError:
+            refused = True
+            strategy = keras_dist.MultiWorkerMirroredStrategy()
+        keras.utils.set_random_seed(0)
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.layers.Input((2,)), keras.layers.Dense(1)]
+            )
+            model.compile("sgd", "mse", jit_compile=False)
+        x = np.ones((5, 2), "float32")
+        history = model.fit(x, x[:, :1], batch_size=5, epochs=2, verbose=0)
+        return history.history["loss"], refused
+
+    return keras_dist.launch(train, workers=2, devices=1)
+
+
+def trains_on_workers():
+    """Two processes train together, on an odd number of rows."""
+    (first, _), (second, _) = _on_two_workers()
+    assert first == second
+    assert first[1] < first[0]
+    return "yes"
+
+
+def sends_gradients_in_16_bits():
+    """Gradients go between workers in half of the bytes, or it is refused."""
+    refused = {refused for _, refused in _on_two_workers()}
+    return {"{True}": "no: an error says so", "{False}": "yes"}[str(refused)]

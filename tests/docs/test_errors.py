@@ -1,0 +1,60 @@
+"""The page about errors: its examples fail and work as they say."""
+
+import contextlib
+import pathlib
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+from keras_dist import errors
+from parity.harness import BACKEND
+from tables import NAMES
+
+PAGE = pathlib.Path(__file__).parents[2] / "tutorials" / "errors.md"
+_, *SECTIONS = re.split(r"\n## (.+)\n", PAGE.read_text())
+SECTIONS = dict(zip(SECTIONS[::2], SECTIONS[1::2], strict=True))
+ERRORS = [
+    getattr(errors, name) for name in errors.__all__ if name != "KerasDistError"
+]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_each_error_has_a_section_and_says_so(error):
+    assert f"`{error.__name__}`" in SECTIONS[error.section]
+    hint = f"See '{error.section}' in tutorials/errors.md."
+    assert str(error("What happened.")) == f"What happened. {hint}"
+    again = error(str(error("What happened.")))
+    assert str(again).count(hint) == 1
+    assert str(error()) == ""
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_each_error_says_its_fix(error):
+    assert "Fix:" in error.__doc__
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_examples_do_what_they_say(section):
+    names = {
+        "keras": keras,
+        "keras_dist": keras_dist,
+        "np": np,
+        "strategy": keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", SECTIONS[section], re.DOTALL)
+    for block in blocks:
+        with _raises(block):
+            exec(block, names)
+
+
+def _raises(block):
+    (says,) = re.findall(r"# raises (.*)", block) or [""]
+    for name, backends in re.findall(r"(\w+)(?: on ([^;]*))?", says):
+        if not backends or NAMES[BACKEND] in backends:
+            error = getattr(keras_dist, name)
+            hint = re.escape(f"See '{error.section}' in")
+            return pytest.raises(error, match=hint)
+    return contextlib.nullcontext()
