@@ -2,7 +2,7 @@
 
 Where replicas compute on devices without the variables, each of them is sent
 all that it reads at once, when it first reads something, and its gradients
-come back at once. For that, variables that are read together lie side by
+come back at once, or in a few large pieces. For that, variables that are read together lie side by
 side; the `Parameter` of each is a view. Where devices share memory, as
 virtual ones do, nothing moves.
 """
@@ -22,6 +22,9 @@ from keras_dist_torch.one_device import torch_device
 _PLACE = "_keras_dist_pack"
 # Bytes; what kernels like addresses to be multiples of.
 _ALIGNMENT = 64
+# Bytes; gradients go back in pieces of about this size at most. Each is put
+# together beside the gradients, on the device that needs its memory most.
+PIECE = 1 << 26
 
 
 def are_apart(here: Device, there: Device) -> bool:
@@ -148,6 +151,19 @@ def sent_together(
     return arrangement.views(arrangement.send(flat, device))
 
 
+def _pieces(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The tensors in groups of `PIECE` bytes, or of a larger one alone."""
+    pieces: list[list[torch.Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        if tensor.nbytes > room:
+            pieces.append([])
+            room = PIECE
+        pieces[-1].append(tensor)
+        room -= tensor.nbytes
+    return pieces
+
+
 class Delivery:
     """What one replica has been sent in a step.
 
@@ -259,7 +275,13 @@ class Transfers:
         self, own: Sequence[torch.Tensor | None], device: torch.device
     ) -> list[torch.Tensor | None]:
         present = [gradient for gradient in own if gradient is not None]
-        views = iter(sent_together(present, self._home))
+        views = iter(
+            [
+                view
+                for piece in _pieces(present)
+                for view in sent_together(piece, self._home)
+            ]
+        )
         _note(device, self._pending)
         return [None if gradient is None else next(views) for gradient in own]
 

@@ -162,6 +162,31 @@ def assert_moved(traffic, model, num_replicas):
     assert traffic.single == []
 
 
+def test_many_gradients_come_back_in_pieces(traffic_of, monkeypatch):
+    def trained():
+        keras.utils.set_random_seed(0)
+        with central(2).scope():
+            model = make_model(*(keras.layers.Dense(16) for _ in range(4)))
+        for _ in range(2):
+            model.train_on_batch(X[:12], Y[:12])
+        return model, traffic_of(
+            lambda: model.train_on_batch(X[:12], Y[:12]), model.variables
+        )
+
+    expected, at_once = trained()
+    # A kernel of 16 x 16 fills one, the rest share.
+    monkeypatch.setattr(transfers, "PIECE", 4 * 16 * 16)
+    model, traffic = trained()
+    for own, other in zip(model.weights, expected.weights, strict=True):
+        np.testing.assert_array_equal(own.numpy(), other.numpy())
+    largest = max(w.value.nbytes for w in model.trainable_variables)
+    *_, sent = sorted(at_once.pieces)
+    back = [each for each in traffic.pieces if each != sent]
+    assert max(back) <= largest + 64 * 4
+    assert len(back) > len(at_once.pieces)
+    assert traffic.single == []
+
+
 def test_replicas_beside_the_variables_are_sent_nothing(traffic_of):
     made = keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0")
     with made.scope():
