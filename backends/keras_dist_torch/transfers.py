@@ -2,9 +2,9 @@
 
 Where replicas compute on devices without the variables, each of them is sent
 all that it reads at once, when it first reads something, and its gradients
-come back at once, or in a few large pieces. For that, variables that are read together lie side by
-side; the `Parameter` of each is a view. Where devices share memory, as
-virtual ones do, nothing moves.
+come back at once, or in a few large pieces. For that, variables that are read
+together lie side by side; the `Parameter` of each is a view. Where devices
+share memory, as virtual ones do, nothing moves.
 """
 
 import weakref
