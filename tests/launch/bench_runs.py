@@ -61,6 +61,10 @@ class Run:
             assert part in self.text
         assert "Measuring" in self.process.stderr
         assert "Measuring" not in self.text
+        # Numbers are whole on a narrow terminal.
+        for each in self.content["settings"]:
+            for number in each["counts"].get("live_bytes", {}).values():
+                assert f"{number / 1e6:.2f}" in self.text.split()
         # It fits a terminal, and shows no bar where there is none.
         assert all(len(x) <= 80 for x in self.lines if x[:1] != "|")
         assert "\x1b" not in self.process.stdout + self.process.stderr

@@ -9,12 +9,9 @@ import keras
 import numpy as np
 
 import keras_dist
-import quicker
 from parity import cases
 from parity import harness
 from parity import kinds
-
-quicker.share_contexts()
 
 
 def in_cluster():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.table import Column
 from rich.table import Table
 
 from keras_dist.launch.bench.measurement import Measurement
@@ -112,7 +113,7 @@ def markdown_of(report: Report) -> str:
 def markdown_table(table: Table) -> str:
     """A table as Markdown."""
     columns = [
-        [str(column.header), *(str(cell) for cell in column.cells)]
+        [_head(column), *(str(cell) for cell in column.cells)]
         for column in table.columns
     ]
     rules = [
@@ -122,3 +123,7 @@ def markdown_table(table: Table) -> str:
     head, *rows = zip(*columns, strict=True)
     lines = [head, rules, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _head(column: Column) -> str:
+    return " ".join(str(column.header).split())

@@ -38,10 +38,9 @@ class Column:
     missing: str
 
     @property
-    def options(self) -> dict[str, Any]:
-        """How `rich` lays it out: its head may wrap, between words."""
-        longest = max(map(len, self.head.split()))
-        return {"justify": "right", "min_width": longest}
+    def lines(self) -> str:
+        """Its head, a word in a line: narrow enough for any terminal."""
+        return self.head.replace(" ", "\n")
 
     def text(self, number: float | None) -> str:
         """A number of this column."""
@@ -140,8 +139,8 @@ def arm_table(measurements: Sequence[Measurement]) -> Table:
         ("Model", WORDS),
         ("N", NUMBER),
         ("Arm", WORD),
-        (TIME.head, TIME.options),
-        *((COLUMNS[name].head, COLUMNS[name].options) for name in names),
+        (TIME.lines, NUMBER),
+        *((COLUMNS[name].lines, NUMBER) for name in names),
     )
     for each in measurements:
         for arm in [arm for arm in each.times if arm != AGAIN]:
