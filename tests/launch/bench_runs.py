@@ -62,7 +62,7 @@ class Run:
         assert "Measuring" in self.process.stderr
         assert "Measuring" not in self.text
         # Numbers are whole on a narrow terminal.
-        for each in self.content["settings"]:
+        for each in self.content.get("settings", ()):
             for number in each["counts"].get("live_bytes", {}).values():
                 assert f"{number / 1e6:.2f}" in self.text.split()
         # It fits a terminal, and shows no bar where there is none.
