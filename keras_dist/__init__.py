@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from keras_dist import _keras  # noqa: F401
 from keras_dist import cluster_resolver
 from keras_dist import compat
 from keras_dist import experimental

@@ -123,6 +123,16 @@ def entered(strategy: "StrategyBase") -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def left() -> Iterator[None]:
+    """Makes no strategy current for this thread, for a while."""
+    before, _stack.scopes = _stack.scopes, []
+    try:
+        yield
+    finally:
+        _stack.scopes = before
+
+
+@contextlib.contextmanager
 def default_entered() -> Iterator[None]:
     """Remembers that the default strategy's scope is open.
 

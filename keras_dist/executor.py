@@ -43,6 +43,9 @@ class Executor(ABC):
 
     # What compiles functions for the plan, where the framework can.
     compiler: Compiler | None = None
+    # Whether a model of no strategy can train layers that the plan's models
+    # have too.
+    shares_layers = True
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         self.plan = plan

@@ -43,6 +43,9 @@ class ReplicaExecutor(StepExecutor):
         workers: The `TensorFlowWorkers` of its cluster, or `None`.
     """
 
+    # TensorFlow reads what has a copy a device under the strategy only.
+    shares_layers = False
+
     def __init__(
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:

@@ -11,9 +11,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.errors import StrategyMismatchError
 from keras_dist.training.binding import binding_of
-from keras_dist.training.keras_internals import all_variables
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.variables import outside_of_traces
 
@@ -77,8 +75,6 @@ def _knowing_its_variables(
     @functools.wraps(original)
     def make(self: keras.Model, force: bool = False) -> Any:
         if binding_of(self) is None:
-            if name == "train":
-                _check_plain(self)
             # What was traced with variables that moved would keep them.
             now = [id(internals.native_variable(v)) for v in self.variables]
             force = force or traced.get(self, now) != now
@@ -86,22 +82,6 @@ def _knowing_its_variables(
         return original(self, force)
 
     return make
-
-
-def _check_plain(model: keras.Model) -> None:
-    for variable in all_variables(model):
-        native = internals.native_variable(variable)
-        # Without an owner it is of a strategy of TensorFlow's, whose model
-        # this then is.
-        owner = vars(variable).get("distribute_strategy")
-        if owner and isinstance(native, tf.distribute.DistributedValues):
-            raise StrategyMismatchError(
-                f"Model '{model.name}' was made outside of any scope, and its "
-                f"variable '{variable.path}' belongs to {owner!r}. Expected: "
-                "all under one strategy. Make the model, its layers and its "
-                "optimizer inside of the scope, or all outside, or adopt the "
-                "model with `strategy.distribute(model)`."
-            )
 
 
 def built_first(

@@ -106,3 +106,22 @@ def test_nnx_mode_is_refused(monkeypatch):
         pytest.raises(keras_dist.UnsupportedKerasError, match="NNX"),
     ):
         keras.Sequential([keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("source", ["KERAS_BACKEND", "keras.json"])
+def test_a_backend_that_keras_does_not_know(source, tmp_path):
+    environment = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": ""}
+    if source == "keras.json":
+        (tmp_path / source).write_text('{"backend": "caffe"}')
+    else:
+        environment["KERAS_BACKEND"] = "caffe"
+    done = run_python("import keras_dist", **environment)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        "keras_dist.errors.BackendNotFoundError: Keras can't be imported with "
+        "the backend 'caffe', which it takes from "
+    )
+    assert source in last
+    assert keras.backend.backend() in last
+    assert "set KERAS_BACKEND=" in last

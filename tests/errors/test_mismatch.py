@@ -73,3 +73,27 @@ def test_an_absent_device():
 def test_a_repeated_device():
     with pytest.raises(keras_dist.DeviceError, match="named 2 times"):
         keras_dist.MirroredStrategy(["cpu:0", "CPU:0"])
+
+
+@pytest.mark.parametrize("in_scope", ["compile", "optimizer"])
+def test_a_model_made_outside_with_a_part_made_inside(in_scope):
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    model = make_model()
+    if in_scope == "compile":
+        with strategy.scope():
+            model.compile("adam", "mse")
+    else:
+        with strategy.scope():
+            optimizer = keras.optimizers.Adam()
+        model.compile(optimizer, "mse")
+    before = model.get_weights()
+    with pytest.raises(
+        keras_dist.StrategyMismatchError,
+        match=f"'{model.name}' was made outside of any scope.*distribute",
+    ):
+        model.fit(X, Y, verbose=0)
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    # What the message says to do.
+    strategy.distribute(model).fit(X, Y, verbose=0)
+    assert not np.array_equal(model.get_weights()[0], before[0])

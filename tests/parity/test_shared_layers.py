@@ -117,23 +117,3 @@ def test_the_plain_model_trains_on():
             _train_base_again(strategy_of(2))
         return
     assert_same(_train_base_again(strategy_of(2)), _train_base_again(None))
-
-
-@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
-def test_a_plain_model_is_compiled_in_the_scope():
-    """Its optimizer is the strategy's, its weights are not."""
-
-    def outcome(count):
-        model = set_initial_weights(models.mlp())
-        with scope(count):
-            model.compile("adam", "mse", jit_compile=JIT)
-        history = model.fit(**DATA, **FIT).history
-        return flat("history", history) | state_of(model)
-
-    if BACKEND == "tensorflow":
-        with pytest.raises(
-            keras_dist.StrategyMismatchError, match="adam.* belongs to "
-        ):
-            outcome(2)
-        return
-    assert_same(outcome(2), outcome(None), rtol=1e-4)
