@@ -14,7 +14,6 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.executor import Executor
 from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.launch.bench.fit_loops import BenchmarksFit
-from keras_dist.launch.bench.fit_loops import ModelLoop
 from keras_dist.launch.bench.live import MeasuresMemory
 from keras_dist.launch.bench.loops import BenchmarksLoops
 from keras_dist.launch.bench.loops import Loop
@@ -134,7 +133,7 @@ class TorchBackend(
 
     def native_fits(
         self, task: Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], ModelLoop]]:
+    ) -> dict[str, Callable[[], Loop]]:
         from keras_dist_torch import bench_fit
 
         return bench_fit.native_fits(task, devices)

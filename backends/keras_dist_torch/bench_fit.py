@@ -1,22 +1,35 @@
 """What `keras-dist bench fit` compares with on PyTorch."""
 
+import contextlib
+import functools
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import torch
 
+from keras_dist.cluster import Cluster
+from keras_dist.launch.bench.fit_loops import FitLoop
 from keras_dist.launch.bench.fit_loops import ModelLoop
 from keras_dist.launch.bench.fit_loops import on_device
 from keras_dist.launch.bench.loops import Loop
+from keras_dist.launch.bench.processes import Processes
 from keras_dist.launch.bench.profile import Profile
 from keras_dist.launch.bench.tasks import Task
+from keras_dist.strategies.multi_worker_mirrored import (
+    MultiWorkerMirroredStrategy,
+)
+from keras_dist_torch.bench_workers import TorchNativeWorkers
 from keras_dist_torch.replicas import TorchReplica
 
 TEXT = (
     "loop is a Keras model and its optimizer in an eager loop written by hand, "
-    "all of a batch on the first device. DistributedDataParallel needs several "
-    "processes: `keras-dist bench workers` compares with it."
+    "all of a batch on the first device. With several CPU devices there are as "
+    "many processes too, which share the cores. In DDP each runs that loop "
+    "around torch.nn.parallel.DistributedDataParallel over gloo, on its rows; "
+    "processes is `fit` under MultiWorkerMirroredStrategy, as `keras-dist run` "
+    "has it."
 )
 
 
@@ -33,11 +46,12 @@ class EagerLoop(ModelLoop):
             super().__init__(task.model(), step=EagerLoop._train)
         self._task = task
         self._device = device
+        self._forward: Callable[..., Any] = self.model
 
     def _train(self, x: Any, y: Any) -> Any:
         model = self.model
         model.zero_grad()
-        loss = model.compute_loss(x, y, model(x, training=True))
+        loss = model.compute_loss(x, y, self._forward(x, training=True))
         loss.backward()
         variables = model.trainable_variables
         with torch.no_grad():
@@ -45,22 +59,66 @@ class EagerLoop(ModelLoop):
             model.optimizer.apply(gradients, variables)
         return loss
 
+    def _placed(self, array: Any) -> Any:
+        return keras.ops.convert_to_tensor(array)
+
     def run(self, steps: int) -> float:
         loss = None
         with on_device(self._device):
             for batch in self._task.batches(steps):
-                x, y = keras.tree.map_structure(
-                    keras.ops.convert_to_tensor, batch
-                )
+                x, y = keras.tree.map_structure(self._placed, batch)
                 loss = self._train(x, y)
         return float(loss.detach())  # type: ignore[union-attr]
 
 
+class DataParallelLoop(EagerLoop):
+    """The same in DistributedDataParallel, on one worker's rows.
+
+    Args:
+        task: `Task`.
+        cluster: `Cluster`, whose workers have a replica each.
+    """
+
+    def __init__(self, task: Task, cluster: Cluster) -> None:
+        super().__init__(task, "cpu:0")
+        each = task.size.rows // cluster.num_workers
+        self._rows = slice(cluster.index * each, (cluster.index + 1) * each)
+        self._forward = torch.nn.parallel.DistributedDataParallel(self.model)
+
+    def _placed(self, array: Any) -> Any:
+        return super()._placed(array[self._rows])
+
+
+@contextlib.contextmanager
+def loops_of_worker(task: Task) -> Iterator[dict[str, Loop]]:
+    """What each of several processes runs: DDP's loop, and `fit` with ours."""
+    strategy = MultiWorkerMirroredStrategy()
+    workers = strategy.executor.workers
+    assert workers is not None
+    native = TorchNativeWorkers(workers)
+    try:
+        yield {
+            "DDP": DataParallelLoop(task, workers.cluster),
+            "processes": FitLoop(task, strategy.scope),
+        }
+    finally:
+        native.close()
+
+
 def native_fits(
     task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], ModelLoop]]:
-    """A loop written by hand."""
-    return {"loop": lambda: EagerLoop(task, devices[0])}
+) -> dict[str, Callable[[], Loop]]:
+    """A loop written by hand, and those of a process for each CPU device."""
+    loops: dict[str, Callable[[], Loop]] = {
+        "loop": lambda: EagerLoop(task, devices[0])
+    }
+    if len(devices) > 1 and all(each.startswith("cpu:") for each in devices):
+        processes = Processes(
+            functools.partial(loops_of_worker, task), len(devices)
+        )
+        for name in ("DDP", "processes"):
+            loops[name] = functools.partial(processes.loop, name)
+    return loops
 
 
 def collectives(loop: Loop, steps: int) -> int:

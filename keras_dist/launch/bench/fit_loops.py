@@ -87,7 +87,7 @@ class BenchmarksFit(ABC):
     @abstractmethod
     def native_fits(
         self, task: Task, devices: tuple[str, ...]
-    ) -> Mapping[str, Callable[[], ModelLoop]]:
+    ) -> Mapping[str, Callable[[], Loop]]:
         """What makes the framework's own ways to train, by name.
 
         They are fed with NumPy arrays, as `fit` is. What `Loop.run` returns

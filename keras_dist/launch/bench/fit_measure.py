@@ -1,5 +1,6 @@
 """Measures `fit` in one setting, with others in turns."""
 
+import contextlib
 import functools
 import gc
 import time
@@ -73,21 +74,24 @@ def measure_fit(
     """
     counted = Counted()
     arms, losses = {}, {}
-    for name, make in _makers(backend, task, devices).items():
-        arms[name], losses[name] = _warm(name, make, counted)
-    if task.is_known:
-        check_losses(losses, others=(), base=BASE)
-    for name, arm in arms.items():
-        if name != AGAIN:
-            _count(backend, len(devices), name, arm, counted)
-    counted.add("planned_bytes", OURS, _planned(arms[OURS].model, devices))
-    steps = steps_that_take(arms[BASE], seconds)
-    # The first arm is not to pay for what all are given.
-    task.data(steps)
+    with contextlib.ExitStack() as stack:
+        for name, make in _makers(backend, task, devices).items():
+            arms[name], losses[name] = _warm(name, make, counted)
+            stack.callback(arms[name].close)
+        if task.is_known:
+            check_losses(losses, others=(), base=BASE)
+        for name, arm in arms.items():
+            if name != AGAIN and isinstance(arm, ModelLoop):
+                _count(backend, len(devices), name, arm, counted)
+        counted.add("planned_bytes", OURS, _planned(arms[OURS], devices))
+        steps = steps_that_take(arms[BASE], seconds)
+        # The first arm is not to pay for what all are given.
+        task.data(steps)
+        times = time_arms(arms, steps, rounds, on_round)
     return Measurement(
         Setting(task.size, devices),
         steps,
-        time_arms(arms, steps, rounds, on_round),
+        times,
         losses,
         counted.numbers,
         [(OURS, name) for name in arms if name not in (OURS, AGAIN)],
@@ -97,7 +101,7 @@ def measure_fit(
 
 def _makers(
     backend: BenchmarksFit, task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], ModelLoop]]:
+) -> dict[str, Callable[[], Loop]]:
     """What makes each arm; neighbours are measured in a row."""
     placed = functools.partial(on_device, devices[0])
     plain = functools.partial(FitLoop, task, placed, placed)
@@ -110,11 +114,15 @@ def _makers(
 
 
 def _warm(
-    name: str, make: Callable[[], ModelLoop], counted: Counted
-) -> tuple[ModelLoop, float]:
+    name: str, make: Callable[[], Loop], counted: Counted
+) -> tuple[Loop, float]:
     """An arm that has been run, and its loss then."""
     before = _live_bytes(keras.Sequential([keras.Input((1,))]))
     arm = make()
+    if not isinstance(arm, ModelLoop):
+        # What other processes do is not counted.
+        arm.run(FEW)
+        return arm, arm.run(1)
     with Profile(arm.step_code) as profile:
         arm.run(FEW)
     # Where nothing is traced, Python runs each step.
@@ -146,8 +154,10 @@ def _count(
     counted.add("collectives", name, a_step(collectives, 2))
 
 
-def _planned(model: keras.Model, devices: tuple[str, ...]) -> int:
+def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
     """Bytes that a step sends, as `keras-dist plan` computes them."""
+    assert isinstance(arm, ModelLoop)
+    model = arm.model
     placement = placement_of(MirroredStrategy(devices).plan)
     sent = transfers(load_of(model), placement, kept_of(model))
     return sum(each.total for each in sent)

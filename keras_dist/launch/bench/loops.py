@@ -109,6 +109,9 @@ class Loop(ABC):
             The last step's loss over the global batch.
         """
 
+    def close(self) -> None:
+        """Ends what it has started; again does nothing."""
+
 
 class BenchmarksLoops(ABC):
     """A `Backend` that has the framework's own loop to compare with.
