@@ -158,3 +158,10 @@ class Summary:
         from keras_dist.summaries.html import html
 
         return html(self)
+
+
+def hidden_text(num_shown: int, num_hidden: int) -> str:
+    """What stands for the rows of a group that are left out."""
+    if num_shown:
+        return f"and {num_hidden} more"
+    return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"

@@ -6,6 +6,7 @@ from html import escape
 
 from keras_dist.summaries.data import GROUPS
 from keras_dist.summaries.data import Summary
+from keras_dist.summaries.data import hidden_text
 from keras_dist.summaries.table import same_devices
 from keras_dist_cli.planning.tables import TRANSFER_COLUMNS
 from keras_dist_cli.planning.tables import TRANSFER_TITLE
@@ -63,8 +64,8 @@ def _variables(summary: Summary) -> Iterable[Sequence[str]]:
             )
         if hidden:
             rest = sum(row.num_bytes for row in hidden)
-            more = f"and {len(hidden)} more"
-            yield (more, "", "", "", "", bytes_text(rest))
+            text = hidden_text(len(shown), len(hidden))
+            yield (text, "", "", "", "", bytes_text(rest))
 
 
 def html_table(

@@ -7,6 +7,7 @@ from rich.text import Text
 from keras_dist.summaries.data import GROUPS
 from keras_dist.summaries.data import Summary
 from keras_dist.summaries.data import VariableRow
+from keras_dist.summaries.data import hidden_text
 from keras_dist_cli.planning.tables import NUMBER
 from keras_dist_cli.planning.tables import WORD
 from keras_dist_cli.planning.tables import WORDS
@@ -63,8 +64,9 @@ def _variables(summary: Summary, title: str) -> Table:
                 bytes_text(row.num_bytes),
             )
         if hidden:
+            text = hidden_text(len(shown), len(hidden))
             made.add_row(
-                Text(f"  and {len(hidden)} more", style="italic"),
+                Text(f"  {text}", style="italic"),
                 *("", "", "", ""),
                 _sum(hidden),
             )

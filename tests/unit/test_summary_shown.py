@@ -70,9 +70,11 @@ def test_large_models_are_cut_and_counted_all_the_same():
     assert (shown, shown + hidden) == (8, len(whole.rows))
     assert "and 12 more" in str(cut)
     assert "more" not in str(whole).split("Each device")[0]
-    assert not any(
-        shown for _, shown, _ in keras_dist.summary(model, 0).shown_rows()
-    )
+    none = keras_dist.summary(model, 0)
+    assert not any(shown for _, shown, _ in none.shown_rows())
+    for group, _, hidden in none.shown_rows():
+        assert f"{len(hidden)} variables" in str(none), group
+    assert " more" not in str(none).split("Each device")[0]
 
 
 def test_a_group_that_needs_less_leaves_it_to_others():
