@@ -37,7 +37,10 @@ MODELS = Annotated[
     str, typer.Option(help="Some of small, medium, with commas.")
 ]
 ROUNDS = Annotated[
-    int, typer.Option(min=1, help="Blocks of each arm, in turns.")
+    int,
+    typer.Option(
+        min=1, help="Blocks of each arm, in turns; verdicts need 5 or more."
+    ),
 ]
 BLOCK_MS = Annotated[
     int, typer.Option(min=1, help="Milliseconds of a block, about.")

@@ -11,6 +11,7 @@ from keras_dist_cli.environment import select_backend
 
 
 def demo(
+    context: typer.Context,
     replicas: Annotated[
         int, typer.Option(min=1, help="Number of virtual CPU devices.")
     ] = 4,
@@ -37,7 +38,7 @@ def demo(
     from keras_dist.launch.demo import run_demo
 
     try:
-        same = run_demo(replicas, epochs)
+        same = run_demo(replicas, epochs, context.obj.check)
     except KerasDistError as error:
         fail(str(error))
     raise typer.Exit(0 if same else 1)

@@ -1,17 +1,55 @@
 """The `keras-dist` application: one subcommand a module."""
 
+from importlib.metadata import version as version_of
+from typing import Annotated
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from keras_dist_cli.bench import bench
 from keras_dist_cli.demo import demo
 from keras_dist_cli.info import info
+from keras_dist_cli.interrupts import Interrupts
 from keras_dist_cli.plan import plan
 from keras_dist_cli.run import SETTINGS
 from keras_dist_cli.run import run
 from keras_dist_cli.self_test import self_test
 
+# As shells have it: 128 and the number of the signal.
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """Commands that Ctrl-C ends in a word, even where it was ignored."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with Interrupts() as interrupts:
+            ctx.obj = interrupts
+            try:
+                result = super().invoke(ctx)
+                if not interrupts.received:
+                    return result
+            except KeyboardInterrupt:
+                pass
+            except Exception:
+                # What else may become of a Ctrl-C.
+                if not interrupts.received:
+                    raise
+        typer.echo("Interrupted.", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def print_version(wanted: bool) -> None:
+    """Ends the command with the version, if it is wanted."""
+    if wanted:
+        typer.echo(f"keras-dist {version_of('keras-dist')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="keras-dist",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -19,7 +57,17 @@ app = typer.Typer(
 
 
 @app.callback()
-def keras_dist() -> None:
+def keras_dist(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
     """Keras 3 on several devices, with the numbers of one."""
 
 

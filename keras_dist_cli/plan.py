@@ -2,7 +2,6 @@
 
 import json as json_module
 import pathlib
-import sys
 from typing import Annotated
 from typing import Literal
 
@@ -60,7 +59,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="What returns a Keras model to count, in place of --params.",
+            help="What returns a Keras model to count, alone or first of a "
+            "tuple, in place of --params.",
             show_default=False,
         ),
     ] = None,
@@ -160,9 +160,6 @@ def _of_model(
     name: str, optimizer: str | None, backend: str | None, choice: Choice
 ) -> tuple[Load, str]:
     select_backend(backend)
-    # A module of the user's, which `python -m` would find.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
     from keras_dist.errors import KerasDistError
     from keras_dist.launch.plan import load_of_named
 

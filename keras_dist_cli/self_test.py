@@ -10,16 +10,19 @@ from typing import Any
 
 import typer
 
+from keras_dist_cli.environment import BACKEND_VARIABLE
 from keras_dist_cli.environment import fail
 from keras_dist_cli.inspection.packages import Backend
 from keras_dist_cli.inspection.packages import backends
+
+ALL = "all"
 
 
 def self_test(
     backend: Annotated[
         str,
         typer.Option(help="jax, tensorflow, torch, or all that is installed."),
-    ] = "all",
+    ] = ALL,
     workers: Annotated[
         int,
         typer.Option(
@@ -43,20 +46,26 @@ def self_test(
 
     Each backend trains a small model in each way that it can, in a process of
     its own; weights must be those of plain Keras. Ends with 0 if nothing
-    failed, 1 if something did, 2 if nothing could be tried.
+    failed; 1 if something did, or if KERAS_BACKEND says a backend that does
+    not work here; 2 if nothing could be tried.
     """
     if workers == 1:
         fail("--workers 1 is one process. Expected: 2 or more, or none.")
     if json is not None and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
     chosen = _chosen(backend)
+    # What keras.json says is no choice of the user's: Keras writes the file.
+    picked = os.environ.get(BACKEND_VARIABLE) if backend == ALL else None
     # Only now, so that what can't run ends at once.
     from rich.console import Console
 
+    from keras_dist_cli.inspection.report import problem_of
+    from keras_dist_cli.inspection.report import show_problem
     from keras_dist_cli.trial.report import Bar
     from keras_dist_cli.trial.report import as_json
     from keras_dist_cli.trial.report import number_of
     from keras_dist_cli.trial.report import show
+    from keras_dist_cli.trial.report import states_of
     from keras_dist_cli.trial.rows import Result
     from keras_dist_cli.trial.rows import Settings
     from keras_dist_cli.trial.rows import Status
@@ -76,15 +85,18 @@ def self_test(
             seen[each.name] = Trial(each, settings, bar.begin, end).run()
     _say_what_there_is(console, seen)
     show(console, results)
+    problem = problem_of(picked or None, states_of(results, list(seen)))
+    show_problem(console, problem)
     if json is not None:
-        content = as_json(results, seen, _versions(chosen))
+        content = as_json(results, seen, _versions(chosen), problem)
         json.write_text(json_format.dumps(content, indent=2) + "\n")
-    raise typer.Exit(1 if number_of(results, Status.FAILED) else 0)
+    failed = problem or number_of(results, Status.FAILED)
+    raise typer.Exit(1 if failed else 0)
 
 
 def _chosen(name: str) -> list[Backend]:
     known = backends()
-    if name != "all":
+    if name != ALL:
         found = [each for each in known if each.name == name]
         if not found:
             names = ", ".join(each.name for each in known)

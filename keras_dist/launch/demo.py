@@ -5,6 +5,7 @@ rows in batches of 100 leave a last one of 7. The numbers must be those of one
 device all the same.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -67,10 +68,14 @@ class TrainingProgress(keras.callbacks.Callback):
     Args:
         console: The `rich` console to write to.
         title: String, what is being trained.
+        on_batch: Callable, called after each batch.
     """
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(
+        self, console: Console, title: str, on_batch: Callable[[], None]
+    ) -> None:
         super().__init__()
+        self._on_batch = on_batch
         self._console = console
         self._title = title
         self.bar = Progress(
@@ -94,6 +99,7 @@ class TrainingProgress(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, float] | None = None
     ) -> None:
         self.bar.update(self._task, completed=batch + 1)
+        self._on_batch()
 
     def on_epoch_end(
         self, epoch: int, logs: dict[str, float] | None = None
@@ -106,12 +112,13 @@ class TrainingProgress(keras.callbacks.Callback):
             self._console.print(f"{self._label}:  {text}")
 
 
-def run_demo(replicas: int, epochs: int) -> bool:
+def run_demo(replicas: int, epochs: int, on_batch: Callable[[], None]) -> bool:
     """Trains twice, shows what happened, and compares.
 
     Args:
         replicas: Integer, number of virtual CPU devices.
         epochs: Integer, passes over the training rows.
+        on_batch: Callable, called after each batch; may raise.
 
     Returns:
         Whether the weights agree within `TOLERANCE`.
@@ -128,12 +135,12 @@ def run_demo(replicas: int, epochs: int) -> bool:
     with strategy.scope():
         model = build_model()
     initial = model.get_weights()
-    train(model, digits, epochs, console, "on replicas")
+    train(model, digits, epochs, console, "on replicas", on_batch)
     show_placement(console, model)
 
     plain = build_model()
     plain.set_weights(initial)
-    train(plain, digits, epochs, console, "on one device")
+    train(plain, digits, epochs, console, "on one device", on_batch)
     return show_verdict(console, digits, model, plain)
 
 
@@ -170,9 +177,10 @@ def train(
     epochs: int,
     console: Console,
     title: str,
+    on_batch: Callable[[], None],
 ) -> None:
     """Fits the model, on the same batches every time."""
-    progress = TrainingProgress(console, title)
+    progress = TrainingProgress(console, title, on_batch)
     with progress.bar:
         model.fit(
             digits.x_train,

@@ -2,14 +2,16 @@
 
 import contextlib
 import functools
-import importlib
 import math
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import keras
 
+from keras_dist.launch.users_function import called
+from keras_dist.launch.users_function import function_of
 from keras_dist.summaries.counting import check_built
 from keras_dist.summaries.counting import load_of
 from keras_dist.training import keras_internals
@@ -26,7 +28,8 @@ def load_of_named(
     fit here.
 
     Args:
-        name: String, `"module:function"`.
+        name: String, `"module:function"`. It returns a model, or a tuple that
+            begins with one.
         optimizer: String, Keras' name of an optimizer in place of the one
             that the model is compiled with; `None` for that one, else Adam.
         is_sharded: Boolean, whether replicas are to share its state.
@@ -35,20 +38,35 @@ def load_of_named(
         Tuple of the `Load`, and what it is in words.
 
     Raises:
-        ValueError: If there is no such function, model or optimizer.
+        ValueError: If there is no such function, model or optimizer, or if
+            the function fails.
         UnsupportedModelError: If the optimizer's state can't be shared.
     """
-    # What Keras has still to give a value is forgotten with the thread.
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(_load_of, name, optimizer, is_sharded).result()
+    found: Future[tuple[Load, str]] = Future()
+
+    def count() -> None:
+        try:
+            found.set_result(_load_of(name, optimizer, is_sharded))
+        except BaseException as error:
+            found.set_exception(error)
+
+    # What Keras has still to give a value is forgotten with the thread. It is
+    # no reason to stay when Ctrl-C ends the command.
+    thread = threading.Thread(target=count, daemon=True)
+    thread.start()
+    thread.join()
+    return found.result()
 
 
 def _load_of(
     name: str, optimizer: str | None, is_sharded: bool
 ) -> tuple[Load, str]:
-    fn = _function(name)
+    function = function_of(name)
     with _without_values():
-        model = fn()
+        model = called(name, function)
+        # What the same function gives to be measured.
+        if isinstance(model, tuple) and model:
+            model = model[0]
         check_built(model)
         used = _optimizer(model, optimizer)
         if is_sharded:
@@ -103,31 +121,6 @@ class _Constant:
 
     def __call__(self, shape: Any, dtype: Any = None) -> Any:
         return self._value
-
-
-def _function(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ValueError(
-            "--model names a function that returns a model. Received: "
-            f"{name!r}. Expected: module:function, such as "
-            "my_package.models:build."
-        )
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(
-            f"--model {name}: there is no module '{error.name}'. Start the "
-            "command where Python finds it, or set PYTHONPATH."
-        ) from error
-    fn = getattr(found, attribute, None)
-    if not callable(fn):
-        raise ValueError(
-            f"--model {name}: '{module}' has no function '{attribute}'."
-        )
-    return fn
 
 
 def _optimizer(model: keras.Model, name: str | None) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from importlib.metadata import version
@@ -54,7 +55,7 @@ def gather(timeout: float) -> dict[str, Any]:
         "picked": {
             "backend": name,
             "reason": why,
-            "problem": _problem(name, by_name),
+            "problem": problem_of(name, by_name),
             "commands_take": os.environ.get(BACKEND_VARIABLE) or first,
         },
         "backends": [
@@ -106,7 +107,14 @@ def look(backend: Backend, timeout: float) -> dict[str, Any]:
     }
 
 
-def _problem(name: str | None, by_name: dict[str, Any]) -> str:
+def problem_of(name: str | None, by_name: Mapping[str, Any]) -> str:
+    """Why `import keras` fails, and what to do; empty if it does not.
+
+    Args:
+        name: String, the backend that Keras takes, or `None` for its default.
+        by_name: Mapping from the names of backends to dicts that say whether
+            one `"works"`, else its `"problem"` and `"fix"`.
+    """
     if name is None or (name in by_name and by_name[name]["works"]):
         return ""
     if name not in by_name:
@@ -130,6 +138,12 @@ def _cluster(seen: list[dict[str, Any]], masks: Masks) -> dict[str, Any]:
     }
 
 
+def show_problem(console: Console, problem: str) -> None:
+    """Prints what `problem_of` says, if anything."""
+    if problem:
+        console.print(Text(f"Problem: {problem}", style="bold red"))
+
+
 def show(console: Console, found: dict[str, Any]) -> None:
     """Prints it.
 
@@ -151,8 +165,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
             or f"{_VIRTUAL} is not set",
         },
     )
-    if picked["problem"]:
-        console.print(Text(f"Problem: {picked['problem']}", style="bold red"))
+    show_problem(console, picked["problem"])
     console.print()
     _show_backends(console, found["backends"])
     console.print()

@@ -18,6 +18,7 @@ from keras_dist_cli.planning.tables import WORDS
 from keras_dist_cli.planning.tables import table
 from keras_dist_cli.trial.rows import Result
 from keras_dist_cli.trial.rows import Status
+from keras_dist_cli.trial.trial import STARTS
 
 _STYLES = {
     Status.PASSED: "green",
@@ -115,8 +116,34 @@ def number_of(results: Sequence[Result], status: Status) -> int:
     return sum(each.status is status for each in results)
 
 
+def states_of(
+    results: Sequence[Result], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Which backends start, as `keras-dist info` has it.
+
+    Args:
+        results: Sequence of `Result`.
+        names: Sequence of the names of backends.
+    """
+    states: dict[str, dict[str, Any]] = {
+        name: {"works": True} for name in names
+    }
+    for each in results:
+        if each.name == STARTS:
+            is_there = each.status is Status.FAILED
+            states[each.backend] = {
+                "works": False,
+                "problem": "can't be used, " * is_there + each.details,
+                "fix": each.fix,
+            }
+    return states
+
+
 def as_json(
-    results: Sequence[Result], seen: dict[str, Any], versions: dict[str, str]
+    results: Sequence[Result],
+    seen: dict[str, Any],
+    versions: dict[str, str],
+    problem: str,
 ) -> dict[str, Any]:
     """All of it, in types that JSON has.
 
@@ -124,10 +151,12 @@ def as_json(
         results: Sequence of `Result`.
         seen: Dict of what each backend sees.
         versions: Dict of versions.
+        problem: String, why `import keras` fails; empty if it does not.
     """
     return {
         "versions": versions,
         "backends": seen,
+        "problem": problem,
         "results": [dataclasses.asdict(each) for each in results],
         **{str(s): number_of(results, s) for s in Status},
     }

@@ -120,7 +120,7 @@ def test_a_backend_that_keras_does_not_know(source, tmp_path):
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
         "keras_dist.errors.BackendNotFoundError: Keras can't be imported with "
-        "the backend 'caffe', which it takes from "
+        "the backend 'caffe' ("
     )
     assert source in last
     assert keras.backend.backend() in last

@@ -96,7 +96,7 @@ def shown(run):
     rows = []
     for line in run.lines:
         words = line.replace("|", " ").split()
-        if len(words) == 8 and "/" in words[2]:
-            model, n, pair, ratio, _, noise, _, verdict = words
-            rows.append((model, n, pair, ratio, noise, verdict))
+        if len(words) >= 8 and "/" in words[2]:
+            model, n, pair, ratio, _, noise, _, *verdict = words
+            rows.append((model, n, pair, ratio, noise, " ".join(verdict)))
     return rows

@@ -26,6 +26,7 @@ from keras_dist.launch.bench.loops import Setting
 from keras_dist.launch.bench.measurement import Measurement
 from keras_dist.launch.bench.measurement import pairs_of
 from keras_dist.launch.bench.portable import PortableLoop
+from keras_dist.launch.bench.ratios import LEAST_ROUNDS
 from keras_dist.launch.bench.ratios import Ratio
 from keras_dist.launch.bench.ratios import verdict
 from keras_dist.testing.memory import MemoryBackend
@@ -144,7 +145,7 @@ def test_ratios_are_medians_of_pairs():
     ],
 )
 def test_a_verdict_of_a_quiet_run(ratio, expected):
-    assert verdict(ratio, QUIET) == expected
+    assert verdict(ratio, QUIET, LEAST_ROUNDS) == expected
 
 
 @pytest.mark.parametrize(
@@ -157,11 +158,25 @@ def test_a_verdict_of_a_quiet_run(ratio, expected):
     ],
 )
 def test_a_verdict_is_refused_in_noise(noise):
-    assert verdict(Ratio(2.0, 1.9, 2.1), noise) == "noise"
+    assert verdict(Ratio(2.0, 1.9, 2.1), noise, LEAST_ROUNDS) == "noise"
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_there_is_no_verdict_of_few_rounds(rounds, capsys):
+    few = measurement([1.0] * rounds, [2.0] * rounds, [1.0] * rounds)
+    made = output.report_of("loops", [few], "by hand.", [])
+    output.Output().publish(made)
+    text = capsys.readouterr().out
+    assert re.search(r"ours/native +2.00 \(2.00-2.00\) .* few rounds\n", text)
+    assert "With fewer than 5 rounds there is none." in " ".join(text.split())
+    (found,) = made.content["settings"]
+    assert found["comparisons"][0]["verdict"] == "few rounds"
+    enough = measurement([1.0] * 5, [2.0] * 5, [1.0] * 5)
+    assert enough.comparisons()[0].verdict == "slower"
 
 
 def test_the_base_of_our_ratio_is_the_mean_of_the_loops_around_it():
-    measured = measurement([1.0] * 3, [2.0] * 3, [1.02] * 3, scan=[0.5] * 3)
+    measured = measurement([1.0] * 5, [2.0] * 5, [1.02] * 5, scan=[0.5] * 5)
     rows = measured.comparisons()
     ratios = {row.name: row.ratio.median for row in rows}
     assert ratios["ours/native"] == pytest.approx(2 / 1.01)
@@ -171,7 +186,7 @@ def test_the_base_of_our_ratio_is_the_mean_of_the_loops_around_it():
 
 
 def test_the_report_shows_a_refused_verdict(capsys):
-    noisy = measurement([1.0] * 3, [2.0] * 3, [1.5] * 3)
+    noisy = measurement([1.0] * 5, [2.0] * 5, [1.5] * 5)
     made = output.report_of("loops", [noisy], "by hand.", ["More."])
     output.Output().publish(made)
     text = capsys.readouterr().out
@@ -185,7 +200,7 @@ def test_the_report_shows_a_refused_verdict(capsys):
 
 
 def test_markdown_is_what_the_table_shows(capsys):
-    quiet = measurement([1.0] * 3, [2.0] * 3, [1.02] * 3)
+    quiet = measurement([1.0] * 5, [2.0] * 5, [1.02] * 5)
     made = output.report_of("loops", [quiet], "by hand.", [])
     output.Output(markdown=True).publish(made)
     lines = capsys.readouterr().out.splitlines()

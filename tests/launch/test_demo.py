@@ -138,7 +138,7 @@ def test_other_weights_are_a_fail(changed):
 
 @pytest.mark.parametrize(("same", "code"), [(True, 0), (False, 1)])
 def test_the_exit_code_is_the_verdict(invoke, monkeypatch, same, code):
-    monkeypatch.setattr(demo, "run_demo", lambda replicas, epochs: same)
+    monkeypatch.setattr(demo, "run_demo", lambda *arguments: same)
     assert invoke("demo").exit_code == code
 
 

@@ -71,6 +71,10 @@ def module(tmp_path, monkeypatch):
         "number = 3\n"
         "def text():\n"
         "    return 'model'\n"
+        "def measured():\n"
+        "    return build(), [[1.0] * 5], [1.0]\n"
+        "def failing():\n"
+        "    raise OSError('no such file')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "models_to_plan"
@@ -135,6 +139,12 @@ def test_a_models_optimizer_counts_unless_another_is_named(module):
     assert sum(flat.part(1) for flat in bare.slots) == 2 * bare.trainable
 
 
+def test_what_is_measured_can_be_planned(module):
+    """`bench fit --model` takes the model and its data."""
+    measured, _ = load_of_named(f"{module}:measured")
+    assert measured == load_of_named(f"{module}:build")[0]
+
+
 def test_counting_leaves_keras_as_it_was(module):
     before = keras.Variable.__init__
     threads = threading.active_count()
@@ -148,9 +158,10 @@ def test_counting_leaves_keras_as_it_was(module):
     ("name", "message"),
     [
         ("models_to_plan", "module:function"),
-        ("no_such_module:build", "no module 'no_such_module'"),
-        ("models_to_plan:none", "no function 'none'"),
-        ("models_to_plan:number", "no function 'number'"),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+        ("models_to_plan:failing", "failed in .*OSError: no such file"),
+        ("models_to_plan:none", "no attribute 'none'"),
+        ("models_to_plan:number", "not a function. Received: 3"),
         ("models_to_plan:unbuilt", "not built"),
         ("models_to_plan:text", "type str"),
     ],

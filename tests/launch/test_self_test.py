@@ -15,6 +15,7 @@ from keras_dist.launch.self_test import collectives
 from keras_dist.launch.self_test import parity
 from keras_dist_cli import self_test
 from keras_dist_cli.inspection import child
+from keras_dist_cli.inspection import report
 from keras_dist_cli.inspection.packages import Backend
 from keras_dist_cli.main import app
 from keras_dist_cli.trial.rows import Place
@@ -77,6 +78,8 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("FAKE_LOG", str(log))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     known = [backend("absent", installed=False), backend("there")]
     monkeypatch.setattr(self_test, "backends", lambda: known)
@@ -187,6 +190,60 @@ def test_one_that_is_not_installed_is_skipped_with_its_extra(fake):
     assert (skipped["backend"], skipped["status"]) == ("absent", "skipped")
     assert skipped["fix"] == "pip install 'keras-dist[absent]'"
     assert len(starts) == 1
+    assert found["problem"] == "" and "Problem" not in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "picked", "problem"),
+    [
+        (
+            "works",
+            "other",
+            "keras_dist has no backend 'other'. Set KERAS_BACKEND to one of "
+            "absent, there.",
+        ),
+        (
+            "works",
+            "absent",
+            "absent: not installed. Try: pip install 'keras-dist[absent]', or "
+            "KERAS_BACKEND=there",
+        ),
+        ("does not start", "there", "there: can't be used, its process ended"),
+    ],
+)
+def test_a_backend_that_keras_can_not_have_is_a_problem(
+    fake, monkeypatch, kind, picked, problem
+):
+    monkeypatch.setenv("KERAS_BACKEND", picked)
+    outcome, found, starts = fake(kind)
+    assert outcome.exit_code == 1, outcome.output
+    assert f"Problem: {problem}" in " ".join(outcome.output.split())
+    assert found["problem"].startswith(problem)
+    # What works is tried all the same.
+    assert len(starts) == 1
+    assert found["failed"] == (kind == "does not start")
+
+
+def test_the_problem_is_the_one_that_info_tells(fake, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "other")
+    outcome, found, _ = fake("works")
+    known = [backend("absent", installed=False), backend("there")]
+    monkeypatch.setattr(report, "backends", lambda: known)
+    told = report.gather(60.0)["picked"]
+    assert told["problem"] == found["problem"]
+    shown = CliRunner().invoke(app, ["info"]).output
+    assert f"Problem: {found['problem']}" in shown
+    assert f"Problem: {found['problem']}" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [([], 1), (["--backend", "there"], 0)]
+)
+def test_an_option_is_before_the_variable(fake, monkeypatch, arguments, code):
+    monkeypatch.setenv("KERAS_BACKEND", "absent")
+    outcome, _, _ = fake("works", *arguments)
+    assert outcome.exit_code == code, outcome.output
+    assert ("Problem" in outcome.output) == bool(code)
 
 
 def test_accelerators_have_a_process_of_their_own(fake):

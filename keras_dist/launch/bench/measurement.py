@@ -53,6 +53,11 @@ class Measurement:
         """The base's copy, against the base."""
         return Ratio.of(self.times[AGAIN], self.times[self.base])
 
+    @property
+    def rounds(self) -> int:
+        """How many blocks of each arm were measured."""
+        return len(self.times[self.base])
+
     def comparisons(self) -> list[Comparison]:
         """The ratios of all pairs."""
         rows = []
@@ -65,7 +70,8 @@ class Measurement:
             else:
                 ratio = Ratio.of(self.times[arm], self.times[other])
             name = f"{arm}/{other}"
-            rows.append(Comparison(name, ratio, verdict(ratio, self.noise)))
+            word = verdict(ratio, self.noise, self.rounds)
+            rows.append(Comparison(name, ratio, word))
         return rows
 
 

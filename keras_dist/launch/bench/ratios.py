@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 # the distance of its quartiles.
 NOISE = (0.97, 1.03)
 SPREAD = 0.2
+# Quartiles of fewer say nothing.
+LEAST_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -40,18 +42,22 @@ class Ratio:
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
-def verdict(ratio: Ratio, noise: Ratio) -> str:
+def verdict(ratio: Ratio, noise: Ratio, rounds: int) -> str:
     """What a ratio means, in a word.
 
     Args:
         ratio: `Ratio` to judge.
         noise: `Ratio` of an arm to its copy in the same run.
+        rounds: Integer, how many times both are of.
 
     Returns:
-        String: "noise" if the run can't tell; "level" if the difference is
-        not larger than what passes for noise, or the quartiles disagree on
-        its sign; else "faster" or "slower".
+        String: "few rounds" if they are less than `LEAST_ROUNDS`; "noise" if
+        the run can't tell; "level" if the difference is not larger than what
+        passes for noise, or the quartiles disagree on its sign; else "faster"
+        or "slower".
     """
+    if rounds < LEAST_ROUNDS:
+        return "few rounds"
     least, most = NOISE
     # Without rounds that agree, a median between them is luck.
     if not (least <= noise.median <= most) or noise.high - noise.low > SPREAD:

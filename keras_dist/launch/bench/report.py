@@ -13,6 +13,7 @@ from rich.table import Table
 
 from keras_dist.launch.bench.measurement import AGAIN
 from keras_dist.launch.bench.measurement import Measurement
+from keras_dist.launch.bench.ratios import LEAST_ROUNDS
 from keras_dist.launch.bench.ratios import NOISE
 from keras_dist.launch.bench.ratios import SPREAD
 from keras_dist_cli.planning.tables import NUMBER
@@ -101,7 +102,8 @@ def meaning(base: str) -> str:
     return (
         "Ratios are medians of paired blocks, with quartiles. A/A is "
         f"{base} against a copy of itself: outside of {least} to {most}, or "
-        f"with quartiles more than {SPREAD} apart, the verdict is noise."
+        f"with quartiles more than {SPREAD} apart, the verdict is noise. "
+        f"With fewer than {LEAST_ROUNDS} rounds there is none."
     )
 
 

@@ -1,9 +1,5 @@
 """What `fit` is given: a model of ours, or the user's, and its data."""
 
-import importlib
-import os
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +9,9 @@ import numpy as np
 from keras_dist.launch.bench.loops import ModelSize
 from keras_dist.launch.bench.loops import Setting
 from keras_dist.launch.bench.worker_loops import compiled
+from keras_dist.launch.users_function import called
+from keras_dist.launch.users_function import function_of
+from keras_dist.launch.users_function import told
 
 
 class Task:
@@ -94,21 +93,14 @@ def users_task(spec: str, rows: int) -> Task:
         rows: Integer, the global batch.
 
     Raises:
-        ValueError: If it can't be found, or returns something else.
+        ValueError: If it can't be found, returns something else, or if plain
+            Keras can't train the model on the data.
     """
-    function = _found(spec)
+    function = function_of(spec)
     keras.utils.set_random_seed(0)
-    try:
-        given = function()
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise ValueError(
-            f"--model {spec}: the function failed in "
-            f"{os.path.basename(last.filename)}, line {last.lineno}, with "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    given = called(spec, function)
     _check(spec, given)
-    _, x, y = given
+    model, x, y = given
     lengths = {len(each) for each in keras.tree.flatten((x, y))}
     if len(lengths) > 1 or min(lengths) < rows:
         raise ValueError(
@@ -116,36 +108,25 @@ def users_task(spec: str, rows: int) -> Task:
             f"another, and at least --batch-size. Received: {sorted(lengths)} "
             f"rows. Expected: at least {rows}."
         )
-    return Task(ModelSize(spec, rows, ()), lambda: function()[0], x, y)
+    task = Task(
+        ModelSize(spec, rows, ()), lambda: called(spec, function)[0], x, y
+    )
+    _try(spec, model, task)
+    return task
 
 
-def _found(spec: str) -> Callable[[], Any]:
-    module, _, name = spec.partition(":")
-    if not module or not name:
-        raise ValueError(
-            f"--model names a module and a function in it. Received: {spec!r}. "
-            "Expected: 'module:function', such as 'my_models:resnet'."
-        )
-    # As `python -m` does.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+def _try(spec: str, model: keras.Model, task: Task) -> None:
+    """Trains a model that no arm has, so that its failure is the user's."""
+    rows = task.size.rows
+    ((x, y),) = task.batches(1)
     try:
-        function = getattr(importlib.import_module(module), name)
-    except ImportError as error:
+        model.fit(x, y, batch_size=rows, verbose=0)
+    except Exception as error:
         raise ValueError(
-            f"--model {spec}: can't import {module!r}: {error}. It is searched "
-            f"in {os.getcwd()} and where Python searches."
+            f"--model {spec}: plain Keras can't train the model on its data. "
+            f"`model.fit` with one batch of {rows} rows of `x` and `y` failed "
+            f"with {told(error)}"
         ) from error
-    except AttributeError as error:
-        raise ValueError(
-            f"--model {spec}: {error}. Expected: a function of that name."
-        ) from error
-    if not callable(function):
-        raise ValueError(
-            f"--model {spec}: not a function. Received: {function!r}."
-        )
-    checked: Callable[[], Any] = function
-    return checked
 
 
 def _check(spec: str, given: Any) -> None:
@@ -168,4 +149,10 @@ def _check(spec: str, given: Any) -> None:
             raise ValueError(
                 f"--model {spec}: `{name}` must be a NumPy array, or a nest "
                 f"of them. Received: {', '.join(kinds) or 'nothing'}."
+            )
+        if not all(leaf.ndim for leaf in leaves):
+            raise ValueError(
+                f"--model {spec}: an array of `{name}` has no rows. Received: "
+                f"{[leaf.shape for leaf in leaves]}. Expected: rows in the "
+                "first dimension."
             )

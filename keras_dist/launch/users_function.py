@@ -1,0 +1,161 @@
+"""Finds and calls the function of `--model`, and says what is wrong with it."""
+
+import importlib
+import inspect
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from typing import Any
+from typing import NoReturn
+
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
+_INSTALLED = ("site-packages", "dist-packages")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r'\s*File ".*", line \d+')
+_MISSING = object()
+
+
+def function_of(spec: str) -> Callable[[], Any]:
+    """The function that a user named.
+
+    Args:
+        spec: String, `"module:function"`.
+
+    Raises:
+        ValueError: If the module can't be found, or fails; if it has no such
+            function; or if that takes arguments.
+    """
+    module, name = _names(spec)
+    # As `python -m` does.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    found = _imported(spec, module)
+    function = getattr(found, name, _MISSING)
+    if function is _MISSING:
+        raise ValueError(
+            f"--model {spec}: the module has no attribute {name!r}. Received: "
+            f"{found!r}. Expected: one with a function of that name."
+        )
+    if not callable(function):
+        raise ValueError(
+            f"--model {spec}: not a function. Received: {function!r}."
+        )
+    _check_takes_nothing(spec, function)
+    checked: Callable[[], Any] = function
+    return checked
+
+
+def called(spec: str, function: Callable[[], Any]) -> Any:
+    """What the function returns.
+
+    Raises:
+        ValueError: If it fails.
+    """
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        _fail(spec, "the function", error)
+
+
+def told(error: BaseException) -> str:
+    """The type and the message of an error, in a line.
+
+    TensorFlow's have the frames of a traceback in them, Keras' have colors.
+    """
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    lines = _COLOR.sub("", message).splitlines()
+    kept = " ".join(line for line in lines if not _FRAME.match(line))
+    words = " ".join(kept.split())
+    name = type(error).__name__
+    return f"{name}: {words}" if words else name
+
+
+def _names(spec: str) -> tuple[str, str]:
+    """What is before and after the colon."""
+    module, _, name = spec.partition(":")
+    if module.endswith(".py"):
+        path = os.path.relpath(module.removesuffix(".py"))
+        if path.startswith(os.pardir):
+            path = os.path.basename(path)
+        raise ValueError(
+            f"--model names a module, not a file. Received: {spec!r}. "
+            f"Expected: the same without '.py', '{path.replace(os.sep, '.')}:"
+            f"{name or 'function'}', from a folder where Python finds it."
+        )
+    if not module or not name or module.startswith("."):
+        raise ValueError(
+            f"--model names a module and a function in it. Received: {spec!r}. "
+            "Expected: 'module:function', such as 'my_models:resnet'."
+        )
+    return module, name
+
+
+def _imported(spec: str, module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and _is_in(
+            error.name, module
+        ):
+            raise ValueError(
+                f"--model {spec}: can't import {module!r}: {error}. It is "
+                f"searched in {os.getcwd()} and where Python searches."
+            ) from error
+        _fail(spec, "the module", error)
+
+
+def _is_in(name: str | None, module: str) -> bool:
+    """Whether a name is the module's, or that of a package it is in."""
+    return name is not None and f"{module}.".startswith(f"{name}.")
+
+
+def _check_takes_nothing(spec: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Of some that are not written in Python, nobody knows.
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ValueError(
+            f"--model {spec}: the function takes arguments. Received: "
+            f"{signature}, {error}. Expected: one that can be called without "
+            "any."
+        ) from error
+
+
+def _fail(spec: str, what: str, error: BaseException) -> NoReturn:
+    raise ValueError(
+        f"--model {spec}: {what} failed{_place(error)}, with {told(error)}"
+    ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Where something failed: as deep as it is the user's code."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f" in {_shown(error.filename)}, line {error.lineno}"
+    # The first frame is where it was called here.
+    _, *frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    if not (own or frames):
+        return ""
+    last = (own or frames)[-1]
+    return f" in {_shown(last.filename)}, line {last.lineno}"
+
+
+def _is_own(filename: str) -> bool:
+    """Whether a file is neither Python's nor installed."""
+    parts = filename.split(os.sep)
+    return not (
+        filename.startswith(("<frozen ", _STDLIB))
+        or any(folder in parts for folder in _INSTALLED)
+    )
+
+
+def _shown(filename: str) -> str:
+    """A path, shorter if it is below the working directory."""
+    return filename.removeprefix(os.getcwd() + os.sep)

@@ -1,0 +1,270 @@
+"""`keras-dist bench fit --model`: what is wrong with the user's, in words."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from keras_dist.launch import users_function
+from keras_dist.launch.bench import fit_command
+from keras_dist.launch.bench import tasks
+from keras_dist_cli.main import app
+
+BACKEND = keras.backend.backend()
+
+GOOD = """
+import keras
+import numpy as np
+
+def make(width=2, rows=8):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model, np.ones((rows, width), "float32"), np.ones((rows, 1))
+"""
+
+# A module that is not good, by what is in it.
+MODULES = {
+    "bad_syntax": "import keras\n\ndef make(:\n    pass\n",
+    "bad_number": "import keras\n\nRATE = 1 / 0\n",
+    "bad_helper": "import keras\nimport bad_number\n",
+    "bad_import": "import no_such_package\n",
+    "bad_from": "from os import no_such_name\n",
+    "bad_attribute": "import keras\n\nlayer = keras.layers.NoSuchLayer\n",
+    "bad_exit": "import sys\n\nsys.exit(3)\n",
+    "bad_lines": 'raise ValueError("one\\n\\n  two")\n',
+    "bad_bytes": b'name = "\xff"\n',
+    "bad_nulls": b"name = 3\0\n",
+    "users": GOOD
+    + """
+import sys
+
+def leave():
+    sys.exit()
+
+def takes(a, *, b=3):
+    return a
+
+def takes_too_much(*, path):
+    return path
+
+class Maker:
+    def __call__(self):
+        return make()
+
+    def method(self):
+        return make()
+
+maker = Maker()
+method = Maker.method
+with_defaults = lambda width=2: make(width)
+
+def fails_in_keras():
+    return keras.layers.Dense(-1)
+
+def wrong_shape():
+    return make(width=3)
+
+def wrong_labels():
+    model, x, y = make()
+    return model, x, np.ones((8, 5, 7))
+
+def no_rows():
+    model, x, y = make()
+    return model, x, np.array(1.0)
+
+made = []
+
+def only_once():
+    made.append(1)
+    if len(made) > 1:
+        raise OSError("the file was read already")
+    return make()
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("models")
+    for name, text in MODULES.items():
+        content = text if isinstance(text, bytes) else text.encode()
+        (made / f"{name}.py").write_bytes(content)
+    package = made / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "models.py").write_text(GOOD)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def there(folder, monkeypatch):
+    """The working directory has the modules."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(folder)
+    known = set(sys.modules)
+    yield
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] in {*MODULES, "pack"}:
+            del sys.modules[name]
+
+
+def message_of(spec, rows=8):
+    with pytest.raises(ValueError) as caught:
+        tasks.users_task(spec, rows)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1 and "\x1b" not in message
+    assert message.startswith("--model ")
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bad_syntax", "in bad_syntax.py, line 3, with SyntaxError: "),
+        (
+            "bad_number",
+            "in bad_number.py, line 3, with ZeroDivisionError: division by ",
+        ),
+        ("bad_helper", "in bad_number.py, line 3, with ZeroDivisionError: "),
+        (
+            "bad_import",
+            "in bad_import.py, line 1, with ModuleNotFoundError: No module "
+            "named 'no_such_package'",
+        ),
+        ("bad_from", "in bad_from.py, line 1, with ImportError: cannot "),
+        (
+            "bad_attribute",
+            "in bad_attribute.py, line 3, with AttributeError: ",
+        ),
+        ("bad_exit", "in bad_exit.py, line 3, with SystemExit: 3"),
+        ("bad_lines", "in bad_lines.py, line 1, with ValueError: one two"),
+        ("bad_bytes", ", with SyntaxError: (unicode error)"),
+        ("bad_nulls", ", with SyntaxError: source code string cannot contain"),
+    ],
+)
+def test_a_module_that_fails_is_told_with_the_place(name, expected):
+    message = message_of(f"{name}:make")
+    assert message.startswith(f"--model {name}:make: the module failed")
+    assert expected in message
+    for wrong in ("can't import", "no attribute 'make'", "searched"):
+        assert wrong not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("leave", "the function failed in users.py, line 13, with SystemExit"),
+        ("takes", "the function takes arguments. Received: (a, *, b=3)"),
+        ("takes_too_much", "the function takes arguments"),
+        ("method", "the function takes arguments"),
+        ("fails_in_keras", "the function failed in users.py, line 33, with "),
+        ("absent", "the module has no attribute 'absent'"),
+        ("no_rows", "an array of `y` has no rows. Received: [()]"),
+    ],
+)
+def test_a_function_that_is_no_use_is_told(name, expected):
+    message = message_of(f"users:{name}")
+    assert message.startswith(f"--model users:{name}: ")
+    assert expected in message
+    assert "tasks.py" not in message and "users_function.py" not in message
+
+
+@pytest.mark.parametrize(
+    "spec", ["missing:make", "pack.missing:make", "users.inner:make"]
+)
+def test_a_module_that_is_missing_is_told(spec, folder):
+    message = message_of(spec)
+    module = spec.partition(":")[0]
+    assert f"--model {spec}: can't import '{module}'" in message
+    assert f"searched in {folder}" in message
+
+
+@pytest.mark.parametrize(
+    ("spec", "hint"),
+    [
+        ("users.py:make", "without '.py', 'users:make'"),
+        ("./users.py:make", "without '.py', 'users:make'"),
+        ("pack/models.py:make", "without '.py', 'pack.models:make'"),
+        ("users.py:", "without '.py', 'users:function'"),
+    ],
+)
+def test_a_files_name_is_an_error_with_a_hint(spec, hint):
+    message = message_of(spec)
+    assert "--model names a module, not a file" in message
+    assert hint in message
+
+
+def test_the_hint_is_right():
+    spec = message_of("pack/models.py:make").split("'")[5]
+    assert tasks.users_task(spec, 8).size.name == "pack.models:make"
+
+
+def test_a_file_elsewhere_has_a_folder_of_its_own(folder, monkeypatch):
+    monkeypatch.chdir(folder / "pack")
+    assert "'users:make', from a folder" in message_of("../users.py:make")
+    assert "'users:make', from a folder" in message_of(
+        f"{folder}/users.py:make"
+    )
+
+
+@pytest.mark.parametrize("name", ["make", "maker", "with_defaults"])
+def test_what_can_be_called_without_arguments_is_called(name):
+    task = tasks.users_task(f"users:{name}", 8)
+    assert task.size.name == f"users:{name}"
+
+
+@pytest.mark.parametrize("name", ["wrong_shape", "wrong_labels"])
+def test_data_that_the_model_can_not_take_is_told(name):
+    message = message_of(f"users:{name}", rows=4)
+    assert message.startswith(
+        f"--model users:{name}: plain Keras can't train the model on its data. "
+        "`model.fit` with one batch of 4 rows of `x` and `y` failed with "
+    )
+    assert "Error: " in message
+
+
+def test_frames_and_colors_in_a_message_are_left_out():
+    message = (
+        "\x1b[1mGraph error\x1b[0m, at (most recent call last):\n"
+        '  File "keras/trainer.py", line 3, in fit\n\n'
+        "Received a label of 9"
+    )
+    assert users_function.told(RuntimeError(message)) == (
+        "RuntimeError: Graph error, at (most recent call last): Received a "
+        "label of 9"
+    )
+
+
+def test_the_trial_changes_no_arms_weights():
+    task = tasks.users_task("users:make", 8)
+    keras.utils.set_random_seed(0)
+    expected = sys.modules["users"].make()[0].get_weights()
+    model = task.model()
+    for weight, value in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    assert int(model.optimizer.iterations) == 0
+    np.testing.assert_array_equal(task.data(1)[0], np.ones((8, 2)))
+
+
+def test_a_function_that_works_only_once_is_told():
+    task = tasks.users_task("users:only_once", 8)
+    with pytest.raises(
+        ValueError, match="only_once: the function failed in users.py"
+    ):
+        task.model()
+
+
+@pytest.mark.parametrize("spec", ["bad_exit:make", "users:wrong_shape"])
+def test_the_command_ends_with_the_error_alone(monkeypatch, spec):
+    monkeypatch.setenv("KERAS_BACKEND", BACKEND)
+    monkeypatch.setenv("KERAS_DIST_VIRTUAL_DEVICES", "4")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    monkeypatch.setattr(fit_command, "measure_fit", None)
+    result = CliRunner().invoke(
+        app, ["bench", "fit", "--replicas", "4", "--model", spec]
+    )
+    assert result.exit_code == 2, result.output
+    assert f"Error: --model {spec}: " in result.stderr
+    assert "Traceback" not in result.output
