@@ -136,8 +136,12 @@ def collectives_run(loop: Loop, steps: int) -> int:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
+        # A loop waits for its loss, which one device may have before others
+        # are done.
+        jax.block_until_ready(jax.live_arrays())
         with jax.profiler.trace(folder, profiler_options=options):
             loop.run(steps)
+            jax.block_until_ready(jax.live_arrays())
         return sum(map(_collectives_in, Path(folder).rglob("*.xplane.pb")))
 
 
