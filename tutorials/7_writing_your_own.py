@@ -6,6 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -36,10 +37,10 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import keras_dist
-from keras_dist.backend import get_backend
-from keras_dist.backend import override_backend
-from keras_dist.device import parse_device
-from keras_dist.plan import Plan
+from keras_dist.plugins import Plan
+from keras_dist.plugins import get_backend
+from keras_dist.plugins import override_backend
+from keras_dist.plugins import parse_device
 from keras_dist.testing import MemoryBackend
 
 keras_dist.set_virtual_devices(4)  # for a machine without GPUs
@@ -169,23 +170,23 @@ plt.show()
 #   that *Turns* works with every framework.
 
 # %%
+from keras_dist.plugins import BatonPool
+from keras_dist.plugins import Differentiates
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaRunner
+from keras_dist.plugins import Round
+from keras_dist.plugins import Share
+from keras_dist.plugins import inherit_thread_state
+from keras_dist.plugins import outside_replicas
+from keras_dist.plugins import thread_state
 from keras_dist.testing import MemoryExecutor
-from keras_dist.training.baton import BatonPool
-from keras_dist.training.baton import Round
-from keras_dist.training.differentiation import Differentiates
-from keras_dist.training.keras_internals import inherit_thread_state
-from keras_dist.training.keras_internals import thread_state
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import ReplicaRunner
-from keras_dist.training.shares import WHOLE
-from keras_dist.training.step import outside_replicas
 
 
 class TurnsReplica(Replica):
     """One replica, while it runs a function."""
 
     def __init__(self, index, round_):
-        super().__init__(index, WHOLE)
+        super().__init__(index, Share(1, 1))  # all rows of its part
         self.round = round_
 
     def meet(self, what, fn, value):
@@ -309,8 +310,8 @@ print("plain Keras:", np.round(expected, 4))
 #
 # For `fit`, an executor's `bind` returns the methods that replace a model's
 # own; where the framework's `train_step` runs eagerly or is traced,
-# `step_overrides` in `keras_dist.training.steps` makes them from a runner. The
-# three backends are the examples. Yours is found by Keras' name for it, from
+# `keras_dist.plugins.step_overrides` makes them from a runner. The three
+# backends are the examples. Yours is found by Keras' name for it, from
 # any distribution:
 #
 # ```toml

@@ -40,6 +40,7 @@ class Share:
 
     @staticmethod
     def ratio(numerator: Any, denominator: Any) -> Any:
+        """A float, or a float32 scalar tensor if one of them is a tensor."""
         if isinstance(numerator, int) and isinstance(denominator, int):
             return numerator / denominator
         return ops.cast(numerator, "float32") / ops.cast(denominator, "float32")

@@ -23,6 +23,7 @@ MODULES = (
     "keras_dist.errors",
     "keras_dist.experimental",
     "keras_dist.launch",
+    "keras_dist.plugins",
     "keras_dist.testing",
 )
 # What modules of ours use of each other's objects, and nobody else should.
