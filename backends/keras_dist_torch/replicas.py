@@ -168,7 +168,12 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 
         with torch.random.fork_rng(devices=gpus):
             seed = int(torch.randint(2**62, ()))
-            torch.manual_seed(seed + SEED_STRIDE * self.plan.first_replica)
+            seed += SEED_STRIDE * self.plan.first_replica
+            # `torch.manual_seed` writes down who called it, once for each kind
+            # of accelerator that is not there.
+            torch.default_generator.manual_seed(seed)
+            for index in gpus:
+                torch.cuda.default_generators[index].manual_seed(seed)
             before = states()
             yield
             is_used = not all(map(torch.equal, before, states()))
