@@ -88,6 +88,7 @@ def run_notebook(notebook, folder):
         *(sys.executable, "-c", MEASURE, "usage"),
         *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
         *("--rootdir", str(TUTORIALS), "-p", "no:cacheprovider"),
+        *("-p", "kernel_sockets"),
         *("--nbmake", f"--nbmake-timeout={TIMEOUT_SECONDS}"),
         str(notebook),
     ]
@@ -95,6 +96,8 @@ def run_notebook(notebook, folder):
     env = {
         k: v for k, v in os.environ.items() if not k.startswith("KERAS_DIST_")
     }
+    folders = [str(pathlib.Path(__file__).parent), env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     done = subprocess.run(
         command,
         env=env,
