@@ -1,6 +1,7 @@
 """Which worker listens where, on one machine or on several hosts."""
 
 import contextlib
+import secrets
 import socket
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,6 +9,10 @@ from dataclasses import dataclass
 LOOPBACK = "127.0.0.1"
 
 LAST_PORT = 65535
+
+# Below those that systems give to whoever asks for any port.
+_PORTS = range(20000, 32768)
+_MAX_TRIES = 100
 
 
 @dataclass(frozen=True)
@@ -163,11 +168,22 @@ def free_addresses(count: int, avoid: Collection[str] = ()) -> list[str]:
         # Bound until all are found: a port that was let go may come again.
         while len(found) < count:
             listener = bound.enter_context(socket.socket())
-            listener.bind((LOOPBACK, 0))
+            _bind(listener)
             address = f"{LOOPBACK}:{listener.getsockname()[1]}"
             if address not in avoid:
                 found.append(address)
     return found
+
+
+def _bind(listener: socket.socket) -> None:
+    """Binds it to a port that nobody else gets before a worker listens."""
+    for _ in range(_MAX_TRIES):
+        try:
+            listener.bind((LOOPBACK, secrets.choice(_PORTS)))
+        except OSError:  # it is taken
+            continue
+        return
+    listener.bind((LOOPBACK, 0))
 
 
 def _ports(host: str, count: int) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from conformance.contract import contract
 from keras_dist.errors import RESTART_EXIT_CODE
+from keras_dist_cli.launcher.addresses import free_addresses
 
 TESTS = pathlib.Path(__file__).parent.parent
 JOB = pathlib.Path(__file__).with_name("fault_jobs.py")
@@ -99,14 +100,6 @@ def start():
     yield start_worker
     for worker in started:
         worker.close()
-
-
-def free_addresses(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
-    for probe in probes:
-        probe.close()
-    return addresses
 
 
 def assert_names(worker, lost):

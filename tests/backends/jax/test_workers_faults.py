@@ -11,19 +11,11 @@ import time
 import pytest
 
 from keras_dist.errors import RESTART_EXIT_CODE
-from keras_dist_jax.addresses import listen
+from keras_dist_cli.launcher.addresses import free_addresses
 
 SCRIPT = pathlib.Path(__file__).with_name("worker_script.py")
 # Seconds that anything may take, by far.
 LIMIT = 300
-
-
-def free_addresses(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [
-            stack.enter_context(listen("127.0.0.1:0")) for _ in range(count)
-        ]
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def until(condition, what, limit=LIMIT):

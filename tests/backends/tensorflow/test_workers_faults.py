@@ -6,7 +6,6 @@ import socket
 import pytest
 from tensorflow.python.eager import context
 from worker_processes import Workers
-from worker_processes import free_addresses
 
 import keras_dist
 from keras_dist.backend import get_backend
@@ -15,6 +14,7 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.plan import Plan
+from keras_dist_cli.launcher.addresses import free_addresses
 from keras_dist_tensorflow.addresses import check_addresses
 
 # For processes that import TensorFlow while others do.

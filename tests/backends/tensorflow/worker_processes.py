@@ -1,10 +1,8 @@
 """Starts workers as processes on loopback, and ends them."""
 
-import contextlib
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,14 +10,6 @@ import time
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-
-
-def free_addresses(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 class Workers:
