@@ -36,7 +36,7 @@ MODULES = {
     "bad_lines": 'raise ValueError("one\\n\\n  two")\n',
     "bad_bytes": b'name = "\xff"\n',
     "bad_nulls": b"name = 3\0\n",
-    "users": GOOD
+    "theirs": GOOD
     + """
 import sys
 
@@ -155,24 +155,24 @@ def test_a_module_that_fails_is_told_with_the_place(name, expected):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("leave", "the function failed in users.py, line 13, with SystemExit"),
+        ("leave", "the function failed in theirs.py, line 13, with SystemExit"),
         ("takes", "the function takes arguments. Received: (a, *, b=3)"),
         ("takes_too_much", "the function takes arguments"),
         ("method", "the function takes arguments"),
-        ("fails_in_keras", "the function failed in users.py, line 33, with "),
+        ("fails_in_keras", "the function failed in theirs.py, line 33, with "),
         ("absent", "the module has no attribute 'absent'"),
         ("no_rows", "an array of `y` has no rows. Received: [()]"),
     ],
 )
 def test_a_function_that_is_no_use_is_told(name, expected):
-    message = message_of(f"users:{name}")
-    assert message.startswith(f"--model users:{name}: ")
+    message = message_of(f"theirs:{name}")
+    assert message.startswith(f"--model theirs:{name}: ")
     assert expected in message
     assert "tasks.py" not in message and "users_function.py" not in message
 
 
 @pytest.mark.parametrize(
-    "spec", ["missing:make", "pack.missing:make", "users.inner:make"]
+    "spec", ["missing:make", "pack.missing:make", "theirs.inner:make"]
 )
 def test_a_module_that_is_missing_is_told(spec, folder):
     message = message_of(spec)
@@ -184,10 +184,10 @@ def test_a_module_that_is_missing_is_told(spec, folder):
 @pytest.mark.parametrize(
     ("spec", "hint"),
     [
-        ("users.py:make", "without '.py', 'users:make'"),
-        ("./users.py:make", "without '.py', 'users:make'"),
+        ("theirs.py:make", "without '.py', 'theirs:make'"),
+        ("./theirs.py:make", "without '.py', 'theirs:make'"),
         ("pack/models.py:make", "without '.py', 'pack.models:make'"),
-        ("users.py:", "without '.py', 'users:function'"),
+        ("theirs.py:", "without '.py', 'theirs:function'"),
     ],
 )
 def test_a_files_name_is_an_error_with_a_hint(spec, hint):
@@ -203,24 +203,24 @@ def test_the_hint_is_right():
 
 def test_a_file_elsewhere_has_a_folder_of_its_own(folder, monkeypatch):
     monkeypatch.chdir(folder / "pack")
-    assert "'users:make', from a folder" in message_of("../users.py:make")
-    assert "'users:make', from a folder" in message_of(
-        f"{folder}/users.py:make"
+    assert "'theirs:make', from a folder" in message_of("../theirs.py:make")
+    assert "'theirs:make', from a folder" in message_of(
+        f"{folder}/theirs.py:make"
     )
 
 
 @pytest.mark.parametrize("name", ["make", "maker", "with_defaults"])
 def test_what_can_be_called_without_arguments_is_called(name):
-    task = tasks.users_task(f"users:{name}", 8)
-    assert task.size.name == f"users:{name}"
+    task = tasks.users_task(f"theirs:{name}", 8)
+    assert task.size.name == f"theirs:{name}"
 
 
 @pytest.mark.parametrize("name", ["wrong_shape", "wrong_labels"])
 def test_data_that_the_model_can_not_take_is_told(name):
-    message = message_of(f"users:{name}", rows=4)
+    message = message_of(f"theirs:{name}", rows=4)
     assert message.startswith(
-        f"--model users:{name}: plain Keras can't train the model on its data. "
-        "`model.fit` with one batch of 4 rows of `x` and `y` failed with "
+        f"--model theirs:{name}: plain Keras can't train the model on its "
+        "data. `model.fit` with one batch of 4 rows of `x` and `y` failed with "
     )
     assert "Error: " in message
 
@@ -238,9 +238,9 @@ def test_frames_and_colors_in_a_message_are_left_out():
 
 
 def test_the_trial_changes_no_arms_weights():
-    task = tasks.users_task("users:make", 8)
+    task = tasks.users_task("theirs:make", 8)
     keras.utils.set_random_seed(0)
-    expected = sys.modules["users"].make()[0].get_weights()
+    expected = sys.modules["theirs"].make()[0].get_weights()
     model = task.model()
     for weight, value in zip(model.get_weights(), expected, strict=True):
         np.testing.assert_array_equal(weight, value)
@@ -249,14 +249,14 @@ def test_the_trial_changes_no_arms_weights():
 
 
 def test_a_function_that_works_only_once_is_told():
-    task = tasks.users_task("users:only_once", 8)
+    task = tasks.users_task("theirs:only_once", 8)
     with pytest.raises(
-        ValueError, match="only_once: the function failed in users.py"
+        ValueError, match="only_once: the function failed in theirs.py"
     ):
         task.model()
 
 
-@pytest.mark.parametrize("spec", ["bad_exit:make", "users:wrong_shape"])
+@pytest.mark.parametrize("spec", ["bad_exit:make", "theirs:wrong_shape"])
 def test_the_command_ends_with_the_error_alone(monkeypatch, spec):
     monkeypatch.setenv("KERAS_BACKEND", BACKEND)
     monkeypatch.setenv("KERAS_DIST_VIRTUAL_DEVICES", "4")
