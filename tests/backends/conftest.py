@@ -1,8 +1,18 @@
 """What the tests of each backend count in the same way."""
 
+import concurrent.futures
 import sys
 
 import pytest
+
+
+class _AtOnce(concurrent.futures.Executor):
+    """Does in this thread, at once, what a pool does when it happens to."""
+
+    def submit(self, fn, *args):
+        future = concurrent.futures.Future()
+        future.set_result(fn(*args))
+        return future
 
 
 def _calls_of(fn):
@@ -22,8 +32,13 @@ def _calls_of(fn):
 
 
 @pytest.fixture
-def calls_a_step():
-    """A callable: Python calls of one step of `fit` in this thread."""
+def calls_a_step(monkeypatch):
+    """A callable: Python calls of one step of `fit` in this thread.
+
+    Keras on JAX has a pool of threads for callbacks: how often it starts
+    one, and looks at what is not done, differs from run to run.
+    """
+    monkeypatch.setattr(concurrent.futures, "ThreadPoolExecutor", _AtOnce)
 
     def count(model, x, y):
         def fit(steps):
