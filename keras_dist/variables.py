@@ -45,10 +45,12 @@ class DistributedVariable(keras.Variable):
 
     @property
     def value(self) -> Any:
-        call, scope = current_call(), keras_internals.stateless_scope()
+        call = current_call()
+        if call is None:
+            return super().value
+        scope = keras_internals.stateless_scope()
         if (
-            call is None
-            or scope is None
+            scope is None
             or scope is call.scope
             or isinstance(scope, Overlay)
             or scope.get_current_value(self) is not None

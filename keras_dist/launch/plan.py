@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import math
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import keras
@@ -42,25 +40,6 @@ def load_of_named(
             the function fails.
         UnsupportedModelError: If the optimizer's state can't be shared.
     """
-    found: Future[tuple[Load, str]] = Future()
-
-    def count() -> None:
-        try:
-            found.set_result(_load_of(name, optimizer, is_sharded))
-        except BaseException as error:
-            found.set_exception(error)
-
-    # What Keras has still to give a value is forgotten with the thread. It is
-    # no reason to stay when Ctrl-C ends the command.
-    thread = threading.Thread(target=count, daemon=True)
-    thread.start()
-    thread.join()
-    return found.result()
-
-
-def _load_of(
-    name: str, optimizer: str | None, is_sharded: bool
-) -> tuple[Load, str]:
     function = function_of(name)
     with _without_values():
         model = called(name, function)
@@ -90,6 +69,7 @@ def _without_values() -> Iterator[None]:
     A stateless scope does that to those that have an initializer; those that
     are given a value get one that returns it.
     """
+    before = keras_internals.set_uninitialized([])
     original = keras.Variable.__init__
 
     @functools.wraps(original)
@@ -113,6 +93,7 @@ def _without_values() -> Iterator[None]:
             yield
     finally:
         keras.Variable.__init__ = original
+        keras_internals.set_uninitialized(before)
 
 
 class _Constant:

@@ -95,6 +95,7 @@ __all__ = [
     "name_like",
     "set_learning_rate_of",
     "set_stateless_scope",
+    "set_uninitialized",
     "set_value",
     "stateless_scope",
     "thread_state",
@@ -290,6 +291,19 @@ def set_stateless_scope(
     """Makes a stateless scope current; returns the one before."""
     before = stateless_scope()
     global_state.set_global_attribute("stateless_scope", scope)
+    return before
+
+
+def set_uninitialized(
+    variables: list[keras.Variable],
+) -> list[keras.Variable]:
+    """Replaces the variables of this thread that wait for their values.
+
+    Keras gives them when a stateless scope ends. Returns those before.
+    """
+    name = "uninitialized_variables"
+    before: list[keras.Variable] = global_state.get_global_attribute(name, [])
+    global_state.set_global_attribute(name, variables)
     return before
 
 
