@@ -1,6 +1,11 @@
 """A summary in a terminal."""
 
+import re
+from collections.abc import Iterator
+
 from rich.console import Console
+from rich.console import ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -56,7 +61,7 @@ def _variables(summary: Summary, title: str) -> Table:
         )
         for row in shown:
             made.add_row(
-                Text(f"  {row.path}"),
+                _Path(row.path),
                 str(row.shape),
                 row.dtype,
                 row.kind,
@@ -71,6 +76,37 @@ def _variables(summary: Summary, title: str) -> Table:
                 _sum(hidden),
             )
     return made
+
+
+class _Path:
+    """A path that is broken after `/` and `_`, and between letters if it must.
+
+    Args:
+        path: String.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._parts = re.findall(r"[^/_]*[/_]|[^/_]+", path)
+
+    def __rich_measure__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Measurement:
+        longest = max(map(len, self._parts), default=0)
+        indented = 2 + sum(map(len, self._parts))
+        return Measurement(4 + longest, indented).with_maximum(
+            options.max_width
+        )
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Text]:
+        line = "  "
+        for part in self._parts:
+            if line.strip() and len(line + part) > options.max_width:
+                yield Text(line, overflow="fold")
+                line = "    "
+            line += part
+        yield Text(line, overflow="fold")
 
 
 def _sum(rows: tuple[VariableRow, ...]) -> str:

@@ -48,6 +48,27 @@ def test_it_fits_the_terminal(monkeypatch):
     assert "\x1b" not in text
 
 
+def test_long_names_are_broken_between_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "adam/encoder_self_attention_0_query_kernel_momentum"
+    letters = "x" * 90
+    rows = [
+        VariableRow("optimizer", name, (5, 2), "float32", "mirrored", 4, ())
+        for name in (path, letters)
+    ]
+    text = str(Summary("net", "", tuple(rows), ("cpu:0",), (), ()))
+    lines = text.split("Each device")[0].splitlines()
+    start = next(i for i, line in enumerate(lines) if "adam/" in line)
+    names = [line[: lines[start].index("(")].rstrip() for line in lines]
+    parts = [name for name in names[start:] if name and "x" not in name]
+    assert parts[0].startswith("  adam/")
+    assert len(parts) > 1 and all(p.startswith("    ") for p in parts[1:])
+    assert all(part[-1] in "/_" for part in parts[:-1])
+    assert "".join(part.strip() for part in parts) == path
+    assert "".join(names).count("x") == 90
+    assert max(map(len, lines)) <= 80
+
+
 def test_showing_prints_what_print_does(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     found = keras_dist.summary(trained())
