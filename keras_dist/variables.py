@@ -84,9 +84,8 @@ class DistributedVariable(keras.Variable):
         call = current_call()
         if call is not None and base_scope() is call.scope:
             return self._write_in_replica(call, method, value)
-        if (
-            keras_internals.stateless_scope() is not None
-        ):  # a step of `fit`, or the user's own
+        if keras_internals.stateless_scope() is not None:
+            # A step of `fit`, or the user's own.
             return super().assign(written(self, method, value))
         if isinstance(value, PerReplica):
             raise ValueError(
@@ -362,30 +361,6 @@ class UnaggregatedVariable(SyncOnReadVariable):
 
 
 DistributedValues.register(DistributedVariable)
-
-
-def check_declaration(variable: keras.Variable) -> None:
-    """Refuses a variable that could not be kept in step on replicas.
-
-    Raises:
-        ValueError: If it is not to be synchronized at all, or if it is an
-            integer whose mean is wanted.
-    """
-    if variable.synchronization == "none":
-        raise ValueError(
-            "`NONE` variable synchronization mode is not supported with "
-            f"tf.distribute strategy. Received: synchronization='none' for "
-            f"variable '{variable.path}'. Expected: 'auto', 'on_write' or "
-            "'on_read'."
-        )
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    if variable.aggregation == "mean" and "float" not in dtype:
-        raise ValueError(
-            "A mean of integers is not an integer. Received: "
-            f"aggregation='mean', dtype='{dtype}' for variable "
-            f"'{variable.path}'. Expected: a float dtype, or another "
-            "aggregation."
-        )
 
 
 def adopt(variable: keras.Variable) -> None:

@@ -25,7 +25,6 @@ from keras_dist.training.overlay import suspended
 from keras_dist.training.seams import install_normalization
 from keras_dist.training.step import current_call
 from keras_dist.variables import SyncOnReadVariable
-from keras_dist.variables import check_declaration
 
 _lock = threading.Lock()
 _open_scopes = 0
@@ -98,7 +97,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
             if kwargs.get("synchronization") == "on_read":
                 kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)
-            check_declaration(self)
+            _check_declaration(self)
             plan, reference = strategy.plan, _current.reference
             if reference is not None and (
                 plan.is_central or plan.shards_optimizer
@@ -109,6 +108,30 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
                 self.begin(is_total=_current.makes_metric_state)
 
     return __init__
+
+
+def _check_declaration(variable: keras.Variable) -> None:
+    """Refuses a variable that could not be kept in step on replicas.
+
+    Raises:
+        ValueError: If it is not to be synchronized at all, or if it is an
+            integer whose mean is wanted.
+    """
+    if variable.synchronization == "none":
+        raise ValueError(
+            "`NONE` variable synchronization mode is not supported with "
+            f"tf.distribute strategy. Received: synchronization='none' for "
+            f"variable '{variable.path}'. Expected: 'auto', 'on_write' or "
+            "'on_read'."
+        )
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    if variable.aggregation == "mean" and "float" not in dtype:
+        raise ValueError(
+            "A mean of integers is not an integer. Received: "
+            f"aggregation='mean', dtype='{dtype}' for variable "
+            f"'{variable.path}'. Expected: a float dtype, or another "
+            "aggregation."
+        )
 
 
 def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
