@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.console import ConsoleOptions
 from rich.measure import Measurement
@@ -91,18 +92,15 @@ class _Path:
     def __rich_measure__(
         self, console: Console, options: ConsoleOptions
     ) -> Measurement:
-        longest = max(map(len, self._parts), default=0)
-        indented = 2 + sum(map(len, self._parts))
-        return Measurement(4 + longest, indented).with_maximum(
-            options.max_width
-        )
+        widths = [cell_len(part) for part in self._parts]
+        return Measurement(4 + max(widths, default=0), 2 + sum(widths))
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[Text]:
         line = "  "
         for part in self._parts:
-            if line.strip() and len(line + part) > options.max_width:
+            if line.strip() and cell_len(line + part) > options.max_width:
                 yield Text(line, overflow="fold")
                 line = "    "
             line += part
