@@ -49,7 +49,9 @@ def planned(invoke):
 def module(tmp_path, monkeypatch):
     """The name of a module with models."""
     (tmp_path / "models_to_plan.py").write_text(
+        "import threading\n"
         "import keras\n"
+        "threads = []\n"
         "def build(optimizer='adam', units=7):\n"
         "    model = keras.Sequential([keras.Input((5,)),\n"
         "        keras.layers.Dense(units),\n"
@@ -57,6 +59,9 @@ def module(tmp_path, monkeypatch):
         "        keras.layers.Dropout(0.5), keras.layers.Dense(3)])\n"
         "    model.compile(optimizer, 'mse', metrics=['mae'])\n"
         "    return model\n"
+        "def here():\n"
+        "    threads.append(threading.current_thread())\n"
+        "    return build()\n"
         "def huge():\n"
         "    return build(units=10**12)\n"
         "def momentum():\n"
@@ -148,10 +153,20 @@ def test_what_is_measured_can_be_planned(module):
 def test_counting_leaves_keras_as_it_was(module):
     before = keras.Variable.__init__
     threads = threading.active_count()
-    load_of_named(f"{module}:build")
+    load_of_named(f"{module}:huge")
     assert keras.Variable.__init__ is before
     assert threading.active_count() == threads
+    with keras.StatelessScope():
+        pass  # Its end gives values to variables that wait for them.
     assert keras.ops.convert_to_numpy(keras.Variable(2.0)) == 2.0
+
+
+def test_the_function_runs_in_the_thread_that_ctrl_c_reaches(module):
+    """Another one's end may abort the process, once Python has ended."""
+    import models_to_plan
+
+    load_of_named(f"{module}:here")
+    assert models_to_plan.threads == [threading.current_thread()]
 
 
 @pytest.mark.parametrize(
