@@ -37,6 +37,7 @@ from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.gradients import summed_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.trainer import install_plain_models
@@ -81,6 +82,7 @@ class StepExecutor(Executor, StepRunner):
         )
         install_barrier()
         install_plain_models()
+        install_tapes()
         self._moves = Moves()
 
     @abstractmethod

@@ -18,14 +18,16 @@ from keras import ops
 
 from keras_dist import context
 from keras_dist.training import keras_internals
-from keras_dist.training.gather import Gathered
+from keras_dist.training.gather import gathered
+from keras_dist.training.join import is_row_shaped
 from keras_dist.training.shares import scaled
-from keras_dist.training.shares import scaled_gradient
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_step
 
 _COUPLES_ROWS = {"dice", "tversky", "circle"}
+# On a `__call__` that gathers rows.
+_HOOKED = "_keras_dist_gathers"
 
 
 def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,14 +42,53 @@ def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
             treats_rows_one_by_one(self) and not _is_one_row(y_pred)
         ):
             return original(self, y_true, y_pred, sample_weight)
+        own = functools.partial(original, self)
         return _on_gathered_rows(
-            step,
-            functools.partial(original, self),
-            self.name,
-            (y_true, y_pred, sample_weight),
+            step, own, self, (y_true, y_pred, sample_weight)
         )
 
     return __call__
+
+
+def hook_own_calls(loss_class: type) -> None:
+    """Has subclasses that define `__call__` compute on gathered rows.
+
+    Those that there are, and those that will be made.
+    """
+
+    def __init_subclass__(cls: type, **kwargs: Any) -> None:
+        super(loss_class, cls).__init_subclass__(**kwargs)
+        _hook_own_call(cls)
+
+    setattr(loss_class, "__init_subclass__", classmethod(__init_subclass__))
+    classes = list(loss_class.__subclasses__())
+    while classes:
+        cls = classes.pop()
+        _hook_own_call(cls)
+        classes += cls.__subclasses__()
+
+
+def _hook_own_call(cls: type) -> None:
+    original: Any = cls.__call__
+    if _is_from_keras(original) or hasattr(original, _HOOKED):
+        return
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step, own = current_step(), original.__get__(self, type(self))
+        if step is None:
+            return own(*args, **kwargs)
+        names = list(kwargs)
+
+        def call(*values: Any) -> Any:
+            count = len(args)
+            named = zip(names, values[count:], strict=True)
+            return own(*values[:count], **dict(named))
+
+        return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
+
+    setattr(__call__, _HOOKED, True)
+    setattr(cls, "__call__", __call__)
 
 
 def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,11 +104,8 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         step = current_step()
         local = functools.partial(original, values, sample_weight, mask)
-        if step is None or not len(values.shape):
+        if step is None or not len(values.shape) or reduction in (None, "none"):
             return local(reduction=reduction, dtype=dtype)
-        if reduction in (None, "none"):
-            own = local(reduction=reduction, dtype=dtype)
-            return scaled_gradient(own, step.share.inverse)
         if reduction == "sum":
             total = local(reduction="sum", dtype=dtype)
             return scaled(total, step.share.inverse)
@@ -127,7 +165,8 @@ def treats_rows_one_by_one(loss: Any) -> bool:
         return False
     fn = getattr(loss, "fn", None)
     return fn is None or (
-        _is_from_keras(fn) and fn.__name__ not in _COUPLES_ROWS
+        _is_from_keras(fn)
+        and getattr(fn, "__name__", None) not in _COUPLES_ROWS
     )
 
 
@@ -181,12 +220,14 @@ def _sum_over_replicas(step: ReplicaStep, own: list[Any]) -> Any:
 
 def _on_gathered_rows(
     step: ReplicaStep,
-    loss: Callable[..., Any],
-    name: str,
-    arguments: tuple[Any, Any, Any],
+    compute: Callable[..., Any],
+    loss: Any,
+    arguments: tuple[Any, ...],
 ) -> Any:
-    gathered = Gathered(step, f"loss '{name}'", arguments)
-    arguments = gathered.merge(with_gradients=True)
+    name = getattr(loss, "name", type(loss).__name__)
+    arguments = gathered(step, f"loss '{name}'", arguments)
     with step.alone():
-        value = loss(*arguments)
-    return scaled_gradient(value, step.share.inverse)
+        value = compute(*arguments)
+    if is_row_shaped(value):
+        step.has_global_rows = True
+    return value

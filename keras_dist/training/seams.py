@@ -26,6 +26,7 @@ from keras_dist.training.updates import update
 def install() -> None:
     """Installs every seam; again does nothing."""
     _wrap(keras.losses.Loss, "__call__", losses.hook_call)
+    losses.hook_own_calls(keras.losses.Loss)
     module = keras_internals.losses
     _wrap(module, "reduce_weighted_values", losses.hook_reduction)
     _wrap(module, "scale_loss_for_distribution", losses.hook_scaling)

@@ -264,6 +264,8 @@ class ReplicaStep(ReplicaState):
             value.
         updates: List of the metric updates that replicas have not met for.
         results: By its id, each tensor that is the same on every replica.
+        has_global_rows: Boolean, whether a loss gave it a value for each row
+            of the global batch.
     """
 
     def __init__(
@@ -273,6 +275,7 @@ class ReplicaStep(ReplicaState):
         self.alike: set[int] = set()
         self.updates: list[Any] = []
         self.results: dict[int, Any] = {}
+        self.has_global_rows = False
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:

@@ -1,0 +1,153 @@
+"""Gradients of targets with a value a row, which TensorFlow sums.
+
+In a step of `fit` gradients are added up weighted by `rows / total`, which is
+right for means over rows. A sum's are made that much larger.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.training.shares import Share
+from keras_dist.training.shares import scaled
+from keras_dist.training.step import ReplicaStep
+from keras_dist.training.step import current_step
+
+
+@functools.cache
+def install_tapes() -> None:
+    """Makes `tf.GradientTape.gradient` know of replicas' shares."""
+    tape = tf.GradientTape
+    setattr(tape, "gradient", _hooked(tape.gradient))
+
+
+def _hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def gradient(
+        self: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        def of(output_gradients: Any) -> Any:
+            return original(
+                self, target, sources, output_gradients, unconnected_gradients
+            )
+
+        step = current_step()
+        if step is None or step.has_global_rows:
+            return of(output_gradients)
+        targets = tf.nest.flatten(target)
+        are_variables = [_is_variable(s) for s in tf.nest.flatten(sources)]
+        if not any(map(_has_axis, targets)) or not any(are_variables):
+            return of(output_gradients)
+        are_sums = _are_sums(step, targets)
+        if not any(are_sums):
+            return of(output_gradients)
+        inverse = step.share.inverse
+        if all(are_sums):
+            result = of(output_gradients)
+            return tf.nest.pack_sequence_as(
+                sources,
+                [
+                    _scaled(each, inverse) if is_variable else each
+                    for each, is_variable in zip(
+                        tf.nest.flatten(result), are_variables, strict=True
+                    )
+                ],
+            )
+        if not all(are_variables):
+            raise UnsupportedModelError(
+                "`tape.gradient` was asked at once for gradients of targets "
+                "with a value a row and of targets without, with respect to "
+                f"variables and other tensors. Received: targets of shapes "
+                f"{[tuple(each.shape) for each in targets]}. Expected: "
+                "targets of one of the kinds, for each replica has a share of "
+                "the rows. Call it once for each, with a persistent tape."
+            )
+        weights = tf.nest.flatten(output_gradients) if output_gradients else []
+        weights = weights or [None] * len(targets)
+        return of(
+            tf.nest.pack_sequence_as(
+                target,
+                [
+                    _scaled(_or_ones(weight, each), inverse if is_sum else 1.0)
+                    for each, weight, is_sum in zip(
+                        targets, weights, are_sums, strict=True
+                    )
+                ],
+            )
+        )
+
+    return gradient
+
+
+def _has_axis(target: Any) -> bool:
+    shape = getattr(target, "shape", None)
+    return shape is not None and bool(shape.rank)
+
+
+def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
+    """Which targets have as many values a row on each replica."""
+    rows = step.share.rows
+    may_be = [_may_be_sum(each, step.share) for each in targets]
+    if not isinstance(rows, int):
+        return may_be
+    own = [
+        target.shape[0] / rows if rows and it_may and target.shape[0] else None
+        for target, it_may in zip(targets, may_be, strict=True)
+    ]
+
+    def agree(everyone: list[tuple[list[float | None], list[bool]]]) -> Any:
+        ratios, may_be = zip(*everyone, strict=True)
+        return [
+            all(it_may) and len(set(each) - {None}) <= 1
+            for each, it_may in zip(
+                zip(*ratios, strict=True),
+                zip(*may_be, strict=True),
+                strict=True,
+            )
+        ]
+
+    what = "the gradient of targets with a value a row"
+    result: list[bool] = step.replica.meet(what, agree, (own, may_be))
+    return result
+
+
+def _may_be_sum(target: Any, share: Share) -> bool:
+    """Whether a target's elements may be of rows, so that their sum is."""
+    if not _has_axis(target) or _is_stack_of_scalars(target):
+        return False
+    size, rows = target.shape[0], share.rows
+    if size is None or not isinstance(rows, int):
+        return size is None
+    # Several values a row count as well.
+    return bool(size % max(rows, 1) == 0)
+
+
+def _is_stack_of_scalars(target: Any) -> bool:
+    """Whether a target is a list of losses, each of them of all rows."""
+    if tf.executing_eagerly() or not isinstance(target, tf.Tensor):
+        return False
+    is_stack: bool = target.op.type == "Pack" and target.shape.rank == 1
+    return is_stack
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(source, (keras.Variable, tf.Variable))
+
+
+def _or_ones(weight: Any, target: Any) -> Any:
+    return tf.ones_like(target) if weight is None else weight
+
+
+def _scaled(gradient: Any, factor: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = scaled(gradient.values, factor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else scaled(gradient, factor)
