@@ -54,6 +54,7 @@ from keras_dist.strategies.multi_worker_mirrored import (
 from keras_dist.strategies.one_device import OneDeviceStrategy
 from keras_dist.strategy import Strategy
 from keras_dist.summary import summary
+from keras_dist.training.alone import watch_training as _watch_training
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
 from keras_dist.values import PerReplica
@@ -128,3 +129,4 @@ __all__ = [
 ]
 
 _apply_environment()
+_watch_training()

@@ -14,6 +14,7 @@ from keras_dist.logical_devices import LogicalDeviceMethods
 from keras_dist.plan import Plan
 from keras_dist.scope import Scope
 from keras_dist.training import keras_internals
+from keras_dist.training.alone import watch_training
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.creation import creation_hooks
@@ -42,6 +43,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         self, plan: Plan, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
         super().__init__(plan, get_backend().executor(plan), cross_device_ops)
+        watch_training()
 
     @staticmethod
     def from_native(strategy: Any) -> "Strategy":

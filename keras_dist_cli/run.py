@@ -1,7 +1,9 @@
 """`keras-dist run`."""
 
+import dataclasses
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -69,6 +71,15 @@ def run(
             min=0.0, help="Seconds that workers have to end when told to."
         ),
     ] = 10.0,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            envvar="KERAS_DIST_INDEPENDENT",
+            help="Workers need not join each other, and may each train a "
+            "model of their own. Without it, both are errors.",
+        ),
+    ] = False,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -80,8 +91,8 @@ def run(
     """Run a script on several workers, on one machine or several hosts.
 
     When a worker fails, the others are ended and its traceback is shown.
-    Ends with 0 if all workers did, else as the one that failed first; 2 if
-    nothing could be started.
+    Ends with 0 if all workers did, else as the one that failed first; 1 if
+    one ended without having joined the others, 2 if nothing could be started.
     """
     from keras_dist_cli.launcher.addresses import Layout
     from keras_dist_cli.launcher.addresses import parse_hosts
@@ -117,6 +128,7 @@ def run(
     chosen = select_backend(backend)
     environment, notice = with_threads(inherited, layout.num_local)
     environment["KERAS_BACKEND"] = chosen
+    environment["KERAS_DIST_INDEPENDENT"] = str(int(independent))
     screen = Screen(sys.stdout, sys.stderr)
     if notice is not None:
         screen.say(notice)
@@ -134,7 +146,9 @@ def run(
     of = "" if own == workers else f" of {workers}"
     screen.wait(f"Starting {own}{of} worker{'' if workers == 1 else 's'}")
     try:
-        code = run_job(job, screen)
+        with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
+            joined = None if independent else Path(folder)
+            code = run_job(dataclasses.replace(job, joined=joined), screen)
     finally:
         screen.end_waiting()
     raise typer.Exit(code)

@@ -25,17 +25,35 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Environ = MutableMapping[str, str]
 
 
+class Place(NamedTuple):
+    """A process' position among the workers that a launcher started.
+
+    Attributes:
+        index: Integer, its position.
+        number: Integer, how many workers there are.
+        role: String, what it is if it is none of the workers.
+    """
+
+    index: int
+    number: int
+    role: str = ""
+
+    def __str__(self) -> str:
+        number = "1 worker" if self.number == 1 else f"{self.number} workers"
+        return self.role or f"{number}, this is worker {self.index}"
+
+
 class _Source(NamedTuple):
     """A launcher whose variables can be there.
 
     Attributes:
         found: The words that say by what it is known; empty if it is not.
-        told: The words that say which worker this is, of how many.
+        place: Which worker this is, of how many.
         resolver: The class that reads its variables.
     """
 
     found: Callable[[Environ], str]
-    told: Callable[[Environ], str]
+    place: Callable[[Environ], Place]
     resolver: type[EnvironmentResolver]
 
 
@@ -68,15 +86,11 @@ def detect(
     >>> reason
     'KERAS_DIST_WORKERS is set: 2 workers, this is worker 1'
     """
-    present = [
-        (source, found)
-        for source in _SOURCES
-        if (found := source.found(environ))
-    ]
+    present = _present(environ)
     if not present:
         return None, _alone(environ)
     (source, found), *others = present
-    told = source.told(environ)
+    told = str(source.place(environ))
     reason = f"{found}: {told}"
     for other, also_found in others:
         reason += f"; passed over: {also_found}"
@@ -84,6 +98,31 @@ def detect(
         if other_told != told:
             reason += f", which says otherwise ({other_told})"
     return source.resolver.reading(environ), reason
+
+
+def place(environ: Environ = os.environ) -> tuple[Place, str] | None:
+    """This process' place among the workers that its launcher started.
+
+    Args:
+        environ: Dict of strings; by default the process' own.
+
+    Returns:
+        The `Place`, and the words that say how it is known; `None` without a
+        launcher's variables, or if they can't be read.
+    """
+    for source, found in _present(environ)[:1]:
+        with contextlib.suppress(ClusterError):
+            return source.place(environ), found
+    return None
+
+
+def _present(environ: Environ) -> list[tuple[_Source, str]]:
+    """The launchers whose variables are there, each with how it is known."""
+    return [
+        (source, found)
+        for source in _SOURCES
+        if (found := source.found(environ))
+    ]
 
 
 def _alone(environ: Environ) -> str:
@@ -101,14 +140,9 @@ def _alone(environ: Environ) -> str:
 
 def _quietly(source: _Source, environ: Environ) -> str:
     try:
-        return source.told(environ)
+        return str(source.place(environ))
     except ClusterError as error:
         return f"it can't be read: {error}"
-
-
-def _position(index: int, number: int) -> str:
-    workers = "1 worker" if number == 1 else f"{number} workers"
-    return f"{workers}, this is worker {index}"
 
 
 def _keras_dist_found(environ: Environ) -> str:
@@ -116,9 +150,9 @@ def _keras_dist_found(environ: Environ) -> str:
     return f"{name} is set" if environ.get(name) else ""
 
 
-def _keras_dist_says(environ: Environ) -> str:
+def _keras_dist_place(environ: Environ) -> Place:
     resolver = KerasDistClusterResolver.reading(environ)
-    return _position(resolver.index(), len(resolver.addresses()))
+    return Place(resolver.index(), len(resolver.addresses()))
 
 
 def _tf_config_found(environ: Environ) -> str:
@@ -129,14 +163,14 @@ def _tf_config_found(environ: Environ) -> str:
     return f"{tf_config.VARIABLE} is set"
 
 
-def _tf_config_says(environ: Environ) -> str:
+def _tf_config_place(environ: Environ) -> Place:
     resolver = TFConfigClusterResolver.reading(environ)
     cluster = cluster_of(resolver)
     if cluster is not None:
-        return _position(cluster.index, cluster.num_workers)
+        return Place(cluster.index, cluster.num_workers)
     if resolver.task_type == "evaluator":
-        return "this is the evaluator, which works alone"
-    return _position(0, 1)
+        return Place(0, 1, "this is the evaluator, which works alone")
+    return Place(0, 1)
 
 
 def _torchrun_found(environ: Environ) -> str:
@@ -145,8 +179,8 @@ def _torchrun_found(environ: Environ) -> str:
     return ""
 
 
-def _torchrun_says(environ: Environ) -> str:
-    return _position(*rank_below(environ, "RANK", "WORLD_SIZE", "torchrun"))
+def _torchrun_place(environ: Environ) -> Place:
+    return Place(*rank_below(environ, "RANK", "WORLD_SIZE", "torchrun"))
 
 
 def _slurm_found(environ: Environ) -> str:
@@ -159,8 +193,8 @@ def _slurm_found(environ: Environ) -> str:
     return ""
 
 
-def _slurm_says(environ: Environ) -> str:
-    return _position(
+def _slurm_place(environ: Environ) -> Place:
+    return Place(
         *rank_below(environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "srun")
     )
 
@@ -172,14 +206,14 @@ def _mpi_found(environ: Environ) -> str:
     return ""
 
 
-def _mpi_says(environ: Environ) -> str:
-    return _position(*mpi.place(environ))
+def _mpi_place(environ: Environ) -> Place:
+    return Place(*mpi.place(environ))
 
 
 _SOURCES = (
-    _Source(_keras_dist_found, _keras_dist_says, KerasDistClusterResolver),
-    _Source(_tf_config_found, _tf_config_says, TFConfigClusterResolver),
-    _Source(_torchrun_found, _torchrun_says, TorchrunClusterResolver),
-    _Source(_slurm_found, _slurm_says, SlurmClusterResolver),
-    _Source(_mpi_found, _mpi_says, MPIClusterResolver),
+    _Source(_keras_dist_found, _keras_dist_place, KerasDistClusterResolver),
+    _Source(_tf_config_found, _tf_config_place, TFConfigClusterResolver),
+    _Source(_torchrun_found, _torchrun_place, TorchrunClusterResolver),
+    _Source(_slurm_found, _slurm_place, SlurmClusterResolver),
+    _Source(_mpi_found, _mpi_place, MPIClusterResolver),
 )

@@ -14,6 +14,7 @@ from keras_dist.device import default_devices
 from keras_dist.inputs.communication import CommunicationImplementation
 from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.leaving import watch_exceptions
+from keras_dist.membership import note_joined
 from keras_dist.plan import Plan
 from keras_dist.sharding_power import check_optimizer_state
 from keras_dist.strategy import Strategy
@@ -130,6 +131,7 @@ def multi_worker_plan(
     if cluster is not None:
         watch_exceptions()
         backend.join(cluster, options)
+        note_joined()
     devices = default_devices(backend.list_devices())
     return Plan(
         tuple((device,) for device in devices),

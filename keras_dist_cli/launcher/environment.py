@@ -3,11 +3,14 @@
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence
+from pathlib import Path
 
 from keras_dist_cli.launcher.addresses import Addresses
 from keras_dist_cli.launcher.gpus import VISIBLE
 
 COORDINATOR_VARIABLE = "KERAS_DIST_COORDINATOR"
+
+JOINED_VARIABLE = "KERAS_DIST_JOINED_FILE"
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
@@ -20,6 +23,7 @@ def worker_environment(
     restarts: int,
     devices: int | None,
     own_gpus: Sequence[str] = (),
+    joined: Path | None = None,
 ) -> dict[str, str]:
     """The environment of one worker.
 
@@ -36,12 +40,17 @@ def worker_environment(
             is inherited.
         own_gpus: Sequence of strings, the GPUs that the worker is to see; an
             empty one for what is inherited.
+        joined: Path of the file that it makes once it has joined the others,
+            or `None` if nobody looks for it.
     """
     environment = dict(inherited)
     environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
     environment["KERAS_DIST_WORKER_INDEX"] = str(index)
     environment["KERAS_DIST_RESTARTS"] = str(restarts)
-    environment.pop(COORDINATOR_VARIABLE, None)
+    for name in (COORDINATOR_VARIABLE, JOINED_VARIABLE):
+        environment.pop(name, None)
+    if joined is not None:
+        environment[JOINED_VARIABLE] = str(joined)
     if has_coordinator:
         environment[COORDINATOR_VARIABLE] = addresses.coordinator
     if devices is not None:

@@ -20,6 +20,13 @@ CHAINED = re.compile(
     r":\n\s*$"
 )
 
+STAYED_ALONE = (
+    "What it trained, it trained alone. Expected: that each worker makes a "
+    "`keras_dist.MultiWorkerMirroredStrategy()`, and its model in that "
+    "strategy's scope. If workers are not to train together, say so with "
+    "`keras-dist run --independent`."
+)
+
 LOST_A_PEER = re.compile(r"^([\w.]+\.)?WorkerLostError\b", re.MULTILINE)
 
 
@@ -34,6 +41,8 @@ class Failure:
         time: Float, when that was noticed, in seconds.
         stderr: String, the end of what it wrote there.
         log: Path of all that it wrote, or `None`.
+        stayed_alone: Boolean, whether it ended well without having joined
+            the other workers.
     """
 
     name: str
@@ -41,6 +50,7 @@ class Failure:
     time: float = 0.0
     stderr: str = ""
     log: Path | None = None
+    stayed_alone: bool = False
 
     @property
     def lost_a_peer(self) -> bool:
@@ -64,6 +74,8 @@ class Failure:
         >>> Failure("worker 1", -15).how()
         'was ended by the signal SIGTERM (15)'
         """
+        if self.stayed_alone:
+            return "ended without having joined the other workers"
         if self.status == RESTART_EXIT_CODE:
             return (
                 f"ended with exit status {RESTART_EXIT_CODE}, which asks for "
@@ -80,6 +92,8 @@ class Failure:
 
     def report(self) -> str:
         """Who failed, how, and the last that it wrote to stderr."""
+        if self.stayed_alone:
+            return f"{self.name} {self.how()}. {STAYED_ALONE}"
         lines = [f"{self.name} failed first: it {self.how()}"]
         told = last_lines(self.stderr)
         if told:
@@ -106,7 +120,7 @@ def first(failures: Iterable[Failure]) -> Failure | None:
     """
     return min(
         failures,
-        key=lambda f: (f.lost_a_peer, f.time, f.status > 0),
+        key=lambda f: (f.lost_a_peer, f.time, f.stayed_alone, f.status > 0),
         default=None,
     )
 

@@ -37,6 +37,8 @@ class Job:
             screen.
         max_restarts: Integer, how often all workers are started again.
         grace: Float, seconds between SIGTERM and SIGKILL.
+        joined: Path of a folder where workers note that they have joined the
+            others, which each must; `None` if they need not.
     """
 
     command: tuple[str, ...]
@@ -47,6 +49,7 @@ class Job:
     log_dir: Path | None = None
     max_restarts: int = 0
     grace: float = GRACE
+    joined: Path | None = None
 
     def group(
         self,
@@ -87,6 +90,9 @@ class Job:
         if self.log_dir is None or index == 0:
             stdout = (on_screen(screen, "stdout", name, index == 0),)
             stderr = (on_screen(screen, "stderr", name, index == 0),)
+        joined = None
+        if self.joined is not None and self.layout.num_workers > 1:
+            joined = self.joined / f"{restarts}-{index}"
         environment = worker_environment(
             self.environment,
             index,
@@ -95,9 +101,12 @@ class Job:
             restarts,
             self.devices,
             self._own_gpus(index),
+            joined,
         )
         log = self._log(f"worker-{index}", restarts)
-        return Program(name, self.command, environment, stdout, stderr, log)
+        return Program(
+            name, self.command, environment, stdout, stderr, log, joined
+        )
 
     def _own_gpus(self, index: int) -> list[str]:
         local = list(self.layout.local)
@@ -151,8 +160,9 @@ def run_job(job: Job, screen: Screen) -> int:
                 return 128 + signals.received[0]
             if failure is None:
                 return 0
-            if restarts == job.max_restarts:
-                if restarts:
+            # A script that did not join will not the next time either.
+            if restarts == job.max_restarts or failure.stayed_alone:
+                if restarts and not failure.stayed_alone:
                     screen.say(f"no restart is left of {restarts}")
                 return failure.exit_status
             restarts += 1

@@ -33,6 +33,8 @@ class Program:
         stdout: What takes its standard output, such as `Lines`.
         stderr: What takes its standard error.
         log: Path of a file for both, or `None`.
+        joined: Path of a file that is there once it has joined the other
+            workers, or `None` if it need not.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Program:
     stdout: tuple[Sink, ...] = ()
     stderr: tuple[Sink, ...] = ()
     log: Path | None = None
+    joined: Path | None = None
 
 
 class Member:
@@ -98,7 +101,7 @@ class Member:
     @property
     def failure(self) -> Failure | None:
         """How it failed, or `None` if it runs or ended well."""
-        return self.ending() if self.status else None
+        return self.ending() if self.status or self._stayed_alone else None
 
     def ending(self) -> Failure:
         """How it ended."""
@@ -108,7 +111,14 @@ class Member:
             self._ended_at,
             self._tail.text,
             self.program.log,
+            self._stayed_alone,
         )
+
+    @property
+    def _stayed_alone(self) -> bool:
+        """Whether it ended well and never met the other workers."""
+        joined = self.program.joined
+        return self.status == 0 and joined is not None and not joined.exists()
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process, if it runs."""

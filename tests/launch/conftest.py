@@ -117,7 +117,11 @@ class Launcher:
             **kept,
             "COLUMNS": "80",
             "KERAS_BACKEND": "plain_engine",
-            "PYTHONPATH": str(self.plugins),
+            # These scripts have no strategy.
+            "KERAS_DIST_INDEPENDENT": "1",
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(self.plugins), os.environ.get("PYTHONPATH")])
+            ),
             "TEST_FOLDER": str(self.folder),
             **variables,
         }

@@ -1,8 +1,11 @@
 """The loops of one worker among several, and who can make native ones."""
 
+import contextlib
 import itertools
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import keras
 
@@ -12,6 +15,7 @@ from keras_dist.launch.bench.loops import Loop
 from keras_dist.launch.bench.loops import Setting
 from keras_dist.launch.bench.portable import build_model
 from keras_dist.strategy import Strategy
+from keras_dist.training.alone import alone_on_purpose
 from keras_dist.workers import Workers
 
 
@@ -87,7 +91,10 @@ class BatchLoop(Loop):
         self, setting: Setting, batches: list[Batch], strategy: Strategy | None
     ) -> None:
         self._batches = batches
+        self._around: Callable[[], contextlib.AbstractContextManager[Any]]
+        self._around = contextlib.nullcontext
         if strategy is None:
+            self._around = alone_on_purpose
             self._model = compiled(setting)
         else:
             with strategy.scope():
@@ -95,8 +102,9 @@ class BatchLoop(Loop):
 
     def run(self, steps: int) -> float:
         step = self._model.train_on_batch
-        for x, y in itertools.islice(itertools.cycle(self._batches), steps):
-            loss = step(x, y)
+        with self._around():
+            for x, y in itertools.islice(itertools.cycle(self._batches), steps):
+                loss = step(x, y)
         return float(loss)
 
 
