@@ -174,10 +174,8 @@ def _is_arrays(x: Any, y: Any) -> bool:
     if y is not None:
         return True
     leaves: Sequence[Any] = keras.tree.flatten(x)
-    if isinstance(x, (list, tuple)) and x:
-        # Batches are tuples of arrays in a list.
-        if isinstance(x, list) and isinstance(x[0], (tuple, list, dict)):
-            return False
+    if isinstance(x, list) and x and isinstance(x[0], (tuple, list, dict)):
+        return False  # batches
     return all(hasattr(leaf, "shape") for leaf in leaves)
 
 
