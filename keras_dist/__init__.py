@@ -21,6 +21,7 @@ from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import MetricMergeError
+from keras_dist.errors import NumbersDifferError
 from keras_dist.errors import OutOfRangeError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
@@ -90,6 +91,7 @@ __all__ = [
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
+    "NumbersDifferError",
     "OneDeviceStrategy",
     "OutOfRangeError",
     "PerReplica",

@@ -13,6 +13,7 @@ KerasDistError
 ├── TraceError               (TypeError)     code that can't be compiled
 ├── ClusterError             (ValueError)    workers that can't be found or met
 ├── WorkerLostError          (RuntimeError)  a worker died, hangs or never came
+├── NumbersDifferError       (AssertionError) `verify` found other numbers
 └── OutOfRangeError          (StopIteration) no data is left
 ```
 
@@ -31,6 +32,7 @@ __all__ = [
     "DeviceError",
     "KerasDistError",
     "MetricMergeError",
+    "NumbersDifferError",
     "OutOfRangeError",
     "ReplicaDivergenceError",
     "StrategyMismatchError",
@@ -250,6 +252,16 @@ class WorkerLostError(KerasDistError, RuntimeError):
     """
 
     section = "When a worker is lost"
+
+
+class NumbersDifferError(KerasDistError, AssertionError):
+    """A model gives other numbers under a strategy than on one device.
+
+    Raised by `raise_if_different` of what `strategy.verify` returns. Fix: the
+    message names what differs first, and the likely cause.
+    """
+
+    section = "The numbers differ"
 
 
 class OutOfRangeError(KerasDistError, StopIteration):

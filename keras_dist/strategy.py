@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -19,6 +20,9 @@ from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.creation import creation_hooks
 from keras_dist.v1_methods import V1Methods
+
+if TYPE_CHECKING:
+    from keras_dist.verification.report import Report
 
 
 class Strategy(V1Methods, LogicalDeviceMethods):
@@ -147,6 +151,72 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         """
         claim_variable(variable, self)
         return tuple(str(d) for d in self._executor.devices_of(variable))
+
+    def verify(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        batch_size: int | None = None,
+        steps: int = 3,
+    ) -> "Report":
+        """Proves on a user's own model that one device gives the same numbers.
+
+        A copy of the model is trained a few steps with plain Keras, another
+        one under this strategy. Both start with the model's weights and
+        optimizer state and get the same batches, an odd one and one of fewer
+        rows than replicas among them. Predictions, an evaluation, the first
+        gradients, and all variables after each step are compared. Random
+        draws of Keras are made the same for each row, in both.
+
+        The model stays as it is, and so do random states. Gradients and
+        losses count as the same up to 1e-4 of the largest entry in float32
+        (2e-2 in float16, 6e-2 in bfloat16), variables after training up to
+        1e-3 of what training changed, and eight times of what another order
+        of rows changes on one device.
+
+        Args:
+            model: A compiled `keras.Model`, under this strategy or none; or a
+                function without arguments that makes and compiles one, for
+                models that can't be made again from their configuration.
+            x: Arrays as for `fit`; or batches: a dataset, a list of tuples,
+                an iterable, of which the first `steps` are used.
+            y: Arrays, or `None`.
+            sample_weight: Arrays, or `None`.
+            class_weight: Dict from class to weight, or `None`.
+            batch_size: Integer, rows of an even batch. Default 4 for each
+                replica.
+            steps: Integer from 1, how many batches. Default 3.
+
+        Returns:
+            A `keras_dist.verification.report.Report`: `print` it. `same` says
+            it in a boolean, `first` is the first thing that differs, `cause`
+            the likely cause.
+
+        Raises:
+            UnsupportedModelError: If the model can't be copied.
+            RuntimeError: Inside of a `strategy.scope()`.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential(
+        ...         [keras.Input((3,)), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> x, y = np.ones((16, 3)), np.ones((16, 1))
+        >>> strategy.verify(model, x, y).same
+        True
+        """
+        # Only who asks for it pays for it.
+        from keras_dist.verification.verify import verify
+
+        return verify(
+            self, model, x, y, sample_weight, class_weight, batch_size, steps
+        )
 
     @property
     def extended(self) -> StrategyExtended:

@@ -21,6 +21,7 @@ PUBLIC = {
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "NcclAllReduce",
+        "NumbersDifferError",
         "OneDeviceStrategy",
         "OutOfRangeError",
         "PerReplica",

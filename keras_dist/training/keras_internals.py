@@ -21,10 +21,14 @@
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
+| `keras.src.backend.random` | draws that copies of a model share |
+| `keras.Model._compile_config` | what `compile` was given, as objects |
+| the global attribute `object_name_uids` | copies use up no names |
 
 `tests/unit/test_keras_internals.py` fails readably when one of them moves.
 """
 
+import collections
 import itertools
 import random
 from collections.abc import Callable
@@ -48,6 +52,7 @@ from keras_dist import compilation
 from keras_dist import context
 from keras_dist.errors import UnsupportedKerasError
 
+random_backend = keras_backend.random
 get_mask = keras_backend.get_keras_mask
 set_mask = keras_backend.set_keras_mask
 is_tf_dataset = data_adapters.is_tf_dataset
@@ -64,16 +69,19 @@ _NOT_INHERITED = {
     "torch_device",
 }
 _NAMES = "name_scope_stack"
+_NAME_COUNTS = "object_name_uids"
 _GLOBAL_SEED = "global_seed_generator"
 _COMPILATION = "keras_dist_compilation"
 
 __all__ = [
     "GeneratorDataAdapter",
+    "OneBatch",
     "all_metrics",
     "all_variables",
     "build_from",
     "build_without_values",
     "check_keras",
+    "compile_arguments",
     "get_mask",
     "global_seed",
     "in_tf_graph",
@@ -87,10 +95,13 @@ __all__ = [
     "learning_rate_of",
     "losses",
     "make_global_seed",
+    "name_counts",
+    "random_backend",
     "read_with_workers",
     "set_global_seed",
     "set_initial_epoch",
     "set_mask",
+    "set_name_counts",
     "has_value",
     "name_like",
     "set_learning_rate_of",
@@ -184,6 +195,42 @@ def set_global_seed(state: list[int] | None) -> None:
     make_global_seed()
     generator = global_state.get_global_attribute(_GLOBAL_SEED)
     keras.Variable.assign(generator.state, state)
+
+
+def name_counts() -> dict[str, int]:
+    """How many objects of each name Keras has numbered."""
+    return dict(global_state.get_global_attribute(_NAME_COUNTS) or {})
+
+
+def set_name_counts(counts: dict[str, int]) -> None:
+    """Goes back to what `name_counts` returned."""
+    own = collections.defaultdict(int, counts)
+    global_state.set_global_attribute(_NAME_COUNTS, own)
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
+    """What a model's `compile` was given, as it was given.
+
+    Returns:
+        Dict, or `None` if its class has a `compile` of its own.
+    """
+    if type(model).compile is not keras.Model.compile:
+        return None
+    return dict(model._compile_config.config)
+
+
+class OneBatch(GeneratorDataAdapter):  # type: ignore[misc]
+    """Data of one batch, of any structure.
+
+    Args:
+        batch: Nest of arrays, what a training step gets.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        # Not that of its base, which wants a tuple.
+        self.generator = lambda: iter([batch])
+        self._first_batches = [batch]
+        self._output_signature = None
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:

@@ -1,0 +1,201 @@
+"""The batches that both copies of a model get."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.training import keras_internals
+
+# Rows of each replica in an even batch, where nobody says.
+_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch.
+
+    Args:
+        data: Tuple `(x, y, sample_weight)`, or another nest of arrays, as a
+            dataset has it.
+        rows: Integer.
+        class_weight: Dict from class to weight, or `None`.
+        is_bare: Boolean, whether `data` is no tuple.
+    """
+
+    data: Any
+    rows: int
+    class_weight: Any = None
+    is_bare: bool = False
+
+    def inputs(self) -> Any:
+        """What a model is called with."""
+        return self.data if self.is_bare else self.data[0]
+
+    def arguments(self, trains: bool) -> dict[str, Any]:
+        """What `fit` or `evaluate` is given for it."""
+        if self.is_bare:
+            return {"x": keras_internals.OneBatch(self.data)}
+        names = ("x", "y", "sample_weight")
+        given = dict(zip(names, self.data, strict=False))
+        if trains and self.class_weight is not None:
+            given["class_weight"] = self.class_weight
+        return {**given, "batch_size": self.rows}
+
+    def reordered(self) -> "Batch | None":
+        """The same rows the other way round; `None` if they can't be."""
+        return self._with_rows(np.arange(self.rows)[::-1])
+
+    def twice(self) -> "Batch | None":
+        """Each row two times; `None` if they can't be."""
+        return self._with_rows(np.tile(np.arange(self.rows), 2))
+
+    def first(self, rows: int) -> "Batch | None":
+        """Its first rows; `None` if it can't be cut."""
+        return self._with_rows(np.arange(rows))
+
+    def _with_rows(self, index: Any) -> "Batch | None":
+        leaves = [x for x in keras.tree.flatten(self.data) if x is not None]
+        if not all(_has_rows(leaf, self.rows) for leaf in leaves):
+            return None
+        data = _map(lambda leaf: leaf[index], self.data)
+        return replace(self, data=data, rows=len(index))
+
+
+def batches_of(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    class_weight: Any,
+    batch_size: int | None,
+    steps: int,
+    num_replicas: int,
+) -> list[Batch]:
+    """The batches to compare with, an uneven one among them.
+
+    Args:
+        x: Arrays, or data in batches: a dataset, a list, an iterable.
+        y: Arrays, or `None`.
+        sample_weight: Arrays, or `None`.
+        class_weight: Dict, or `None`.
+        batch_size: Integer, rows of the first batch, of arrays.
+        steps: Integer from 1, how many batches.
+        num_replicas: Integer.
+
+    Raises:
+        ValueError: If there are no rows, or `steps` is below 1.
+    """
+    if steps < 1:
+        raise ValueError(
+            f"`steps` is how many batches to train. Received: {steps}. "
+            "Expected: an integer from 1."
+        )
+    if not _is_arrays(x, y):
+        return _of_dataset(x, class_weight, steps, num_replicas)
+    data = _map(_as_numpy, _without_tail((x, y, sample_weight)))
+    rows = min(
+        leaf.shape[0] for leaf in keras.tree.flatten(data) if leaf is not None
+    )
+    if not rows:
+        raise ValueError(
+            "`verify` needs rows to train with. Received: arrays of none."
+        )
+    size = min(batch_size or _ROWS * num_replicas, rows)
+    found, begin = [], 0
+    for count in _sizes(size, steps, num_replicas):
+        # Rows come again where there are few.
+        index = (begin + np.arange(count)) % rows
+        begin += count
+        cut = _map(lambda leaf, index=index: leaf[index], data)
+        found.append(Batch(cut, count, class_weight))
+    return found
+
+
+def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
+    """Even, then odd, then fewer rows than replicas, then even again."""
+    odd = max(size - 1 if size % 2 == 0 else size - 2, 1)
+    few = max(min(num_replicas - 1, size), 1)
+    return [size, odd, few, *[size] * steps][:steps]
+
+
+def _of_dataset(
+    x: Any, class_weight: Any, steps: int, num_replicas: int
+) -> list[Batch]:
+    found: list[Batch] = []
+    for element in _elements(x):
+        found.append(_batch_of(element, class_weight))
+        if len(found) == steps:
+            break
+    if not found:
+        raise ValueError(
+            f"`verify` needs data to train with. Received: {x!r}, which has "
+            "no batches."
+        )
+    if all(batch.rows % num_replicas == 0 for batch in found):
+        # One that does not divide, in the place of the last.
+        cut = found[-1].first(max(found[-1].rows - 1, 1))
+        if cut is not None:
+            found = [*found[:-1], cut] if len(found) > 1 else [*found, cut]
+    return found
+
+
+def _elements(x: Any) -> Iterator[Any]:
+    if isinstance(x, keras.utils.PyDataset):
+        for index in range(len(x)):
+            yield x[index]
+        return
+    yield from (x() if callable(x) else x)
+
+
+def _batch_of(element: Any, class_weight: Any) -> Batch:
+    if isinstance(element, list):
+        element = tuple(element)
+    data = _map(_as_numpy, element)
+    is_bare = not isinstance(data, tuple) or not 1 <= len(data) <= 3
+    rows = [
+        int(leaf.shape[0])
+        for leaf in keras.tree.flatten(data)
+        if getattr(leaf, "shape", ())
+    ]
+    if not rows:
+        raise ValueError(
+            "`verify` needs batches, with an axis for rows in front. "
+            f"Received: {element!r}."
+        )
+    return Batch(data, rows[0], class_weight, is_bare)
+
+
+def _is_arrays(x: Any, y: Any) -> bool:
+    if y is not None:
+        return True
+    leaves: Sequence[Any] = keras.tree.flatten(x)
+    if isinstance(x, list) and x and isinstance(x[0], (tuple, list, dict)):
+        return False  # batches
+    return all(hasattr(leaf, "shape") for leaf in leaves)
+
+
+def _without_tail(data: tuple[Any, ...]) -> tuple[Any, ...]:
+    while len(data) > 1 and data[-1] is None:
+        data = data[:-1]
+    return data
+
+
+def _as_numpy(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) or not hasattr(leaf, "__array__"):
+        return leaf
+    return np.asarray(keras.ops.convert_to_numpy(leaf))
+
+
+def _map(fn: Callable[[Any], Any], nest: Any) -> Any:
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else fn(leaf), nest
+    )
+
+
+def _has_rows(leaf: Any, rows: int) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,)

@@ -1,0 +1,174 @@
+"""Comparison of what one device and the strategy gave in a step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.verification.report import Difference
+from keras_dist.verification.runs import Key
+from keras_dist.verification.runs import Step
+
+# What counts as rounding, by the type that a model computes in: relative to
+# the largest entry, after one step and after several.
+_TOLERANCES = {
+    "float64": (1e-7, 1e-6),
+    "float32": (1e-4, 1e-3),
+    "float16": (2e-2, 5e-2),
+    "bfloat16": (6e-2, 1e-1),
+}
+# Of the difference that another order of rows makes on one device: the sums
+# of replicas are yet another order.
+_OF_NOISE = 8.0
+# Gradients that are nothing but rounding beside the model's largest.
+_OF_LARGEST = 1e-6
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How much may differ.
+
+    Args:
+        once: Float, of what one step computes.
+        trained: Float, of what several steps do.
+        epsilon: Float, the spacing of the numbers that variables are kept in.
+    """
+
+    once: float
+    trained: float
+    epsilon: float
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "Tolerance":
+        """By the least exact type that a layer computes in."""
+        types = [layer.compute_dtype for layer in model._flatten_layers()]
+        known = [_TOLERANCES[t] for t in types if t in _TOLERANCES]
+        once, trained = max(known, default=_TOLERANCES["float32"])
+        kinds = [v.dtype for v in model.trainable_variables]
+        low = any(kind in ("float16", "bfloat16") for kind in kinds)
+        return cls(once, trained, 1e-2 if low else 2.4e-7)
+
+
+def compare(
+    own: Step, other: Step, noisy: Step | None, tolerance: Tolerance
+) -> list[Difference]:
+    """Each thing that a step gave, on one device and under the strategy.
+
+    Args:
+        own: `Step` on one device.
+        other: `Step` under the strategy.
+        noisy: `Step` on one device with rows in another order, or `None`.
+        tolerance: `Tolerance`.
+    """
+    least = _OF_LARGEST * max(
+        (
+            _largest(value)
+            for (kind, _), value in own.found.items()
+            if kind == "gradient"
+        ),
+        default=0.0,
+    )
+    found = []
+    for key, value in own.found.items():
+        noise = None if noisy is None else noisy.found.get(key)
+        found.append(
+            _difference(own, key, value, other.found, noise, tolerance, least)
+        )
+    return found
+
+
+def _difference(
+    step: Step,
+    key: Key,
+    value: Any,
+    others: dict[Key, Any],
+    noise: Any,
+    tolerance: Tolerance,
+    least: float,
+) -> Difference:
+    kind, name = key
+    own = _floats(value)
+    before = _floats(step.before.get(key, 0.0))
+    is_kept = kind in ("state", "weight", "slot")
+    scale = _largest(own - before if is_kept else own)
+    rounding = _OF_NOISE * tolerance.epsilon * _largest(own) if is_kept else 0.0
+    if kind == "gradient":
+        rounding = least
+    if noise is not None:
+        moved = _distance(own, _floats(noise))
+        if step.phase == "training" or moved <= _most_noise(scale, least):
+            rounding += _OF_NOISE * moved
+    share = tolerance.trained if step.phase == "training" else tolerance.once
+    if key not in others:
+        distance, theirs = np.inf, np.full(own.shape, np.nan)
+    else:
+        theirs = _floats(others[key])
+        distance = _distance(own, theirs)
+    at = _place(own, theirs)
+    unit = scale or _largest(own) or 1.0
+    return Difference(
+        kind,
+        name,
+        step.phase,
+        step.index,
+        step.rows,
+        float(own.reshape(-1)[at]) if own.size else 0.0,
+        float(theirs.reshape(-1)[at]) if theirs.size else 0.0,
+        float(distance / unit),
+        float(share + rounding / unit),
+    )
+
+
+def change(step: Step, key: Key) -> Any:
+    """What a step made of a thing, less what it was."""
+    return _floats(step.found[key]) - _floats(step.before.get(key, 0.0))
+
+
+def depends_on_order(own: Step, noisy: Step) -> bool:
+    """Whether another order of rows changes gradients by more than rounding."""
+    gradients = {k: v for k, v in own.found.items() if k[0] == "gradient"}
+    least = _OF_LARGEST * max(map(_largest, gradients.values()), default=0.0)
+    return any(
+        _distance(_floats(value), _floats(noisy.found[key]))
+        > _most_noise(_largest(value), least)
+        for key, value in gradients.items()
+    )
+
+
+def _most_noise(scale: float, least: float) -> float:
+    """What is too much to be rounding."""
+    return 1e-2 * max(scale, 1e3 * least)
+
+
+def _floats(value: Any) -> Any:
+    return np.asarray(value, "float64")
+
+
+def _largest(value: Any) -> float:
+    value = _floats(value)
+    finite = value[np.isfinite(value)]
+    return float(np.max(np.abs(finite))) if finite.size else 0.0
+
+
+def _distance(own: Any, theirs: Any) -> float:
+    """The largest difference; numbers that are not finite have to be equal."""
+    if own.shape != theirs.shape:
+        return np.inf
+    if not own.size:
+        return 0.0
+    odd = ~(np.isfinite(own) & np.isfinite(theirs))
+    if odd.any():
+        same = (own == theirs) | (np.isnan(own) & np.isnan(theirs))
+        if not same[odd].all():
+            return np.inf
+    with np.errstate(invalid="ignore"):
+        return float(np.max(np.abs(np.where(odd, 0.0, own - theirs))))
+
+
+def _place(own: Any, theirs: Any) -> int:
+    if own.shape != theirs.shape or not own.size:
+        return 0
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(own - theirs).reshape(-1)
+    return int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))

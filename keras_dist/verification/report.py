@@ -1,0 +1,190 @@
+"""What `strategy.verify` returns."""
+
+import io
+import json
+import shutil
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+
+from keras_dist.errors import NumbersDifferError
+
+PAGE = "tutorials/errors.md"
+SECTION = "The numbers differ"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs between one device and the strategy.
+
+    Args:
+        kind: String, one of `"prediction"`, `"loss"`, `"metric"`,
+            `"gradient"`, `"state"` (a variable that is not trained),
+            `"weight"` and `"slot"` (of an optimizer).
+        name: String, the log or the path of the variable.
+        phase: String, what was done: `"predict"`, `"evaluate"`,
+            `"gradients"` or `"training"`.
+        step: Integer from 0, the step of `phase`.
+        rows: Integer, rows of the batch.
+        one_device: Float, its value on one device; of an array, the one
+            where they differ most.
+        strategy: Float, the same under the strategy.
+        relative: Float, the difference, relative to the largest entry; of
+            weights and states, to how much training changed them.
+        allowed: Float, the largest of these that counts as none.
+    """
+
+    kind: str
+    name: str
+    phase: str
+    step: int
+    rows: int
+    one_device: float
+    strategy: float
+    relative: float
+    allowed: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is more than rounding."""
+        return not self.relative <= self.allowed
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} '{self.name}' in step {self.step} of {self.phase}, "
+            f"a batch of {self.rows} rows: {self.strategy:.6g}, on one device "
+            f"{self.one_device:.6g}; relative difference {self.relative:.1e}, "
+            f"allowed {self.allowed:.1e}"
+        )
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What probably makes the numbers differ.
+
+    Args:
+        name: String: `"a sum over rows"`, `"an override of Loss.__call__"`,
+            `"a state counted in shares"`, `"rows coupled in a layer"`,
+            `"sparse gradients"`, `"the optimizer"`, `"a metric"` or
+            `"randomness"`.
+        text: String, what was seen, and what to write instead.
+    """
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What `strategy.verify` found; `print` shows it.
+
+    Args:
+        model: String, the model's name.
+        strategy: String, what the strategy is.
+        differences: Tuple of `Difference`s, the largest of each thing that
+            was compared, in the order of a step; those that are none too.
+        first: The `Difference` that comes first, or `None`.
+        cause: The likely `Cause`, or `None`.
+        by_layer: Tuple of pairs, the path of a variable and the relative
+            difference of its gradient where gradients first differ, largest
+            first.
+        batches: Tuple of integers, rows of each batch.
+        notes: Tuple of sentences.
+    """
+
+    model: str
+    strategy: str
+    differences: tuple[Difference, ...]
+    first: Difference | None
+    cause: Cause | None
+    by_layer: tuple[tuple[str, float], ...]
+    batches: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether the strategy gives the numbers of one device."""
+        return self.first is None
+
+    @property
+    def section(self) -> str:
+        """The section of tutorials/errors.md about it; empty if `same`."""
+        return "" if self.same else SECTION
+
+    def with_note(self, note: str) -> "Report":
+        """The same with one sentence more."""
+        return replace(self, notes=(*self.notes, note))
+
+    def raise_if_different(self) -> None:
+        """Raises where numbers differ.
+
+        Raises:
+            NumbersDifferError: If they do. Its message is `verdict`.
+        """
+        if not self.same:
+            raise NumbersDifferError(self.verdict)
+
+    @property
+    def verdict(self) -> str:
+        """What was found, in a few sentences."""
+        if self.first is None:
+            worst = max((d.relative for d in self.differences), default=0.0)
+            return (
+                f"same: {len(self.differences)} things compared, the largest "
+                f"relative difference is {worst:.1e}."
+            )
+        cause = ""
+        if self.cause is not None:
+            cause = f" Likely cause: {self.cause.name}. {self.cause.text}"
+        return f"The numbers differ. First: {self.first}.{cause}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it in types that JSON has."""
+        found = asdict(self)
+        for each, difference in zip(
+            found["differences"], self.differences, strict=True
+        ):
+            each["differs"] = difference.differs
+        return {"same": self.same, "section": self.section, **found}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> "Report":
+        """The report that `to_dict` was called on."""
+        first, cause = found["first"], found["cause"]
+        return cls(
+            found["model"],
+            found["strategy"],
+            tuple(
+                Difference(**{k: v for k, v in each.items() if k != "differs"})
+                for each in found["differences"]
+            ),
+            None if first is None else Difference(**first),
+            None if cause is None else Cause(**cause),
+            tuple((path, value) for path, value in found["by_layer"]),
+            tuple(found["batches"]),
+            tuple(found["notes"]),
+        )
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        from keras_dist.verification.table import show
+
+        width = shutil.get_terminal_size().columns
+        file = io.StringIO()
+        show(Console(file=file, width=width, highlight=False), self)
+        return file.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        found = "same" if self.first is None else f"differs: {self.first}"
+        return f"<Report of '{self.model}' on {self.strategy}: {found}>"
+
+    def _repr_html_(self) -> str:
+        from keras_dist.verification.table import html
+
+        return html(self)

@@ -1,0 +1,225 @@
+"""What the two copies do, and what is made of the differences."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.training.keras_internals import is_of_keras
+from keras_dist.verification.batches import Batch
+from keras_dist.verification.causes import Clues
+from keras_dist.verification.causes import cause_of
+from keras_dist.verification.causes import overrides_of
+from keras_dist.verification.causes import sparse_of
+from keras_dist.verification.compare import Tolerance
+from keras_dist.verification.compare import change
+from keras_dist.verification.compare import compare
+from keras_dist.verification.compare import depends_on_order
+from keras_dist.verification.draws import equal_draws
+from keras_dist.verification.pair import Pair
+from keras_dist.verification.report import Cause
+from keras_dist.verification.report import Difference
+from keras_dist.verification.runs import Step
+
+_PLAIN_FAILED = (
+    "`{name}` was not compared: on one device it raised {error}: {message}."
+)
+
+
+class Found:
+    """The differences, in the order in which they were found."""
+
+    def __init__(self) -> None:
+        self._all: list[Difference] = []
+
+    def add(self, differences: list[Difference]) -> None:
+        """Adds those of a step."""
+        self._all += differences
+
+    @property
+    def first(self) -> Difference | None:
+        """The first that is one."""
+        return next((each for each in self._all if each.differs), None)
+
+    def compared(self) -> tuple[Difference, ...]:
+        """Of each thing in each phase, where it first or most differs."""
+        most: dict[Any, Difference] = {}
+        for each in self._all:
+            key = (each.phase, each.kind, each.name)
+            known = most.get(key)
+            if known is None or (
+                not known.differs
+                and (each.differs or each.relative > known.relative)
+            ):
+                most[key] = each
+        return tuple(most.values())
+
+    def by_layer(self) -> tuple[tuple[str, float], ...]:
+        """Gradients that differ, in the first step where one does."""
+        wrong = [d for d in self._all if d.kind == "gradient" and d.differs]
+        found = [
+            (each.name, each.relative)
+            for each in wrong
+            if each.step == wrong[0].step
+        ]
+        return tuple(sorted(found, key=lambda pair: -pair[1]))
+
+
+class Trial:
+    """The steps of both copies, one phase after another.
+
+    Args:
+        pair: `Pair` of copies.
+        batches: List of `Batch`es.
+
+    Attributes:
+        notes: List of sentences, what else the user should know.
+    """
+
+    def __init__(self, pair: Pair, batches: list[Batch]) -> None:
+        self._pair = pair
+        self._batches = batches
+        self._tolerance = Tolerance.of(pair.own.model)
+        self._found = Found()
+        self._adding: list[str] = []
+        self._is_random = False
+        self._doubles: bool | None = None
+        self.notes: list[str] = []
+
+    def run(self) -> Found:
+        """Runs all phases."""
+        with equal_draws() as drawn, _noting_losses(self._adding):
+            self._without_training("predict")
+            self._without_training("evaluate")
+            keeps_order = self._gradients()
+            self._training(keeps_order)
+            self._look_closer()
+        if drawn:
+            self.notes.append(
+                "Random draws were made the same for each row, in both: "
+                f"{', '.join(sorted(drawn))}."
+            )
+        return self._found
+
+    def cause(self) -> Cause | None:
+        """The likely cause of the first difference, if there is one."""
+        first = self._found.first
+        if first is None:
+            return None
+        model = self._pair.own.model
+        return cause_of(
+            first,
+            Clues(
+                self._is_random,
+                self._doubles,
+                overrides_of(model),
+                tuple(dict.fromkeys(self._adding)),
+                sparse_of(model),
+            ),
+        )
+
+    def _without_training(self, name: str) -> None:
+        # The second one is uneven.
+        index = min(1, len(self._batches) - 1)
+        batch = self._batches[index]
+        try:
+            own = getattr(self._pair.own, name)(batch, index)
+        except Exception as error:
+            message = " ".join(str(error).split())[:200]
+            kind = type(error).__name__
+            self.notes.append(
+                _PLAIN_FAILED.format(name=name, error=kind, message=message)
+            )
+            return
+        noisy = None
+        if name == "evaluate" and (turned := batch.reordered()) is not None:
+            noisy = self._pair.own.evaluate(turned, index)
+        other = getattr(self._pair.other, name)(batch, index)
+        self._found.add(compare(own, other, noisy, self._tolerance))
+
+    def _gradients(self) -> bool:
+        """First steps; says whether the order of rows changes nothing."""
+        own, other = self._pair.own, self._pair.other
+        kept, others = own.recorders(), other.recorders()
+        keeps_order = True
+        for index, batch in enumerate(self._batches):
+            step = own.gradients(batch, index, kept)
+            if not index:
+                self._check_repeats(step, own.gradients(batch, index, kept))
+            noisy = None
+            if (turned := batch.reordered()) is not None:
+                noisy = own.gradients(turned, index, kept)
+                if depends_on_order(step, noisy):
+                    keeps_order = False
+            theirs = other.gradients(batch, index, others)
+            self._found.add(compare(step, theirs, noisy, self._tolerance))
+        self._double(lambda b, i: own.gradients(b, i, kept), "gradients")
+        kept.undo()
+        others.undo()
+        if not keeps_order:
+            self.notes.append(
+                "On one device alone, rows in another order give other "
+                "gradients: the model depends on the order of rows."
+            )
+        return keeps_order
+
+    def _training(self, keeps_order: bool) -> None:
+        own = self._pair.own.train(self._batches)
+        noisy: list[Step | None] = [None] * len(own)
+        turned = [batch.reordered() for batch in self._batches]
+        known = [batch for batch in turned if batch is not None]
+        if keeps_order and len(known) == len(turned):
+            noisy = [*self._pair.own.train(known)]
+        other = self._pair.other.train(self._batches)
+        for step, theirs, noise in zip(own, other, noisy, strict=True):
+            self._found.add(compare(step, theirs, noise, self._tolerance))
+
+    def _check_repeats(self, step: Step, again: Step) -> None:
+        again_differs = compare(step, again, None, self._tolerance)
+        if any(each.differs for each in again_differs):
+            self._is_random = True
+            self.notes.append(
+                "On one device alone, the same step twice gives other numbers."
+            )
+
+    def _look_closer(self) -> None:
+        self._double(
+            lambda batch, index: self._pair.own.evaluate(batch, index),
+            "evaluate",
+        )
+
+    def _double(self, run: Callable[[Batch, int], Step], phase: str) -> None:
+        """Tries on one device what each row twice changes."""
+        first = self._found.first
+        if self._doubles is not None or first is None or first.phase != phase:
+            return
+        batch = self._batches[first.step]
+        key = first.kind, first.name
+        if (twice := batch.twice()) is None:
+            return
+        once, doubled = run(batch, first.step), run(twice, first.step)
+        before, after = change(once, key), change(doubled, key)
+        unit = float(np.max(np.abs(before))) or 1.0
+        self._doubles = bool(np.max(np.abs(after - before)) > 1e-2 * unit)
+
+
+@contextlib.contextmanager
+def _noting_losses(names: list[str]) -> Iterator[None]:
+    """Notes which layers of a user's own call `add_loss`."""
+    original = keras.Layer.add_loss
+
+    @functools.wraps(original)
+    def add_loss(self: Any, loss: Any) -> None:
+        if not is_of_keras(type(self)):
+            names.append(f"layer '{self.name}'")
+        original(self, loss)
+
+    keras.Layer.add_loss = add_loss
+    try:
+        yield
+    finally:
+        keras.Layer.add_loss = original

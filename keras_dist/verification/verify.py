@@ -1,0 +1,97 @@
+"""`strategy.verify`: copies are run, compared, and what parts is named."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_dist import context
+from keras_dist.backend import get_backend
+from keras_dist.training import keras_internals
+from keras_dist.training.randomness import random_state
+from keras_dist.training.randomness import set_random_state
+from keras_dist.verification.agreement import agreed
+from keras_dist.verification.batches import Batch
+from keras_dist.verification.batches import batches_of
+from keras_dist.verification.pair import pair_of
+from keras_dist.verification.report import Report
+from keras_dist.verification.trial import Trial
+
+if TYPE_CHECKING:
+    from keras_dist.strategy import Strategy
+
+
+def verify(
+    strategy: "Strategy",
+    model: Any,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    class_weight: Any,
+    batch_size: int | None,
+    steps: int,
+) -> Report:
+    """Compares training under a strategy with training on one device.
+
+    Args:
+        strategy: The `Strategy`.
+        model: A compiled `keras.Model`, or a function that makes one.
+        x: As `Strategy.verify` has it; so are the others.
+        y: Arrays, or `None`.
+        sample_weight: Arrays, or `None`.
+        class_weight: Dict, or `None`.
+        batch_size: Integer, or `None`.
+        steps: Integer.
+
+    Raises:
+        RuntimeError: Inside of a `strategy.scope()`.
+    """
+    if context.has_strategy() or context.in_replica_function():
+        raise RuntimeError(
+            "`verify` trains without a strategy, too. Received: a call inside "
+            f"of the scope of {context.current_strategy()!r}. Call it after "
+            "the `with strategy.scope()`."
+        )
+    batches = batches_of(
+        x,
+        y,
+        sample_weight,
+        class_weight,
+        batch_size,
+        steps,
+        strategy.num_replicas_in_sync,
+    )
+    with _everything_put_back():
+        report = _run(strategy, model, batches)
+    return agreed(report, strategy.executor.workers)
+
+
+def _run(strategy: "Strategy", model: Any, batches: list[Batch]) -> Report:
+    pair = pair_of(strategy, model, batches[0])
+    trial = Trial(pair, batches)
+    found = trial.run()
+    name = model.name if isinstance(model, keras.Model) else None
+    return Report(
+        name or pair.own.model.name,
+        repr(strategy).strip("<>"),
+        found.compared(),
+        found.first,
+        trial.cause(),
+        found.by_layer(),
+        tuple(batch.rows for batch in batches),
+        tuple(trial.notes),
+    )
+
+
+@contextlib.contextmanager
+def _everything_put_back() -> Iterator[None]:
+    """Goes back to the random states and the names of before."""
+    backend = get_backend()
+    state, names = random_state(backend), keras_internals.name_counts()
+    try:
+        yield
+    finally:
+        set_random_state(backend, state)
+        keras_internals.set_name_counts(names)
