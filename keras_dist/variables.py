@@ -148,8 +148,8 @@ def written(variable: Any, method: str, value: Any) -> Any:
     """What `variable.method(value)` makes of a variable's current value."""
     if method == "assign":
         return value
-    current = variable.value
-    return current + value if method == "assign_add" else current - value
+    # As Keras does: it takes lists, and sparse tensors.
+    return variable + value if method == "assign_add" else variable - value
 
 
 def _detached(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Keras' own test files, run as clients of keras_dist."""

@@ -1,0 +1,89 @@
+"""A sample of Keras' own tests, in the scope of each strategy.
+
+All of them take an hour; CONTRIBUTING.md has the command.
+"""
+
+import pytest
+
+from clients.comparison import compare
+from clients.known import read_known
+from clients.processes import keras_folder
+from clients.report import failures
+from clients.strategies import STRATEGIES
+from parity.harness import BACKEND
+
+SAMPLE = [
+    "callbacks/early_stopping_test.py",
+    "metrics/reduction_metrics_test.py",
+    "models/cloning_test.py",
+    "optimizers/adam_test.py",
+    "optimizers/optimizer_test.py",
+    "saving/saving_lib_test.py::SavingTest::test_saved_module_paths_and_class_names",
+]
+
+OF_OUR_OWN = """
+import os
+
+import keras
+import pytest
+
+
+def test_that_passes():
+    assert keras.ops.sum(keras.Variable([1.0, 2.0])) == 3.0
+
+
+def test_that_ends_the_process():
+    import sys
+    if "keras_dist" in sys.modules:
+        os._exit(3)
+
+
+def test_that_tells_a_scope():
+    import sys
+    assert "keras_dist" not in sys.modules, "there is a scope"
+
+
+def test_that_fails_everywhere():
+    raise ValueError("no")
+
+
+@pytest.mark.skip
+def test_that_is_left_out():
+    pass
+"""
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[BACKEND])
+def test_what_passes_in_plain_keras_passes_in_the_scope(strategy):
+    done = compare(SAMPLE, BACKEND, strategy)
+    assert done.is_good, failures(done)
+
+
+def test_a_difference_is_found(tmp_path):
+    path = tmp_path / "one_test.py"
+    path.write_text(OF_OUR_OWN)
+    done = compare([str(path)], BACKEND, "mirrored")
+    names = {
+        name: [test.split("::")[-1] for test in getattr(done, name)]
+        for name in ("passed", "skipped", "fails_plain", "known", "unknown")
+    }
+    assert names == {
+        "passed": ["test_that_passes"],
+        "skipped": ["test_that_is_left_out"],
+        "fails_plain": ["test_that_fails_everywhere"],
+        "known": [],
+        "unknown": ["test_that_ends_the_process", "test_that_tells_a_scope"],
+    }
+    died, told = done.unknown.values()
+    assert "process ended" in died
+    assert "there is a scope" in told
+    assert not done.is_good
+
+
+def test_each_known_failure_has_a_reason_and_is_a_test_of_keras():
+    for entry in read_known():
+        assert entry.reason.endswith("."), entry
+        for test in entry.tests:
+            file, _, name = test.partition("::")
+            assert (keras_folder() / file).is_file(), test
+            assert name, test
