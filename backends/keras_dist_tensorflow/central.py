@@ -24,7 +24,7 @@ from keras_dist.training.replica import Replica
 from keras_dist.training.replica import named
 from keras_dist.training.shares import Share
 from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.held import HeldVariable
 from keras_dist_tensorflow.hosted import HostedRound
 from keras_dist_tensorflow.hosted import capture_thread
@@ -163,8 +163,8 @@ class CentralExecutor(StepExecutor):
         columns = zip(*gradients, strict=True)
         for variable, column in zip(variables, columns, strict=True):
             with tf.device(native_name(self.owners.of(variable))):
-                sums += weighted_sum([[own] for own in column], weights)
-        return self.over_workers(sums)
+                sums += self.locally_summed([[own] for own in column], weights)
+        return finished(sums, self.workers)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:

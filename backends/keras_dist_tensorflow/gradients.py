@@ -6,12 +6,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_dist_tensorflow.sparse_sums import SparseSum
+from keras_dist_tensorflow.sparse_sums import summed_rows
+
 if TYPE_CHECKING:
     from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 
 def weighted_sum(
-    gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    gradients: Sequence[Sequence[Any]],
+    weights: Sequence[Any],
+    counts: Sequence[int] = (),
 ) -> list[Any]:
     """Sums each variable's gradients, weighted by replica.
 
@@ -21,10 +26,11 @@ def weighted_sum(
         gradients: For each replica, its gradients, `None` where it has none.
             Dense, or `tf.IndexedSlices`.
         weights: For each replica, a float or float scalar tensor.
+        counts: The numbers of rows that replicas may have, as far as known.
 
     Returns:
         List with a gradient for each variable, `None` where no replica has
-        one; sparse where one device's would have the same rows.
+        one; a `SparseSum` where all replicas have sparse ones.
     """
     return [
         _sum(
@@ -32,81 +38,62 @@ def weighted_sum(
                 (g, w)
                 for g, w in zip(each, weights, strict=True)
                 if g is not None
-            ]
+            ],
+            counts,
         )
         for each in zip(*gradients, strict=True)
     ]
 
 
-def summed_over_workers(
-    gradients: Sequence[Any], workers: "TensorFlowWorkers"
+def finished(
+    gradients: Sequence[Any], workers: "TensorFlowWorkers | None"
 ) -> list[Any]:
-    """Sums of what each worker has summed over its replicas.
+    """Sums over workers of what `weighted_sum` returned on each.
 
     Args:
         gradients: Sequence with a gradient for each variable, or `None`.
-            Lists of rows stay that, with the rows of all workers in order.
-        workers: `TensorFlowWorkers`.
+        workers: `TensorFlowWorkers`, or `None` if there is one only.
+
+    Returns:
+        List of gradients as an optimizer takes them: sparse ones have the
+        rows that one device's would have.
     """
     results = list(gradients)
     sparse = [
         place
         for place, gradient in enumerate(gradients)
-        if isinstance(gradient, tf.IndexedSlices)
+        if isinstance(gradient, SparseSum)
     ]
-    dense = [
-        place
-        for place, gradient in enumerate(gradients)
-        if gradient is not None and place not in sparse
-    ]
-    totals = workers.sum_gradients([gradients[place] for place in dense])
-    for place, total in zip(dense, totals, strict=True):
-        results[place] = total
-    rows = workers.concatenate_rows(
-        [
-            part
-            for place in sparse
-            for part in (gradients[place].values, gradients[place].indices)
+    if workers is not None:
+        dense = [
+            place
+            for place, gradient in enumerate(gradients)
+            if gradient is not None and place not in sparse
         ]
-    )
-    for place, values, indices in zip(
-        sparse, rows[::2], rows[1::2], strict=True
-    ):
-        shape = gradients[place].dense_shape
-        results[place] = tf.IndexedSlices(values, indices, shape)
+        totals = workers.sum_gradients([gradients[place] for place in dense])
+        for place, total in zip(dense, totals, strict=True):
+            results[place] = total
+        sums = SparseSum.over_workers([results[p] for p in sparse], workers)
+        for place, total in zip(sparse, sums, strict=True):
+            results[place] = total
+    for place in sparse:
+        results[place] = results[place].slices()
     return results
 
 
-def _sum(terms: list[tuple[Any, Any]]) -> Any:
+def _sum(terms: list[tuple[Any, Any]], counts: Sequence[int]) -> Any:
     if not terms:
         return None
-    if all(_is_list_of_rows(gradient) for gradient, _ in terms):
-        # Rows in replica order: those that one device would have had.
-        first = terms[0][0]
-        return tf.IndexedSlices(
-            tf.concat([_weighted(g.values, w) for g, w in terms], axis=0),
-            tf.concat([g.indices for g, _ in terms], axis=0),
-            first.dense_shape,
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient, _ in terms):
+        return summed_rows(
+            [
+                tf.IndexedSlices(_weighted(g.values, w), g.indices)
+                for g, w in terms
+            ],
+            terms[0][0].dense_shape,
+            counts,
         )
     return tf.add_n([_weighted(tf.convert_to_tensor(g), w) for g, w in terms])
-
-
-def _is_list_of_rows(gradient: Any) -> bool:
-    """Whether the replicas' rows, one after the other, are one device's.
-
-    Where TensorFlow has added up equal indices, which shows in the graph,
-    they are not: an optimizer's squares of them would differ.
-    """
-    if not isinstance(gradient, tf.IndexedSlices):
-        return False
-    tensor = gradient.indices
-    while not tf.executing_eagerly():
-        if tensor.op.type.startswith("Unique"):
-            return False
-        if tensor.op.type not in ("Reshape", "Identity", "Cast"):
-            break
-        tensor = tensor.op.inputs[0]
-    return True
 
 
 def _weighted(gradient: Any, weight: Any) -> Any:

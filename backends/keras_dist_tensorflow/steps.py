@@ -12,11 +12,13 @@ from typing import TypeVar
 
 import keras
 import tensorflow as tf
+from keras import tree
 
 from keras_dist.components import Component
 from keras_dist.device import Device
 from keras_dist.executor import Executor
 from keras_dist.plan import Plan
+from keras_dist.regroup import leaves_of
 from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.training.metrics import hook_metrics
 from keras_dist.training.replica import Group
@@ -35,8 +37,10 @@ from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
-from keras_dist_tensorflow.gradients import summed_over_workers
+from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.origins import mark_rows
+from keras_dist_tensorflow.origins import noting
 from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
@@ -84,6 +88,8 @@ class StepExecutor(Executor, StepRunner):
         install_plain_models()
         install_tapes()
         self._moves = Moves()
+        # How many rows replicas have now, where that is known.
+        self._counts: set[int] = set()
 
     @abstractmethod
     def play(
@@ -191,11 +197,14 @@ class StepExecutor(Executor, StepRunner):
         parts, shares, edges = cut_batch(
             batch, self.plan.num_replicas, slice(first, first + count)
         )
-        results = self.play(
-            lambda index, replica: fn(replica, parts[index]),
-            shares,
-            group_of(self.plan, self.workers, edges),
-        )
+        self._mark(tree.flatten(parts))
+
+        def on_replica(index: int, replica: Replica) -> T:
+            with noting():
+                return fn(replica, parts[index])
+
+        group = group_of(self.plan, self.workers, edges)
+        results = self.play(on_replica, shares, group)
         return [results[index] for index in range(count)]
 
     def rows_in_fit(self, batch: Any) -> list[range]:
@@ -203,25 +212,45 @@ class StepExecutor(Executor, StepRunner):
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         count = self.plan.num_local_replicas
-        results = self.play(
-            lambda _, replica: fn(replica),
-            [WHOLE] * count,
-            Group(self.workers, self.plan.first_replica),
-        )
+
+        def on_replica(_: int, replica: Replica) -> T:
+            with noting():
+                return fn(replica)
+
+        group = Group(self.workers, self.plan.first_replica)
+        results = self.play(on_replica, [WHOLE] * count, group)
         return [results[index] for index in range(count)]
+
+    def check_arguments(self, nest: Any) -> None:
+        # What differs from replica to replica are rows of a batch.
+        values = [
+            leaf.values
+            for leaf in leaves_of(nest)
+            if isinstance(leaf, PerReplica)
+        ]
+        self._mark(tree.flatten(values))
+
+    def _mark(self, parts: Sequence[Any]) -> None:
+        """Marks the replicas' rows, for sums of sparse gradients."""
+        mark_rows(parts)
+        self._counts = {
+            part.shape[0]
+            for part in parts
+            if tf.is_tensor(part) and part.shape.rank and part.shape[0] != 1
+        } - {None}
 
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
         with tf.device(native_name(self.plan.primary)):
-            own = weighted_sum(gradients, weights)
-        return self.over_workers(own)
+            own = self.locally_summed(gradients, weights)
+            return finished(own, self.workers)
 
-    def over_workers(self, gradients: list[Any]) -> list[Any]:
-        """Sums over workers of what each has summed over its replicas."""
-        if self.workers is None:
-            return gradients
-        return summed_over_workers(gradients, self.workers)
+    def locally_summed(
+        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    ) -> list[Any]:
+        """Sums over this worker's replicas, for `finished`."""
+        return weighted_sum(gradients, weights, sorted(self._counts))
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

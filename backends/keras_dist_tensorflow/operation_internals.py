@@ -1,0 +1,50 @@
+"""The door to private names about single operations, and who runs them.
+
+| name | why |
+|---|---|
+| `tensorflow.python.eager.context.context().op_callbacks` | threads of a |
+| | native strategy share them |
+| `tensorflow.python.framework.op_callbacks` | what operations replicas run |
+| | outside of graphs: where sparse gradients' indices come from |
+| `tensorflow.python.framework.ops.EagerTensor` | whether it is in a graph |
+| `tf.Graph._get_function` | what is in a `tf.function` in a graph |
+
+`tests/backends/tensorflow/test_origins.py` fails readably when one moves.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework.ops import EagerTensor
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether a tensor has its value already, in no graph."""
+    return isinstance(tensor, EagerTensor)
+
+
+def body_of(call: tf.Operation) -> Any:
+    """The graph of the function that an operation calls; `None` if unknown."""
+    name = call.get_attr("f").name
+    try:
+        return call.graph._get_function(name).graph
+    except AttributeError:  # made by no `tf.function`
+        return None
+
+
+@contextlib.contextmanager
+def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
+    """Tells `callback` of each operation that this thread runs."""
+    if callback in context.context().op_callbacks:
+        yield  # a native replica's thread shares the list with the others
+        return
+    op_callbacks.add_op_callback(callback)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(callback)

@@ -1,0 +1,222 @@
+"""Origins of the indices of sparse gradients: a replica's rows, or none.
+
+One device has one row of a sparse gradient for each index that it looks up,
+and optimizers treat rows one by one: Adam squares each. Whether the rows of
+all replicas are one device's, or each replica has them all, shows in how the
+indices were computed. In a graph that can be read off. Outside of one,
+`noting` keeps what the replicas compute.
+"""
+
+import contextlib
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_dist_tensorflow.operation_internals import body_of
+from keras_dist_tensorflow.operation_internals import is_eager
+from keras_dist_tensorflow.operation_internals import watching_operations
+
+_MARK = "_keras_dist_rows"
+_MADE = "_keras_dist_made"
+_ROWS = "rows"
+_SHAPE = "shape"
+# What leaves indices what they are, by the place of the input that they are;
+# Keras counts negative ones from the end by the last.
+_PASSED_ON = {"Reshape": 0, "Identity": 0, "Cast": 0, "SelectV2": 2}
+SAME = tuple(_PASSED_ON)
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+class Node(NamedTuple):
+    """A tensor, and through which calls of functions it was reached."""
+
+    tensor: Any
+    calls: tuple[Any, ...] = ()
+
+
+class Made(NamedTuple):
+    """How a tensor was made: the operation's type, and its inputs."""
+
+    kind: str
+    inputs: list[Node]
+    output: int = 0
+    # Whether it may give another value each time, on each replica.
+    is_stateful: bool = True
+    attributes: Any = None
+
+
+def mark_rows(values: Iterable[Any]) -> None:
+    """Marks what differs from replica to replica: rows of a batch.
+
+    Args:
+        values: Iterable of tensors, sparse and ragged ones among them.
+            Anything else is left as it is.
+    """
+    for value in values:
+        if isinstance(value, tf.SparseTensor):
+            _mark(value.dense_shape, _SHAPE)
+            mark_rows([value.indices, value.values])
+        elif isinstance(value, tf.RaggedTensor):
+            mark_rows([*value.nested_row_splits, value.flat_values])
+        elif isinstance(value, tf.Tensor):
+            _mark(value, _ROWS)
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[None]:
+    """Keeps how what this thread computes outside of graphs was made."""
+    if not tf.executing_eagerly():
+        yield
+        return
+    with watching_operations(_note):
+        yield
+
+
+def made(node: Node) -> Made | None:
+    """How a tensor was made; `None` where that is the end."""
+    tensor, calls = node
+    if is_eager(tensor):
+        kept: Made | None = getattr(tensor, _MADE, None)
+        return kept
+    operation = tensor.op
+    if operation.type in _CALLS:
+        body = body_of(operation)
+        if body is not None:
+            inner = body.outputs[tensor.value_index]
+            return Made("Identity", [Node(inner, (*calls, operation))])
+    if operation.type == "Placeholder" and calls:
+        *outer, call = calls
+        for own, given in zip(tensor.graph.inputs, call.inputs, strict=False):
+            if own is tensor:
+                return Made("Identity", [Node(given, tuple(outer))])
+    return Made(
+        operation.type,
+        [Node(each, calls) for each in operation.inputs],
+        tensor.value_index,
+        operation.op_def is None or operation.op_def.is_stateful,
+        operation.node_def.attr,
+    )
+
+
+def depends_on_rows(start: Node) -> bool:
+    """Whether a tensor was computed from what was marked.
+
+    The sizes of other axes than the first are the same on one device.
+    """
+    seen = set()
+    waiting = [start]
+    while waiting:
+        node = waiting.pop()
+        key = (id(node.tensor), *map(id, node.calls))
+        if key in seen:
+            continue
+        seen.add(key)
+        if _mark_of(node):
+            return True
+        how = made(node)
+        if how is not None and how.kind != "Rank":
+            skipped = 1 if _is_size_of_another_axis(how) else 0
+            waiting += how.inputs[skipped:]
+    return False
+
+
+def are_equal(first: Node, second: Node) -> bool:
+    """Whether two tensors surely have one value: made in one way."""
+    seen = set()
+    waiting = [(first, second)]
+    while waiting:
+        one, other = waiting.pop()
+        key = (id(one.tensor), id(other.tensor))
+        if one.tensor is other.tensor or key in seen:
+            continue
+        seen.add(key)
+        how, also = made(one), made(other)
+        if how is None or also is None:
+            return False
+        if how.is_stateful or also.is_stateful or not _alike(how, also):
+            return False
+        waiting += zip(how.inputs, also.inputs, strict=True)
+    return True
+
+
+def through(node: Node, kinds: tuple[str, ...]) -> tuple[Node, Made | None]:
+    """Goes back as long as a tensor was made by one of some operations."""
+    how = made(node)
+    while how is not None and how.kind in kinds:
+        node = how.inputs[_PASSED_ON[how.kind]]
+        how = made(node)
+    return node, how
+
+
+def _alike(how: Made, also: Made) -> bool:
+    return (
+        (how.kind, how.output) == (also.kind, also.output)
+        and how.attributes == also.attributes
+        and len(how.inputs) == len(also.inputs)
+    )
+
+
+def _is_size_of_another_axis(how: Made) -> bool:
+    """Whether it is a part of a shape, without the number of rows."""
+    if how.kind == "Unpack":
+        return how.output > 0 and _is_shape(how.inputs[0])
+    if how.kind not in ("StridedSlice", "GatherV2") or not _is_shape(
+        how.inputs[0]
+    ):
+        return False
+    begin = tf.get_static_value(how.inputs[1].tensor)
+    axes = how.inputs[0].tensor.shape
+    if begin is None or axes.rank != 1:
+        return False
+    if how.kind == "StridedSlice":
+        step = tf.get_static_value(how.inputs[3].tensor)
+        if step is None or step.min() < 1:
+            return False
+    if begin.min() < 0 and axes[0] is None:
+        return False
+    # A mask for "from the start" comes with a 0.
+    return bool((begin % (axes[0] or begin.max() + 1)).min() > 0)
+
+
+def _is_shape(node: Node) -> bool:
+    node, how = through(node, ("Identity", "Cast"))
+    if _mark_of(node) == _SHAPE:
+        return True
+    return how is not None and how.kind in ("Shape", "ShapeN")
+
+
+def _mark(tensor: Any, what: str) -> None:
+    setattr(tensor, _MARK, what)
+
+
+def _mark_of(node: Node) -> str | None:
+    mark: str | None = getattr(node.tensor, _MARK, None)
+    return mark
+
+
+def _note(
+    kind: Any,
+    inputs: Any,
+    attributes: Any,
+    outputs: Any,
+    op_name: Any = None,
+    graph: Any = None,
+) -> None:
+    """Keeps how integers were made; of others, that rows are in them."""
+    if graph is not None:
+        return
+    kind = kind.decode() if isinstance(kind, bytes) else kind
+    has_rows: bool | None = None
+    for place, output in enumerate(outputs):
+        if output.dtype.is_integer or output.dtype.is_bool:
+            nodes = [Node(each) for each in inputs]
+            setattr(output, _MADE, Made(kind, nodes, place))
+            continue
+        # The others' inputs may be large, and are not to be kept.
+        if has_rows is None:
+            has_rows = any(depends_on_rows(Node(each)) for each in inputs)
+        if has_rows:
+            _mark(output, _ROWS)

@@ -1,0 +1,119 @@
+"""Whether indices come from a replica's rows, read off how they were made."""
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework import ops
+
+from keras_dist_tensorflow import origins
+from keras_dist_tensorflow.operation_internals import watching_operations
+from keras_dist_tensorflow.origins import Node
+from keras_dist_tensorflow.origins import depends_on_rows
+from keras_dist_tensorflow.origins import mark_rows
+
+WEIGHT = tf.constant([3, 1, 2])
+
+
+@tf.function
+def _positions(x):
+    return tf.range(tf.shape(x)[1])
+
+
+@tf.function
+def _doubled(x):
+    return x * 2
+
+
+OF_ROWS = {
+    "itself": lambda x: x,
+    "arithmetic": lambda x: (x + 1) % 5,
+    "through floats": lambda x: tf.argmax(tf.one_hot(x, 4) * 2.0, axis=-1),
+    "as many": lambda x: tf.zeros_like(x),
+    "broadcast": lambda x: tf.broadcast_to(tf.range(3), tf.shape(x)),
+    "number of rows": lambda x: tf.range(tf.shape(x)[0]),
+    "number of values": lambda x: tf.range(tf.size(x)),
+    "a function's": lambda x: _doubled(x),
+}
+OF_ALL = {
+    "constant": lambda x: tf.constant([1, 2]),
+    "captured": lambda x: WEIGHT + 1,
+    "positions": lambda x: tf.range(tf.shape(x)[1]),
+    "from the end": lambda x: tf.range(tf.shape(x)[-1]),
+    "other axes": lambda x: tf.zeros(tf.shape(x)[1:], tf.int32),
+    "unstacked": lambda x: tf.range(tf.unstack(tf.shape(x))[1]),
+    "rank": lambda x: tf.range(tf.rank(x)),
+    "a function's": lambda x: _positions(x),
+}
+CASES = [(name, fn, True) for name, fn in OF_ROWS.items()]
+CASES += [(name, fn, False) for name, fn in OF_ALL.items()]
+EACH = pytest.mark.parametrize(
+    ("fn", "expected"),
+    [case[1:] for case in CASES],
+    ids=[f"{name}-{expected}" for name, _, expected in CASES],
+)
+
+
+@EACH
+def test_in_a_graph(fn, expected):
+    found = []
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def trace(x):
+        mark_rows([x])
+        found.append(depends_on_rows(Node(fn(x))))
+
+    trace(tf.ones([2, 3], tf.int32))
+    assert found == [expected]
+
+
+@EACH
+def test_outside_of_graphs(fn, expected):
+    x = tf.ones([2, 3], tf.int32) + 0
+    mark_rows([x])
+    with origins.noting():
+        result = fn(x)
+    if fn is OF_ALL["a function's"]:
+        expected = True  # nobody saw what is in it: taken for rows
+    if fn is OF_ROWS["number of values"]:
+        expected = False  # by then it is a number of Python
+    assert depends_on_rows(Node(result)) is expected
+
+
+def test_sparse_rows_are_marked():
+    x = tf.sparse.from_dense(tf.eye(3))
+    mark_rows([x])
+    with origins.noting():
+        assert depends_on_rows(Node(x.values * 2))
+        assert depends_on_rows(Node(x.indices[:, 1]))
+        assert depends_on_rows(Node(tf.range(x.dense_shape[0])))
+        assert not depends_on_rows(Node(tf.range(x.dense_shape[1])))
+
+
+def test_ragged_rows_are_marked():
+    x = tf.ragged.constant([[1, 2], [3]])
+    mark_rows([x])
+    with origins.noting():
+        assert depends_on_rows(Node((x + 1).flat_values))
+
+
+def test_nothing_is_noted_later():
+    x = tf.ones([2, 3], tf.int32) + 0
+    mark_rows([x])
+    with origins.noting(), origins.noting():
+        pass
+    assert not depends_on_rows(Node(x + 1))
+
+
+def test_private_names():
+    assert callable(op_callbacks.add_op_callback)
+    assert isinstance(tf.ones([]), ops.EagerTensor)
+    names = []
+
+    def note(kind, inputs, attributes, outputs, op_name=None, graph=None):
+        names.append(kind)
+
+    with watching_operations(note):
+        tf.ones([]) + 1.0
+    assert "AddV2" in names
+    with tf.Graph().as_default() as graph:
+        assert callable(graph._get_function)
