@@ -11,7 +11,7 @@ from typing import overload
 from keras_dist.compilation import inlines
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.training.call import ReplicaCall
-from keras_dist.training.overlay import is_overlaid
+from keras_dist.training.overlay import values_are_replaced
 from keras_dist.training.step import current_replica
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,16 +46,16 @@ class Function:
         return getattr(self.python_function, "__name__", "function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if inlines():
+        # What is compiled works on the variables themselves, so that it would
+        # neither see what they are replaced by nor pass gradients to it.
+        if inlines() or values_are_replaced():
             return self.python_function(*args, **kwargs)
         replica = current_replica()
-        if isinstance(replica, ReplicaCall) and not is_overlaid():
+        if isinstance(replica, ReplicaCall):
             compiler = replica.strategy.executor.compiler
             assert compiler is not None
             return compiler.call_in_replica(self, replica, args, kwargs)
-        # A step of `fit`, which is compiled itself; or what is differentiated,
-        # where gradients would not flow to where replicas meet.
-        if replica is not None:
+        if replica is not None:  # a step of `fit`, which is compiled itself
             return self.python_function(*args, **kwargs)
         return _compiler_here(self).call(self, args, kwargs)
 

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_dist.backend import get_backend
 from keras_dist.training.differentiation import Differentiates
+from keras_dist.training.differentiation import differentiating
 
 
 def value_and_grad(
@@ -17,7 +18,9 @@ def value_and_grad(
     """Calls a function, and differentiates what it returns.
 
     `fn` reads variables as ever. What it assigns (metrics, moving statistics,
-    seeds) is kept, once. It may call `value_and_grad` itself.
+    seeds) is kept, once. It may call `value_and_grad` itself. A
+    `keras_dist.function` that it calls is part of it, and not compiled on its
+    own: compile what calls `value_and_grad`.
 
     Args:
         fn: Callable that returns a float scalar. It is called at once, with
@@ -40,6 +43,8 @@ def value_and_grad(
             a float dtype, or if `fn` returns something else.
         TypeError: If it is neither variable nor tensor, or if the backend
             can't differentiate.
+        UnsupportedModelError: If `fn` calls `strategy.run` of several
+            replicas, which no gradient from outside reaches.
 
     Example:
 
@@ -113,7 +118,8 @@ def _differentiate(
     tensors = [s for s in sources if not isinstance(s, keras.Variable)]
 
     def checked(*args: Any) -> tuple[Any, Any]:
-        return _value_and_aux(fn(*args), has_aux)
+        with differentiating():
+            return _value_and_aux(fn(*args), has_aux)
 
     value, aux, found = _backend().differentiate(
         checked, list(of_variables.values()), tensors

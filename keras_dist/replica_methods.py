@@ -29,6 +29,7 @@ from keras_dist.training import keras_internals
 from keras_dist.training.call import run_on_one
 from keras_dist.training.call import run_on_replicas
 from keras_dist.training.creation import creation_hooks
+from keras_dist.training.differentiation import check_run_counts
 from keras_dist.training.togetherness import raise_explained
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
@@ -66,6 +67,9 @@ class ReplicaMethods(StrategyBase):
             ValueError: If `args` is neither list nor tuple, or if replicas
                 return different structures.
             ReplicaDivergenceError: If replicas disagree on their meetings.
+            UnsupportedModelError: With several replicas, in a function that
+                is differentiated or in a `keras.StatelessScope`: differentiate
+                in `fn`.
             BaseException: What `fn` raised on the first replica to fail,
                 with a note that names it. Nothing is half-written then.
 
@@ -79,6 +83,9 @@ class ReplicaMethods(StrategyBase):
           1: 12
         }
         """
+        if self.plan.num_replicas > 1:
+            context.check_cross_replica(self, "run")
+            check_run_counts(self)
         compiler = self._executor.compiler
         if compiler is not None and (
             isinstance(fn, Function) or compiler.is_tracing

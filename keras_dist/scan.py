@@ -15,6 +15,7 @@ from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.steps_in_one import concatenate_steps
 from keras_dist.strategies.default import get_strategy
+from keras_dist.training.differentiation import check_run_counts
 from keras_dist.values import DistributedValues
 
 # Kept by the function itself, so that the two live equally long.
@@ -64,6 +65,8 @@ def scan_steps(
     """
     _check(train_step, steps)
     strategy = _strategy_of(iterator)
+    if strategy.num_replicas_in_sync > 1:
+        check_run_counts(strategy)
     compiler = strategy.executor.compiler
     if compiler is None:
         raise UnsupportedModelError(

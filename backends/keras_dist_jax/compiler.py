@@ -20,6 +20,7 @@ from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.replica_methods import check_args
 from keras_dist.static_arguments import check_arguments
+from keras_dist.training.overlay import values_are_replaced
 from keras_dist.values import PerReplica
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
@@ -92,6 +93,7 @@ class JaxCompiler(Compiler):
             trace is None
             and isinstance(fn, Function)
             and fn.jit_compile is not False
+            and not values_are_replaced()
         ):
             context.check_cross_replica(strategy, "run")
             if type(args) is not tuple and type(args) is not list:
@@ -127,6 +129,7 @@ class JaxCompiler(Compiler):
         if (
             len(batches) == 1
             or function.jit_compile is False
+            or values_are_replaced()
             or any(each != structures[0] for each in structures)
         ):
             return super().scan(strategy, function, batches)

@@ -11,6 +11,7 @@ import keras
 from jax import lax
 
 from keras_dist.training.overlay import Recording
+from keras_dist.training.overlay import is_recorded
 from keras_dist.training.overlay import opened
 from keras_dist.training.overlay import replay
 from keras_dist_jax import keras_internals as internals
@@ -50,7 +51,7 @@ def _hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
 def _hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def cond(pred: Any, true_fn: Branch, false_fn: Branch) -> Any:
-        if current_trace() is None:
+        if current_trace() is None and not is_recorded():
             return original(pred, true_fn, false_fn)
         variables = {**_assigned(true_fn), **_assigned(false_fn)}
         result, values = original(
@@ -102,7 +103,9 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
 @contextlib.contextmanager
 def _in_branch() -> Iterator[None]:
     trace = current_trace()
-    assert trace is not None
+    if trace is None:  # of what is differentiated
+        yield
+        return
     trace.branches += 1
     try:
         yield

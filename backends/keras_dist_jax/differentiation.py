@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from keras_dist.errors import TraceError
 from keras_dist.training import seams
 from keras_dist.training.creation import creation_hooks
 from keras_dist.training.differentiation import Differentiated
@@ -15,6 +16,7 @@ from keras_dist.training.keras_internals import stateless_scope
 from keras_dist.training.overlay import Recording
 from keras_dist.training.overlay import replay
 from keras_dist.training.overlay import value_in
+from keras_dist_jax.control_flow import install_cond
 
 
 def differentiate(
@@ -30,6 +32,7 @@ def differentiate(
     """
     seams.install_losses_of_layers()
     seams.install_building()
+    install_cond()
     kept: list[Any] = []
 
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
@@ -51,12 +54,33 @@ def differentiate(
             of_values, argnums=(0, 1), has_aux=True
         )(values, list(tensors))
     was_read, assigned = kept
+    _check_written(assigned, written)
     replay(zip(assigned, written, strict=True))
     gradients = [
         gradient if id(variable) in was_read else None
         for variable, gradient in zip(variables, by_variable, strict=True)
     ]
     return value, aux, gradients + by_tensor
+
+
+def _check_written(
+    variables: Sequence[keras.Variable], values: Sequence[Any]
+) -> None:
+    """Refuses values that can't leave what JAX traced them in."""
+    for variable, value in zip(variables, values, strict=True):
+        if not isinstance(value, jax.core.Tracer):
+            continue
+        try:
+            jnp.copy(value)
+        except jax.errors.UnexpectedTracerError as error:
+            raise TraceError(
+                f"Variable '{variable.path}' was assigned in a function that "
+                "`jax.jit`, `jax.checkpoint`, `keras.RematScope` or a loop of "
+                "JAX traces, inside of one that is differentiated. JAX lets "
+                f"no value out of there but as a result. Received: {value!r}. "
+                "Expected: assignments outside of it. Return the value, and "
+                "assign it in the function that is differentiated."
+            ) from error
 
 
 def _value(below: Any, variable: keras.Variable) -> Any:

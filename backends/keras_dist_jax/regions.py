@@ -197,6 +197,8 @@ class Region:
 class RegionScope(Overlay):
     """Cross-replica context inside of a region: in its meetings."""
 
+    is_base = True
+
     def __init__(self, region: Region) -> None:
         super().__init__(eagerly=eagerly)
         self.below = None

@@ -129,6 +129,8 @@ class Trace:
 class TraceScope(Overlay):
     """Cross-replica context, or no strategy, while a function is traced."""
 
+    is_base = True
+
     def __init__(self, trace: Trace) -> None:
         super().__init__(eagerly=eagerly)
         self.below = None

@@ -81,7 +81,7 @@ class TensorFlowCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        if internals.is_recording():
+        if internals.is_recording() or internals.is_computed_again():
             # Gradients would not flow to where replicas meet.
             return function.python_function(*args, **kwargs)
         return super().call_in_replica(function, call, args, kwargs)

@@ -26,6 +26,7 @@
 | `tensorflow.python.eager.context` | starts the runtime of several |
 | | workers, and asks it about them; the global seed |
 | `tensorflow.python.eager.record` | whether a tape is open |
+| `tensorflow.python.pywrap_tfe` | whether tapes are stopped |
 | `tensorflow.python.eager.tape` | tapes watch a value that was assigned |
 | `tensorflow.python.framework.composite_tensor` | whether it is one |
 | `tensorflow.python.ops.resource_variable_ops.BaseResourceVariable` | what |
@@ -49,6 +50,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
@@ -81,6 +83,14 @@ def is_composite(value: Any) -> bool:
 def is_recording() -> bool:
     """Whether a tape or an accumulator watches what this thread computes."""
     return bool(record.could_possibly_record())
+
+
+def is_computed_again() -> bool:
+    """Whether tapes of this thread are stopped, as in `tf.recompute_grad`.
+
+    They see what is computed when that computes it again.
+    """
+    return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
 
 
 def watch(variable: BaseResourceVariable) -> None:

@@ -1,12 +1,18 @@
 """Differentiates: what a backend has that can compute gradients."""
 
+import contextlib
+import threading
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.training.overlay import values_are_replaced
 
 # The value, what else the function returned, and the gradients: first the
 # variables', then the tensors'.
@@ -37,3 +43,55 @@ class Differentiates(ABC):
             list of gradients, the variables' first: `None` for what `fn` did
             not use.
         """
+
+
+class _Current(threading.local):
+    depth = 0
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def differentiating() -> Iterator[None]:
+    """While this thread calls a function that is differentiated."""
+    _current.depth += 1
+    try:
+        yield
+    finally:
+        _current.depth -= 1
+
+
+def check_run_counts(strategy: Any) -> None:
+    """Refuses `strategy.run` where what replicas read would not count.
+
+    Replicas read the variables themselves, in threads or in programs of their
+    own. A derivative from outside does not reach them.
+
+    Args:
+        strategy: The `Strategy`, which has several replicas.
+
+    Raises:
+        UnsupportedModelError: In a function that is differentiated, or in a
+            `keras.StatelessScope`.
+    """
+    if _current.depth:
+        raise UnsupportedModelError(
+            "`strategy.run` was called in a function that is being "
+            f"differentiated. Received: {strategy!r}, whose "
+            f"{strategy.num_replicas_in_sync} replicas no gradient from "
+            "outside reaches. Expected: `keras_dist.gradient` or "
+            "`value_and_grad` in the function that `strategy.run` calls, on "
+            "each replica, and the gradients summed after that: "
+            "`strategy.reduce('SUM', strategy.run(lambda: "
+            "keras_dist.gradient(loss_fn, variables)), axis=None)`, or "
+            "`optimizer.apply` in the replica function."
+        )
+    if values_are_replaced():
+        raise UnsupportedModelError(
+            "`strategy.run` was called in a `keras.StatelessScope`, whose "
+            "values of variables replicas would not see. Received: "
+            f"{strategy!r}, with {strategy.num_replicas_in_sync} replicas. "
+            "Expected: no scope around `run`. Open it in the function that "
+            "`strategy.run` calls, on each replica."
+        )

@@ -15,6 +15,7 @@ import keras
 
 from keras_dist.training import keras_internals
 from keras_dist.training.step import current_call
+from keras_dist.training.step import current_replica
 
 Eagerly = Callable[[], contextlib.AbstractContextManager[Any]]
 
@@ -32,7 +33,10 @@ class Overlay(keras.StatelessScope):
     Attributes:
         below: The scope that was open before, or `None`.
         was_read: Ids of the variables that were read here.
+        is_base: Whether it stands for the variables themselves.
     """
+
+    is_base = False
 
     def __init__(
         self,
@@ -143,9 +147,23 @@ def base_scope() -> keras.StatelessScope | None:
     return scope
 
 
-def is_overlaid() -> bool:
-    """Whether this thread is in an overlay."""
-    return isinstance(keras_internals.stateless_scope(), Overlay)
+def is_recorded() -> bool:
+    """Whether this thread's assignments are kept by a `Recording`."""
+    return isinstance(keras_internals.stateless_scope(), Recording)
+
+
+def values_are_replaced() -> bool:
+    """Whether this thread reads other values than variables have.
+
+    It does under what is differentiated, and under a `keras.StatelessScope`
+    of the user's own. The scopes of a replica and of a compiled function
+    stand for the variables themselves.
+    """
+    scope = keras_internals.stateless_scope()
+    if scope is None or (isinstance(scope, Overlay) and scope.is_base):
+        return False
+    replica = current_replica()
+    return replica is None or scope is not replica.scope
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import inspect
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 
 
 def make_model():
@@ -59,6 +60,10 @@ def make_model():
         (lambda model: model.weights[0], ["_value"]),
         (lambda model: model.weights[0]._value, ["_unique_id"]),
         (
+            lambda model: pywrap_tfe,
+            ["TFE_Py_TapeSetIsStopped"],
+        ),
+        (
             lambda model: (
                 tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).extended
             ),
@@ -72,6 +77,7 @@ def make_model():
         "loss_scale",
         "variable",
         "native",
+        "tapes",
         "strategy",
     ],
 )
