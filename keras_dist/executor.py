@@ -121,6 +121,19 @@ class Executor(ABC):
         """A `PerReplica` of components, as the framework knows it best."""
         return PerReplica(values)
 
+    def snapshot(self, value: Any, index: int = 0) -> Any:
+        """A result as it is now, whatever is assigned to variables later.
+
+        Args:
+            value: Anything. A `keras.Variable` stays what it is.
+            index: Integer, the replica whose result it is.
+        """
+        return value
+
+    def is_live(self, value: Any) -> bool:
+        """Whether a tensor is what a variable keeps, and changes with it."""
+        return False
+
     def check_arguments(self, nest: Any) -> None:
         """Refuses arguments that no replica function can be called with.
 

@@ -18,7 +18,6 @@ from keras_dist.destinations import devices_at
 from keras_dist.device import Device
 from keras_dist.extended_reductions import ExtendedReductions
 from keras_dist.regroup import map_nest
-from keras_dist.regroup import regroup
 from keras_dist.training.copies import CopyCall
 from keras_dist.training.copies import CopyVariable
 from keras_dist.training.copies import run_on_copies
@@ -231,7 +230,7 @@ class StrategyExtended(ExtendedReductions):
         return self._grouped(results, group)
 
     def _grouped(self, results: Sequence[Any], group: bool) -> Any:
-        grouped = regroup(results, Mirrored)
+        grouped = self._strategy.joined_results(results, Mirrored)
         if group:
             return grouped
         return map_nest(self._strategy.experimental_local_results, grouped)
@@ -269,8 +268,12 @@ class StrategyExtended(ExtendedReductions):
         return self._strategy.run(fn, args=args, kwargs=kwargs)
 
     def read_var(self, v: keras.Variable) -> Any:
-        """A variable's value in cross-replica context, a tensor."""
-        return v.value
+        """A variable's value in cross-replica context.
+
+        Returns:
+            Tensor, which stays as it is when the variable is assigned to.
+        """
+        return self._strategy.plain(v)
 
     def value_container(self, value: Any) -> Any:
         """The distributed variable that a component is of.
@@ -378,6 +381,10 @@ class DefaultExtended(StrategyExtended):
     def parameter_devices(self) -> tuple[str, ...]:
         """Unknown to plain Keras."""
         raise self._unsupported("parameter_devices")
+
+    def read_var(self, v: keras.Variable) -> Any:
+        """A variable's value, a tensor that stays as it is."""
+        return ops.copy(v.value)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
         """Unknown to plain Keras: none."""

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
 
-import keras
-
 from keras_dist import context
 from keras_dist.cross_device_ops import CrossDeviceOps
 from keras_dist.cross_device_ops import HierarchicalCopyAllReduce
@@ -15,7 +13,6 @@ from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import parse_reduce_op
 from keras_dist.regroup import map_nest
-from keras_dist.values import DistributedValues
 from keras_dist.values import PerReplica
 
 if TYPE_CHECKING:
@@ -105,8 +102,7 @@ class ExtendedReductions:
         for index, (value, to) in enumerate(pairs):
             values = self._strategy.to_combine(op, value)
             if values is None:
-                plain = value.values[0] if _is_value(value) else value
-                results[index] = self._spread(plain, to)
+                results[index] = self._spread(self._strategy.plain(value), to)
             else:
                 to_combine[index] = (PerReplica(values), to)
         combining = list(to_combine.values())
@@ -134,7 +130,8 @@ class ExtendedReductions:
         if isinstance(tensor, (int, float)):
             return tensor
         with self._strategy.cross_replica():
-            return self._ops.broadcast(tensor, destinations)
+            plain = self._strategy.plain(tensor)
+            return self._ops.broadcast(plain, destinations)
 
     @property
     def _ops(self) -> CrossDeviceOps:
@@ -143,9 +140,3 @@ class ExtendedReductions:
     def _spread(self, value: Any, destinations: Any) -> Any:
         executor = self._strategy.executor
         return spread(value, devices_at(destinations, executor), executor)
-
-
-def _is_value(value: Any) -> bool:
-    return isinstance(value, DistributedValues) and not isinstance(
-        value, keras.Variable
-    )

@@ -60,36 +60,70 @@ def check_counts(nest: Any, num_replicas: int) -> None:
     map_nest(check, nest)
 
 
+def _never(leaf: Any) -> bool:
+    return False
+
+
+def _as_it_is(leaf: Any, index: int) -> Any:
+    return leaf
+
+
 def regroup(
     nests: Sequence[Any],
     wrap: Callable[[Sequence[Any]], Any] = PerReplica,
-    always: bool = False,
+    always: Callable[[Any], bool] = _never,
+    own: Callable[[Any, int], Any] = _as_it_is,
 ) -> Any:
     """Joins the nests of all replicas, leaf by leaf.
 
     Args:
         nests: Sequence of nests of one structure, in replica order.
         wrap: Callable from the components of a leaf to the joined leaf.
-        always: Whether a leaf that is the same object on each replica is
-            wrapped too, rather than given as it is; and the components of a
-            variable, rather than given as the variable.
+        always: Callable that tells whether a leaf that is the same object on
+            each replica is wrapped too, rather than given as it is; and the
+            components of a variable, rather than given as the variable.
+        own: Callable from a leaf and a replica's index to what that replica
+            contributes.
 
     Returns:
-        A nest of that structure. With one replica, its nest unchanged.
+        A nest of that structure. With one replica, its nest.
 
     Raises:
         ValueError: If replicas have nests of different structures.
     """
     if len(nests) == 1:
-        return nests[0]
-    return _regroup(list(nests), wrap, always, "result")
+        return _of_one(nests[0], own)
+
+    def join(leaves: list[Any]) -> Any:
+        first = leaves[0]
+        if not always(first):
+            if all(leaf is first for leaf in leaves):
+                return first
+            variable = _variable_of(leaves)
+            if variable is not None:
+                return variable
+        return wrap([own(leaf, index) for index, leaf in enumerate(leaves)])
+
+    return _regroup(list(nests), join, "result")
+
+
+def always(leaf: Any) -> bool:
+    """For `regroup`: every leaf is wrapped."""
+    return True
+
+
+def _of_one(nest: Any, own: Callable[[Any, int], Any]) -> Any:
+    """A nest with `own` applied; the same object where that changes nothing."""
+    before = leaves_of(nest)
+    after = [own(leaf, 0) for leaf in before]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return nest
+    leaves = iter(after)
+    return map_nest(lambda _: next(leaves), nest)
 
 
 def _regroup(
-    nests: list[Any],
-    wrap: Callable[[Sequence[Any]], Any],
-    always: bool,
-    path: str,
+    nests: list[Any], join: Callable[[list[Any]], Any], path: str
 ) -> Any:
     first = nests[0]
     for index, nest in enumerate(nests):
@@ -103,19 +137,13 @@ def _regroup(
 
     def joined(key: Any) -> Any:
         parts = [nest[key] for nest in nests]
-        return _regroup(parts, wrap, always, f"{path}[{key!r}]")
+        return _regroup(parts, join, f"{path}[{key!r}]")
 
     if isinstance(first, Mapping):
         return _mapping_like(first, {key: joined(key) for key in first})
     if isinstance(first, (list, tuple)):
         return _sequence_like(first, [joined(i) for i in range(len(first))])
-    if not always:
-        if all(nest is first for nest in nests):
-            return first
-        variable = _variable_of(nests)
-        if variable is not None:
-            return variable
-    return wrap(nests)
+    return join(nests)
 
 
 def _variable_of(leaves: list[Any]) -> Any:

@@ -108,7 +108,29 @@ class ReplicaContext:
 
         own = (tuple(args), dict(kwargs or {}))
         result = self._replica.meet("merge_call", merge, own)
-        return self._replica.own(result)
+        return self._own_copy(self._replica.own(result))
+
+    def _value_now(self, tensor: Any) -> Any:
+        # To TensorFlow a variable is a tensor already.
+        if isinstance(tensor, keras.Variable):
+            tensor = tensor.value
+        return self._strategy.executor.snapshot(tensor)
+
+    def _own_copy(self, nest: Any) -> Any:
+        """The result of a meeting as tensors of this replica's own.
+
+        Else all replicas would have one object, and what `run` makes of their
+        results would be one value, not one of each.
+        """
+        if self.num_replicas_in_sync == 1:
+            return nest
+
+        def copy(leaf: Any) -> Any:
+            if isinstance(leaf, keras.Variable) or not ops.is_tensor(leaf):
+                return leaf
+            return ops.copy(leaf)
+
+        return map_nest(copy, nest)
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: Any = None
@@ -165,7 +187,7 @@ class ReplicaContext:
         refuse_sparse(leaf, "all_reduce")
         tensor = ops.convert_to_tensor(leaf)
         if self.num_replicas_in_sync == 1:
-            return tensor
+            return self._value_now(tensor)
         what = f"all_reduce with {op.name}"
         if not _has_gradients(tensor):
             own = self._strategy.combine
@@ -194,7 +216,7 @@ class ReplicaContext:
 
         def tied(tensor: Any, total: Any) -> Any:
             if not _has_gradients(tensor):
-                return total
+                return ops.copy(total)
             if op is ReduceOp.MEAN:
                 tensor = tensor / self.num_replicas_in_sync
             return self._replica.all_sum(what, tensor, total)
@@ -216,14 +238,14 @@ class ReplicaContext:
 
         if self.num_replicas_in_sync == 1:
             check_gather([tensor], axis)
-            return tensor
+            return self._value_now(tensor)
         if not _has_gradients(tensor):
 
             def joined(tensors: list[Any]) -> Any:
                 along = check_gather(tensors, axis)
                 return executor.concatenate(tensors, along)
 
-            return self._replica.meet(what, joined, tensor)
+            return ops.copy(self._replica.meet(what, joined, tensor))
         return self._replica.all_gather(what, tensor, axis)
 
 

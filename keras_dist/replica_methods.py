@@ -9,8 +9,10 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from keras_dist import context
+from keras_dist.compilation import inlines
 from keras_dist.function import Function
 from keras_dist.inputs.options import ValueContext
 from keras_dist.reduction import ReduceOp
@@ -19,6 +21,7 @@ from keras_dist.reduction import combine
 from keras_dist.reduction import is_zero
 from keras_dist.reduction import parse_reduce_op
 from keras_dist.reduction import reduce_axes
+from keras_dist.regroup import always
 from keras_dist.regroup import check_counts
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import regroup
@@ -117,7 +120,20 @@ class ReplicaMethods(StrategyBase):
             return fn(*positional, **named)
 
         results = self._run_on_replicas(on_replica)
-        return regroup(results, self.executor.per_replica)
+        return self.joined_results(results, self.executor.per_replica)
+
+    def joined_results(
+        self, results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]
+    ) -> Any:
+        """What each replica returned, as one nest that nothing changes later.
+
+        Args:
+            results: Sequence with a nest of each replica.
+            wrap: Callable from the components of a leaf to the joined leaf.
+        """
+        # A compiled function returns tensors, never variables or captures.
+        wraps = _is_array if inlines() else self.executor.is_live
+        return regroup(results, wrap, wraps, self.executor.snapshot)
 
     def _run_on_replicas(self, on_replica: Callable[[int], Any]) -> list[Any]:
         keras_internals.make_global_seed()
@@ -172,14 +188,16 @@ class ReplicaMethods(StrategyBase):
 
     def _reduce(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
         if axis is None and self.num_replicas_in_sync == 1:
-            return leaf
+            return self.plain(leaf)
         if axis is None and self.cross_device_ops is None:
             combined = self.executor.combine_whole(op, leaf)
             if combined is not None:
                 return combined
         values = self.to_combine(op, leaf)
         if axis is None:
-            return leaf if values is None else self.combine(op, values)
+            if values is None:
+                return self.plain(leaf)
+            return self.combine(op, values)
         primary = self.plan.primary
         if values is None:
             return reduce_axes(
@@ -247,7 +265,7 @@ class ReplicaMethods(StrategyBase):
         if values is None:
             refuse_sparse(leaf, "gather")
             check_gather([np.empty(np.shape(leaf))], axis)
-            return leaf
+            return self.plain(leaf)
         for value in values:
             refuse_sparse(value, "gather")
         primary = self.plan.primary
@@ -331,12 +349,34 @@ class ReplicaMethods(StrategyBase):
         plan = self.plan
         with self._on_one_device():
             values = [
-                value_fn(
-                    ValueContext(plan.first_replica + i, plan.num_replicas)
+                map_nest(
+                    self._kept_value,
+                    value_fn(
+                        ValueContext(plan.first_replica + i, plan.num_replicas)
+                    ),
                 )
                 for i in range(plan.num_local_replicas)
             ]
-        return regroup(values, self.executor.per_replica, always=True)
+        return regroup(values, self.executor.per_replica, always)
+
+    def _kept_value(self, leaf: Any) -> Any:
+        """A value of a function that may fill one array again and again."""
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        return self.executor.snapshot(leaf)
+
+    def plain(self, leaf: Any) -> Any:
+        """One value that stands for all replicas, as it is now."""
+        if isinstance(leaf, Mirrored):
+            leaf = leaf.values[0]
+        if isinstance(leaf, keras.Variable):
+            leaf = leaf.value
+        return self.executor.snapshot(leaf)
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether a compiled function has it as a tensor."""
+    return ops.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic))
 
 
 def check_args(args: Any) -> None:

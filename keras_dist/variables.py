@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_dist.aggregation import set_all_components
@@ -81,6 +82,9 @@ class DistributedVariable(keras.Variable):
         return self._write("assign_sub", value)
 
     def _write(self, method: str, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            # Some backends read it later, when it may be filled anew.
+            value = value.copy()
         call = current_call()
         if call is not None and base_scope() is call.scope:
             return self._write_in_replica(call, method, value)

@@ -24,8 +24,10 @@ from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import default_device
 from keras_dist_tensorflow.variables import device_of
 from keras_dist_tensorflow.variables import devices_of
+from keras_dist_tensorflow.variables import is_native
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.variables import put
+from keras_dist_tensorflow.variables import snapshot
 
 
 class OneDeviceExecutor(Executor):
@@ -72,6 +74,12 @@ class OneDeviceExecutor(Executor):
 
     def put(self, value: Any, device: Device) -> Any:
         return put(value, device)
+
+    def snapshot(self, value: Any, index: int = 0) -> Any:
+        return snapshot(value, index)
+
+    def is_live(self, value: Any) -> bool:
+        return is_native(value)
 
     def device_of(self, tensor: Any) -> Device:
         return device_of(tensor) or self.plan.primary

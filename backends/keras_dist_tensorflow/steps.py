@@ -11,6 +11,7 @@ from typing import Any
 from typing import TypeVar
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import tree
 
@@ -51,8 +52,10 @@ from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import default_device
 from keras_dist_tensorflow.variables import device_of
 from keras_dist_tensorflow.variables import devices_of
+from keras_dist_tensorflow.variables import is_native
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.variables import put
+from keras_dist_tensorflow.variables import snapshot
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
@@ -122,6 +125,12 @@ class StepExecutor(Executor, StepRunner):
 
     def put(self, value: Any, device: Device) -> Any:
         return put(value, device)
+
+    def snapshot(self, value: Any, index: int = 0) -> Any:
+        return snapshot(value, index)
+
+    def is_live(self, value: Any) -> bool:
+        return is_native(value)
 
     def device_of(self, tensor: Any) -> Device:
         return device_of(tensor) or self.plan.primary
@@ -274,7 +283,7 @@ def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float))
+    return isinstance(value, (bool, int, float, np.ndarray, np.generic))
 
 
 def _message(error: Callable[[], Exception]) -> str:

@@ -125,6 +125,24 @@ def put(value: Any, device: Device) -> Any:
         return tf.identity(ops.convert_to_tensor(value))
 
 
+def is_native(value: Any) -> bool:
+    """Whether it is a variable of TensorFlow's, not one of Keras'."""
+    return isinstance(value, tf.Variable)
+
+
+def snapshot(value: Any, index: int) -> Any:
+    """What a variable of TensorFlow's keeps now; anything else as it is.
+
+    Args:
+        value: Anything.
+        index: Integer, the replica whose copy is read.
+    """
+    if not is_native(value):
+        return value
+    copies = components(value)
+    return copies[index % len(copies)].read_value()
+
+
 def apart(fn: Callable[[], Any], device: Device) -> Any:
     """Calls `fn` eagerly on a device, under no strategy and in no trace.
 

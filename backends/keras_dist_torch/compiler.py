@@ -23,6 +23,7 @@ from keras_dist.training.call import ReplicaCall
 from keras_dist.training.creation import creation_hooks
 from keras_dist.values import Mirrored
 from keras_dist.values import PerReplica
+from keras_dist_torch.snapshots import value_now
 
 
 class TorchCompiler(Compiler):
@@ -40,7 +41,8 @@ class TorchCompiler(Compiler):
         check_arguments(function, args, kwargs)
         args, kwargs = map_nest(_traced, (tuple(args), kwargs))
         with self._running(function):
-            return self._callable(function)(*args, **kwargs)
+            result = self._callable(function)(*args, **kwargs)
+            return map_nest(value_now, result)
 
     def call_in_replica(
         self,
@@ -64,8 +66,13 @@ class TorchCompiler(Compiler):
         check_cross_replica(strategy, "run")
         check_arguments(fn, args, kwargs or {})
         args, kwargs = map_nest(_traced, (args, kwargs))
+        compiled = self._callable(fn)
+
+        def with_values(*args: Any, **kwargs: Any) -> Any:
+            return map_nest(value_now, compiled(*args, **kwargs))
+
         with self._running(fn):
-            return strategy.run_uncompiled(self._callable(fn), args, kwargs)
+            return strategy.run_uncompiled(with_values, args, kwargs)
 
     def _callable(self, function: Function) -> Callable[..., Any]:
         if not function.jit_compile:

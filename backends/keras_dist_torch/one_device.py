@@ -16,6 +16,7 @@ from keras_dist.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.snapshots import snapshot
 
 
 def torch_device(device: Device) -> torch.device:
@@ -83,6 +84,12 @@ class TorchExecutor(Executor):
         if isinstance(value, torch.Tensor) and value.device != device:
             return value.to(device)
         return value
+
+    def snapshot(self, value: Any, index: int = 0) -> Any:
+        return snapshot(value)
+
+    def is_live(self, value: Any) -> bool:
+        return isinstance(value, torch.nn.Parameter)
 
     def device_of(self, tensor: Any) -> Device:
         if not isinstance(tensor, torch.Tensor):

@@ -21,6 +21,7 @@ from keras_dist.inputs.leaves import sliceable
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
+from keras_dist.regroup import always
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import regroup
 from keras_dist.training.shares import bounds
@@ -137,7 +138,9 @@ class TurnsFeed(Feed):
         self._parts = parts
 
     def steps(self) -> Iterator[list[Any]]:
-        elements = self._source.read()
+        # While a step is collected, its first elements have to last: some
+        # generators fill one array again and again.
+        elements = map(_kept, self._source.read())
         while step := list(itertools.islice(elements, self._parts)):
             missing = self._parts - len(step)
             if missing and self._source.has_static_rows:
@@ -202,6 +205,14 @@ class ParallelFeed(Feed):
     @property
     def spec(self) -> Any:
         return self._feeds[0].spec
+
+
+def _kept(element: Any) -> Any:
+    """An element that stays as it is while the next one is made."""
+    return map_nest(
+        lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf,
+        element,
+    )
 
 
 def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
@@ -273,7 +284,7 @@ def _joined(step: list[Any]) -> Any:
             return None
         return np.concatenate([_on_host(part) for part in parts])
 
-    return regroup(step, join)
+    return regroup(step, join, always)
 
 
 def _on_host(leaf: Any) -> Any:

@@ -12,6 +12,7 @@ from keras_dist.inputs.leaves import describe
 from keras_dist.inputs.leaves import named_leaves
 from keras_dist.inputs.options import InputOptions
 from keras_dist.inputs.sources.source import dtype_name
+from keras_dist.regroup import always
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import regroup
 
@@ -51,12 +52,12 @@ class Placement:
             self._part(part, device)
             for part, device in zip(parts, self._devices, strict=True)
         ]
-        return regroup(placed, self._per_replica, always=True)
+        return regroup(placed, self._per_replica, always=always)
 
     def spec(self, part_spec: Any) -> Any:
         """The spec of what is delivered, of the spec of a replica's part."""
         specs = [map_nest(self._delivered, part_spec)] * len(self._devices)
-        return regroup(specs, self._per_replica, always=True)
+        return regroup(specs, self._per_replica, always=always)
 
     def _part(self, part: Any, device: Device) -> Any:
         def put(leaf: Any) -> Any:

@@ -207,7 +207,8 @@ def _columns(nest: Any) -> Any:
     if isinstance(nest, tuple):
         columns = [_columns(item) for item in nest]
         return type(nest)(*columns) if hasattr(nest, "_fields") else (*columns,)
-    return np.asarray(readable(nest))
+    # A copy: what the user does to an array later is no part of the dataset.
+    return np.array(readable(nest))
 
 
 @final
