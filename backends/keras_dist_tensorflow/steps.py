@@ -35,6 +35,7 @@ from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.first_seen import FirstSeen
 from keras_dist_tensorflow.gradients import summed_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.trainer import OneReplica
@@ -82,6 +83,9 @@ class StepExecutor(Executor, StepRunner):
         install_barrier()
         install_plain_models()
         self._moves = Moves()
+
+    def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
+        return FirstSeen(batches, see)
 
     @abstractmethod
     def play(
