@@ -23,6 +23,7 @@ from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import combine
 from keras_dist.training.replica import ReplicaRunner
+from keras_dist.training.same_data import with_first_seen
 from keras_dist.training.shares import bounds
 from keras_dist.training.shares import ranges
 from keras_dist.values import PerReplica
@@ -286,6 +287,16 @@ class Executor(ABC):
             ValueError: If it has no rows.
         """
         return ranges(bounds(check_rows(batch), self.plan.num_replicas))
+
+    def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
+        """Batches as a trainer reads them, of which the first is looked at.
+
+        Args:
+            batches: What the trainer iterates over.
+            see: Callable that takes the first batch before it is used, or
+                `None` if there is none.
+        """
+        return with_first_seen(batches, see)
 
     def prepare(self, model: keras.Model) -> None:
         """Called before the model runs, with its variables in place."""

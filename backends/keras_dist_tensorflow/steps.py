@@ -38,6 +38,7 @@ from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.first_seen import FirstSeen
 from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.origins import mark_rows
@@ -93,6 +94,9 @@ class StepExecutor(Executor, StepRunner):
         self._moves = Moves()
         # How many rows replicas have now, where that is known.
         self._counts: set[int] = set()
+
+    def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
+        return FirstSeen(batches, see)
 
     @abstractmethod
     def play(

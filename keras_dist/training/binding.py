@@ -24,6 +24,7 @@ from keras_dist.training.chief import SAVING
 from keras_dist.training.chief import save
 from keras_dist.training.elementwise import check_optimizer
 from keras_dist.training.entry import Entry
+from keras_dist.training.entry import check_batch
 from keras_dist.training.step import current_call
 from keras_dist.training.togetherness import not_taken
 from keras_dist.training.togetherness import raise_explained
@@ -210,8 +211,13 @@ class Binding:
             workers = self.strategy.executor.workers
             if workers is not None and not each_batch:
                 in_parts = isinstance(self.strategy.executor, KeepsParts)
-                entry = Entry(name, model, workers, args, kwargs, in_parts)
+                executor = self.strategy.executor
+                entry = Entry(name, model, executor, args, kwargs, in_parts)
                 call, agree = entry.run, entry.agree
+            elif workers is not None:
+                agree = functools.partial(
+                    check_batch, method, (model, *args), kwargs, workers
+                )
             with self._running(each_batch, agree):
                 if name == "fit":
                     introduce(self.strategy, method, args, kwargs)
@@ -242,13 +248,14 @@ class Binding:
             return
         self._entered.already = True
         try:
-            if agree is not None:
+            # A batch at a time, what was claimed once is not looked at again
+            # until `compile` changes the optimizer.
+            optimizer = getattr(model, "optimizer", self)
+            is_new = not each_batch or self._claimed_for is not optimizer
+            if agree is not None and is_new:
                 agree()
             with executor.execution_scope():
-                # A batch at a time, what was claimed once is not looked at
-                # again until `compile` changes the optimizer.
-                optimizer = getattr(model, "optimizer", self)
-                if not each_batch or self._claimed_for is not optimizer:
+                if is_new:
                     self.claim()
                     self._claimed_for = optimizer
                 executor.prepare(model)

@@ -1,8 +1,11 @@
 """One call of `fit`, `evaluate` or `predict`, made on several workers."""
 
+import contextlib
 import copy
 import inspect
 import itertools
+from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -21,12 +24,19 @@ from keras_dist.training.randomness import chiefs_text
 from keras_dist.training.randomness import code_of
 from keras_dist.training.randomness import random_state
 from keras_dist.training.randomness import set_random_state
+from keras_dist.training.same_data import Watch
+from keras_dist.training.same_data import check_arrays
+from keras_dist.training.same_data import is_wanted
 from keras_dist.training.togetherness import Together
 
 if TYPE_CHECKING:
+    from keras_dist.executor import Executor
     from keras_dist.workers import Workers
 
 _BACKUP_FREQUENCY = "save_freq of BackupAndRestore (0 for 'epoch')"
+
+
+_DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
 class Entry:
@@ -35,7 +45,7 @@ class Entry:
     Args:
         name: String, `"fit"`, `"evaluate"` or `"predict"`.
         model: The `keras.Model`.
-        workers: `Workers`.
+        executor: The strategy's `Executor`, which has `Workers`.
         args: Tuple of arguments.
         kwargs: Dict of keyword arguments.
         keeps_parts: Boolean, whether saving takes all workers.
@@ -45,13 +55,16 @@ class Entry:
         self,
         name: str,
         model: keras.Model,
-        workers: "Workers",
+        executor: "Executor",
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         keeps_parts: bool = False,
     ) -> None:
         self._name = name
         self._model = model
+        assert executor.workers is not None
+        workers = executor.workers
+        self._executor = executor
         self._workers = workers
         self._method = getattr(type(model), name)
         signature = inspect.signature(self._method)
@@ -72,15 +85,20 @@ class Entry:
         """Called on all workers before anything else of the call happens.
 
         Raises:
-            ReplicaDivergenceError: If workers call it with something else.
+            ReplicaDivergenceError: If workers call it with something else,
+                or with other data.
         """
-        own = described(self._name, self._arguments())
+        arguments = self._arguments()
+        own = described(self._name, arguments)
         own[_BACKUP_FREQUENCY] = self._backup_frequency()
         state, backend = "", get_backend()
         if self._name == "fit":
             state = random_state(backend)
         if not check_agreement(own, self._workers, code_of(state)):
             set_random_state(backend, chiefs_text(state, self._workers))
+        if is_wanted():
+            rows = arguments.get("batch_size")
+            check_arrays(_data(arguments), self._workers, rows)
         if self._name == "fit":
             self._join()
 
@@ -90,8 +108,10 @@ class Entry:
             self._set("callbacks", self._in_list())
         elif self._callbacks or self._get("callbacks"):
             self._set("callbacks", self._callbacks)
+        watch = contextlib.nullcontext() if not is_wanted() else self._watch()
         try:
-            return self._method(*self._given.args, **self._given.kwargs)
+            with watch:
+                return self._method(*self._given.args, **self._given.kwargs)
         finally:
             saves = [c for c in self._callbacks if isinstance(c, Save)]
             for callback in saves:
@@ -99,6 +119,10 @@ class Entry:
             if saves:
                 # The next `fit` begins where it is told to.
                 set_initial_epoch(self._model, None)
+
+    def _watch(self) -> Watch:
+        data = _data(self._arguments())
+        return Watch(data, self._executor, self._workers)
 
     def _join(self) -> None:
         """Adds the callbacks that keep the workers together."""
@@ -152,3 +176,33 @@ class Entry:
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 more = self._given.arguments.get(parameter.name, {})
                 self._given.arguments[parameter.name] = {**more, name: value}
+
+
+def check_batch(
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    workers: "Workers",
+) -> None:
+    """Compares what workers give to `train_on_batch` or a relative.
+
+    Args:
+        method: The method of the model's class.
+        args: Tuple of its arguments, the model first.
+        kwargs: Mapping of its keyword arguments.
+        workers: `Workers`.
+
+    Raises:
+        ReplicaDivergenceError: If workers give it different data.
+    """
+    if is_wanted():
+        given = inspect.signature(method).bind(*args, **kwargs).arguments
+        check_arrays(_data({**given, **given.get("kwargs", {})}), workers)
+
+
+def _data(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be the same data on every worker, by name."""
+    found = {name: arguments.get(name) for name in _DATA}
+    if isinstance(found["class_weight"], dict):
+        found["class_weight"] = sorted(found["class_weight"].items())
+    return found

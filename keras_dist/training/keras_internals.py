@@ -19,6 +19,7 @@
 | `keras.Optimizer._trainable_variables` | those it was built for |
 | `keras.Variable._path` | parts of a variable are called like it |
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
+| `keras.src.trainers.epoch_iterator` | shows the first batch of data |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 | `keras.src.backend.random` | draws that copies of a model share |
@@ -46,6 +47,7 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import GeneratorDataAdapter
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters import py_dataset_adapter
+from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils.backend_utils import in_tf_graph
 
 from keras_dist import compilation
@@ -74,6 +76,7 @@ _GLOBAL_SEED = "global_seed_generator"
 _COMPILATION = "keras_dist_compilation"
 
 __all__ = [
+    "EpochIterator",
     "GeneratorDataAdapter",
     "OneBatch",
     "all_metrics",
@@ -308,8 +311,7 @@ def is_seed(variable: keras.Variable) -> bool:
     """Whether a variable is the state of a `keras.random.SeedGenerator`.
 
     Replicas' seeds are not compared, which would wait for the device: each
-    draws as often as the others, and what makes their draws differ is not
-    stored.
+    draws as often as the others.
     """
     return bool(variable.name == "seed_generator_state")
 
@@ -344,10 +346,8 @@ def set_stateless_scope(
 def set_uninitialized(
     variables: list[keras.Variable],
 ) -> list[keras.Variable]:
-    """Replaces the variables of this thread that wait for their values.
-
-    Keras gives them when a stateless scope ends. Returns those before.
-    """
+    """Replaces the variables of this thread that wait for the end of a
+    stateless scope, where Keras gives them values; returns those before."""
     name = "uninitialized_variables"
     before: list[keras.Variable] = global_state.get_global_attribute(name, [])
     global_state.set_global_attribute(name, variables)

@@ -2,12 +2,14 @@
 
 import os
 import random
+import types
 
 import keras
 import numpy as np
 import pytest
 from keras import callbacks
 
+import keras_dist
 from keras_dist.backend import get_backend
 from keras_dist.cluster import Cluster
 from keras_dist.errors import ClusterError
@@ -89,8 +91,17 @@ def model_of():
     return model
 
 
+def executor_of(workers):
+    """What an `Entry` asks of an executor."""
+    native = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).executor
+    return types.SimpleNamespace(
+        workers=workers, watch_first=native.watch_first
+    )
+
+
 def fit(model, workers, **kwargs):
-    entry = Entry("fit", model, workers, (), {"verbose": 0, **kwargs})
+    executor = executor_of(workers)
+    entry = Entry("fit", model, executor, (), {"verbose": 0, **kwargs})
     entry.agree()
     return entry.run()
 
@@ -270,7 +281,8 @@ def test_an_unbuilt_model_is_refused(tmp_path):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     callback = callbacks.BackupAndRestore(tmp_path)
-    entry = Entry("fit", model, workers, (), {"callbacks": [callback]})
+    executor = executor_of(workers)
+    entry = Entry("fit", model, executor, (), {"callbacks": [callback]})
     entry.agree()
     restore = entry._callbacks[0]
     restore.set_model(model)

@@ -209,7 +209,8 @@ def _fit(strategy):
     with strategy.scope():
         model = _model()
     model.fit(data, epochs=2, shuffle=False, verbose=0)
-    plain = _model()
+    with keras_dist.OneDeviceStrategy("cpu:0").scope():
+        plain = _model()
     # The first four of six batches of two; then one of two and one of one.
     order = [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 10]
     x = _rows()[order][:, None]
