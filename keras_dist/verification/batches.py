@@ -25,17 +25,13 @@ class Batch:
             dataset has it.
         rows: Integer.
         class_weight: Dict from class to weight, or `None`.
-        is_bare: Boolean, whether `data` is no tuple.
+        is_bare: Boolean, whether a step gets `data` as it is.
     """
 
     data: Any
     rows: int
     class_weight: Any = None
     is_bare: bool = False
-
-    def inputs(self) -> Any:
-        """What a model is called with."""
-        return self.data if self.is_bare else self.data[0]
 
     def arguments(self, trains: bool) -> dict[str, Any]:
         """What `fit` or `evaluate` is given for it."""
@@ -156,7 +152,8 @@ def _batch_of(element: Any, class_weight: Any) -> Batch:
     if isinstance(element, list):
         element = tuple(element)
     data = _map(_as_numpy, element)
-    is_bare = not isinstance(data, tuple) or not 1 <= len(data) <= 3
+    # `fit` makes pairs of what it is given apart, and nothing else.
+    is_bare = not isinstance(data, tuple) or len(data) not in (2, 3)
     rows = [
         int(leaf.shape[0])
         for leaf in keras.tree.flatten(data)

@@ -58,9 +58,9 @@ def pair_of(strategy: "Strategy", model: Any, batch: Batch) -> Pair:
         keras_internals.set_name_counts({})
         set_random_state(backend, state)
         copy = Copy(make, scope, backend)
+        copy.build(batch)
         if isinstance(model, keras.Model) and model.built:
             check_copy(copy.model, model)
-        copy.build(batch)
         copies.append(copy)
     own, other = copies
     given = variables_of(own.model)

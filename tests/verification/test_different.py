@@ -1,0 +1,260 @@
+"""`strategy.verify` names what differs first, and the likely cause.
+
+The models differ on purpose: they are made in another way in the scope, or
+couple rows where no replica has the others', or part of keras_dist is taken
+out. So the tests don't depend on a defect that will be mended.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_dist
+from keras_dist.training import losses
+from keras_dist.training import updates
+from keras_dist.training.shares import scaled_gradient
+from keras_dist.training.step import ReplicaState
+from parity.harness import BACKEND
+from verification import models
+from verification.models import TARGETS
+from verification.models import X
+
+IN_REPLICAS = pytest.mark.skipif(
+    BACKEND == "jax", reason="On JAX a step of `fit` has all rows at once."
+)
+
+
+def verify(model, x=X, y=TARGETS, **options):
+    options.setdefault("steps", 2)
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    return strategy.verify(model, x, y, **options)
+
+
+def is_wrong():
+    """Whether the model is made under the strategy."""
+    return keras_dist.has_strategy()
+
+
+class Scales(keras.layers.Layer):
+    """Multiplies what it is given, or its gradients, where it is wrong."""
+
+    def __init__(self, forward=1.0, backward=1.0):
+        super().__init__(name="scales")
+        self.factors = (forward, backward) if is_wrong() else (1.0, 1.0)
+
+    def call(self, x):
+        forward, backward = self.factors
+        return scaled_gradient(x * forward, backward)
+
+
+class Counts(keras.layers.Layer):
+    """Counts the rows of all batches."""
+
+    def __init__(self):
+        super().__init__(name="counts")
+        self.each = 0.5 if is_wrong() else 1.0
+
+    def build(self, shape):
+        self.seen = self.add_weight((), "zeros", trainable=False, name="seen")
+
+    def call(self, x, training=False):
+        if training:
+            self.seen.assign_add(self.each * 8)
+        return x
+
+
+def _metric():
+    def absolute(y_true, y_pred):
+        error = ops.mean(ops.abs(y_true - y_pred), axis=-1)
+        return 2.0 * error if wrong else error
+
+    wrong = is_wrong()
+    model = models.regressor()
+    model.compile("sgd", "mse", metrics=[absolute])
+    return model
+
+
+def _optimizer():
+    clip = 1e-3 if is_wrong() else None
+    return models.regressor(keras.optimizers.SGD(clipvalue=clip))
+
+
+def _table():
+    """An embedding, whose rows an optimizer gets in another way."""
+    clip = 1e-3 if is_wrong() else None
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(12, 4, name="tokens"),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(2, name="last"),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.1, clipvalue=clip), "mse")
+    return model
+
+
+def _loss():
+    return models.regressor(loss="mae" if is_wrong() else "mse")
+
+
+CASES = {
+    "prediction": (
+        lambda: models.regressor(layer=Scales(forward=2.0)),
+        ("prediction", "output 0", "predict"),
+    ),
+    "loss": (_loss, ("loss", "loss", "evaluate")),
+    "metric": (_metric, ("metric", "absolute", "evaluate")),
+    "gradient": (
+        lambda: models.regressor(layer=Scales(backward=0.5)),
+        ("gradient", "first/kernel", "gradients"),
+    ),
+    "state": (
+        lambda: models.regressor(layer=Counts()),
+        ("state", "counts/seen", "gradients"),
+    ),
+    "weight": (_optimizer, ("weight", "first/kernel", "training")),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_thing_that_differs_is_named(name):
+    make, expected = CASES[name]
+    report = verify(make)
+    first = report.first
+    assert (first.kind, first.name, first.phase) == expected, report
+    assert not report.same
+    assert report.section == "The numbers differ"
+    assert first.name in str(report).replace("\n", "")
+    with pytest.raises(keras_dist.NumbersDifferError, match=first.name):
+        report.raise_if_different()
+    if name == "gradient":
+        # Behind the layer nothing is wrong.
+        assert {path for path, _ in report.by_layer} == {
+            "first/kernel",
+            "first/bias",
+        }
+        assert first.relative == pytest.approx(0.5, rel=1e-3)
+        assert first.strategy == pytest.approx(first.one_device / 2, rel=1e-3)
+    if name == "state":
+        assert (first.one_device, first.strategy) == (8.0, 4.0)
+
+
+def test_embeddings_are_known_to_have_sparse_gradients():
+    report = verify(_table, models.TOKENS)
+    assert (report.first.kind, report.first.phase) == ("weight", "training")
+    assert report.first.name.endswith("tokens/embeddings")
+    assert report.cause.name == "sparse gradients"
+
+
+class Summed(keras.Model):
+    """Adds the sum of its output to the loss, where it is wrong."""
+
+    def __init__(self):
+        super().__init__(name="summed")
+        self.last = keras.layers.Dense(2, name="last")
+        self.factor = 0.2 if is_wrong() else 0.1
+
+    def call(self, x):
+        y = self.last(x)
+        self.add_loss(self.factor * ops.sum(ops.square(y)) / 1.0)
+        return y
+
+
+def test_a_sum_over_rows_is_told_by_taking_rows_twice():
+    def make():
+        model = Summed()
+        model.compile("sgd", "mse")
+        return model
+
+    report = verify(make)
+    assert (report.first.kind, report.cause.name) == ("loss", "a sum over rows")
+    assert "'summed' calls `add_loss`" in report.cause.text
+
+
+@IN_REPLICAS
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (models.CentresRows, ("prediction", "output 0", "predict")),
+        (models.CentresTraining, ("loss", "loss", "gradients")),
+    ],
+)
+def test_a_layer_that_couples_rows_is_found(layer, expected):
+    first = (report := verify(lambda: models.regressor(layer=layer()))).first
+    assert (first.kind, first.name, first.phase) == expected, report
+    assert report.cause.name == "rows coupled in a layer"
+
+
+class Pairs(keras.losses.Loss):
+    """Compares rows, in the method that Keras calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = 2.0 if is_wrong() else 1.0
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        scores = ops.matmul(y_pred, ops.transpose(y_pred))
+        return self.factor * ops.mean(ops.logsumexp(scores, axis=-1))
+
+
+def test_a_loss_that_overrides_call_is_named():
+    strategy = keras_dist.OneDeviceStrategy("cpu:0")
+    report = strategy.verify(
+        lambda: models.regressor(loss=Pairs()), X, TARGETS, steps=1
+    )
+    assert report.first.kind == "loss"
+    assert report.cause.name == "an override of Loss.__call__"
+    assert "Pairs" in report.cause.text
+
+
+@IN_REPLICAS
+def test_gradients_in_wrong_shares_are_found(monkeypatch):
+    def unweighted(self, gradients, shares, variables):
+        ones = [1.0] * len(shares)
+        return self.runner.sum_gradients(
+            self.replica, gradients, ones, variables
+        )
+
+    monkeypatch.setattr(ReplicaState, "sum_gradients", unweighted)
+    report = verify(lambda: models.regressor())
+    assert report.first.kind == "gradient"
+    assert report.first.relative == pytest.approx(1.0, rel=1e-3)
+    assert len(report.by_layer) == 4
+
+
+@IN_REPLICAS
+def test_a_loss_on_a_replicas_rows_is_found(monkeypatch):
+    monkeypatch.setattr(losses, "treats_rows_one_by_one", lambda loss: True)
+    report = verify(
+        lambda: models.regressor(loss="dice"), y=np.abs(TARGETS), steps=1
+    )
+    assert report.first.kind == "loss"
+    assert report.cause.name == "rows coupled in a layer"
+
+
+@IN_REPLICAS
+def test_metrics_that_see_a_replicas_rows_are_found(monkeypatch):
+    model = models.regressor()
+    model.compile("sgd", "mse", metrics=["mae"])
+    monkeypatch.setattr(updates, "flush", lambda step: None)
+    report = verify(model, steps=1)
+    assert report.first.kind in ("loss", "metric")
+
+
+def test_numbers_that_nobody_can_repeat_are_called_random():
+    state = np.random.default_rng()
+
+    class Noise(keras.layers.Layer):
+        def call(self, x):
+            return x * float(state.uniform(0.5, 1.5))
+
+    def make():
+        model = models.regressor(layer=Noise())
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    report = verify(make, steps=1)
+    assert not report.same
+    assert report.cause.name == "randomness"

@@ -1,0 +1,187 @@
+"""`strategy.verify` says `same` of models that are, and changes nothing."""
+
+import json
+import random
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+from keras_dist.training import keras_internals
+from keras_dist.verification.report import Report
+from parity import harness
+from parity.harness import BACKEND
+from sharded.helpers import shards
+from verification import models
+from verification import steps
+from verification.models import TARGETS
+from verification.models import X
+from verification.models import Y
+
+STRATEGIES = {
+    "mirrored": harness.strategy,
+    "central": harness.central,
+    "one_device": lambda _: keras_dist.OneDeviceStrategy("cpu:0"),
+}
+if shards():
+    STRATEGIES["sharded"] = harness.sharded
+
+
+def mirrored():
+    return keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_model_with_batch_statistics_and_dropout_is_the_same(kind):
+    strategy = STRATEGIES[kind](3)
+    with strategy.scope():
+        model = models.classifier()
+    report = strategy.verify(model, X, Y, steps=3 if kind == "mirrored" else 2)
+    assert report.same, report
+    kinds = {each.kind for each in report.differences}
+    assert kinds == {
+        *("prediction", "loss", "metric", "gradient"),
+        *("state", "weight", "slot"),
+    }
+    phases = [each.phase for each in report.differences]
+    assert list(dict.fromkeys(phases)) == [
+        *("predict", "evaluate", "gradients", "training")
+    ]
+    assert any(rows % 2 for rows in report.batches)
+    assert len({each.name for each in report.differences}) > 20
+    report.raise_if_different()
+    assert "dropout" in "".join(report.notes)
+
+
+def test_several_outputs_weights_and_clipping_are_the_same():
+    strategy = mirrored()
+    weights = np.linspace(0.1, 2.0, 40, dtype="float32")
+    report = strategy.verify(
+        models.two_outputs(),
+        X,
+        [TARGETS, TARGETS[::-1]],
+        sample_weight=weights,
+        batch_size=6,
+        steps=2,
+    )
+    assert report.same, report
+    assert report.batches == (6, 5)
+    names = {each.name for each in report.differences}
+    assert {"one_loss", "two_loss", "loss"} <= names
+
+
+def test_class_weights_are_used_in_both():
+    report = mirrored().verify(
+        models.classifier("sgd"),
+        X,
+        Y,
+        class_weight={0: 5.0, 1: 1.0, 2: 0.1},
+        steps=1,
+    )
+    assert report.same, report
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["model", "function"])
+def test_a_subclass_that_draws_is_the_same(copied):
+    strategy = mirrored()
+    model = models.variational
+    if copied:
+        model = model()
+        model.predict(X, verbose=0)
+    batches = [(X[:8], X[:8]), (X[8:14], X[8:14])]
+    report = strategy.verify(model, batches)
+    assert report.same, report
+    # The last one is cut, or nothing would be uneven.
+    assert report.batches == (8, 5)
+    assert "normal" in "".join(report.notes)
+
+
+def test_a_step_with_two_optimizers_is_the_same():
+    report = mirrored().verify(steps.adversarial, X, steps=2)
+    assert report.same, report
+    gradients = [d for d in report.differences if d.kind == "gradient"]
+    # On JAX, Keras' steps have the state of one optimizer.
+    assert len(gradients) == (4 if BACKEND == "jax" else 6)
+    assert any(d.name == "critic_loss" for d in report.differences)
+
+
+def test_embeddings_and_a_float16_policy_are_the_same():
+    before = keras.config.dtype_policy()
+
+    def make():
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        model = keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                keras.layers.Embedding(12, 4, mask_zero=True),
+                keras.layers.GRU(4),
+                keras.layers.Dense(2, dtype="float32"),
+            ]
+        )
+        model.compile("adam", "mse")
+        keras.config.set_dtype_policy(before)
+        return model
+
+    report = mirrored().verify(make, models.TOKENS, TARGETS, steps=2)
+    assert report.same, report
+
+
+def _state(model):
+    return [
+        np.array(keras.ops.convert_to_numpy(v))
+        for v in keras_internals.all_variables(model)
+    ]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_model_and_random_states_are_left_as_they_were(trained):
+    strategy = mirrored()
+    with strategy.scope():
+        model = models.classifier()
+    if trained:
+        model.fit(X, Y, batch_size=10, verbose=0)
+    functions = (model.train_function, model.test_function)
+    attributes = set(vars(model))
+    before, python = _state(model), random.getstate()
+    numpy_state = np.random.get_state()[1].tolist()
+    draw = keras.random.SeedGenerator.next
+    names = keras_internals.name_counts()
+    optimizer = model.optimizer
+    assert strategy.verify(model, X, Y, steps=1).same
+    after = _state(model)
+    assert len(after) == len(before)
+    for own, others in zip(after, before, strict=True):
+        np.testing.assert_array_equal(own, others)
+    assert (model.train_function, model.test_function) == functions
+    assert set(vars(model)) == attributes
+    assert model.optimizer is optimizer
+    assert random.getstate() == python
+    assert np.random.get_state()[1].tolist() == numpy_state
+    assert keras.random.SeedGenerator.next is draw
+    assert keras_internals.name_counts() == names
+    assert not keras_dist.has_strategy()
+    model.fit(X, Y, batch_size=10, verbose=0)
+
+
+def test_the_copies_start_with_the_state_of_the_model():
+    strategy = mirrored()
+    with strategy.scope():
+        model = models.regressor(keras.optimizers.Adam(0.1))
+    model.fit(X, TARGETS, batch_size=10, verbose=0)
+    expected = model.evaluate(X[:4], TARGETS[:4], verbose=0, batch_size=4)
+    report = strategy.verify(model, X, TARGETS, batch_size=4, steps=1)
+    (loss,) = [d for d in report.differences if d.phase == "evaluate"]
+    assert loss.one_device == pytest.approx(expected, rel=1e-5)
+    (count,) = [d for d in report.differences if d.name.endswith("/iteration")]
+    assert count.one_device == 5.0
+
+
+def test_a_report_is_read_again_from_json():
+    report = mirrored().verify(models.regressor(), X, TARGETS, steps=1)
+    found = json.loads(report.to_json())
+    assert found["same"] is True
+    assert Report.from_dict(found) == report
+    assert "same" in str(report)
+    assert report._repr_html_().count("<table>") == 1
+    assert report.section == ""
