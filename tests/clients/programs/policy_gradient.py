@@ -32,7 +32,9 @@ class ActorCritic(keras.Model):
         return self.actor(x), self.critic(x)
 
     def train_step(self, data):
-        states, (actions, returns) = data
+        states, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        states = ops.convert_to_tensor(states)
+        actions, returns = map(ops.convert_to_tensor, y)
 
         def loss_fn():
             probabilities, values = self(states, training=True)

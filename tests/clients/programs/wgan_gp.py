@@ -128,7 +128,7 @@ def make():
         [
             keras.Input((LATENTS,)),
             layers.Dense(5, use_bias=False),
-            layers.BatchNormalization(),
+            layers.LayerNormalization(),
             layers.LeakyReLU(0.2),
             layers.Dense(4, activation="tanh"),
         ]
