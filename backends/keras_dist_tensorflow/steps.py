@@ -223,6 +223,10 @@ class StepExecutor(Executor, StepRunner):
             return gradients
         return summed_over_workers(gradients, self.workers)
 
+    def probing(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = tf.init_scope()
+        return context
+
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         with tf.init_scope(), self.creation_scope():

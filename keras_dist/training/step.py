@@ -26,13 +26,16 @@ from keras_dist.training.exchange import with_other_workers
 from keras_dist.training.join import Combine
 from keras_dist.training.join import is_float
 from keras_dist.training.join import mean_over_rows
+from keras_dist.training.join import sum_over_replicas
 from keras_dist.training.join import sum_over_rows
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.shares import Share
+from keras_dist.training.sums import Kind
 
 if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase
+    from keras_dist.training.kinds import Kinds
 
 T = TypeVar("T")
 # By the variable's id: the variable, and the value that it was given.
@@ -192,12 +195,9 @@ class ReplicaState(ABC):
         """This replica's value of a variable that it has not assigned."""
         return self.replica.read(variable)
 
+    @abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Keeps a value that this replica assigned to a variable."""
-        held = self.replica.hold(variable, value)
-        if held is not None:
-            self.scope.state_mapping[id(variable)] = held
-            self.writes[id(variable)] = (variable, held)
 
     def sum_gradients(
         self,
@@ -259,6 +259,12 @@ class ReplicaState(ABC):
 class ReplicaStep(ReplicaState):
     """One replica's part of one step of `fit` or a relative.
 
+    Args:
+        replica: As for `ReplicaState`.
+        runner: As for `ReplicaState`.
+        strategy: As for `ReplicaState`.
+        kinds: The model's `Kinds`.
+
     Attributes:
         alike: Set of the ids of variables that every replica gives the same
             value.
@@ -266,16 +272,23 @@ class ReplicaStep(ReplicaState):
         results: By its id, each tensor that is the same on every replica.
         has_global_rows: Boolean, whether a loss gave it a value for each row
             of the global batch.
+        terms_seen: By layer and training, how many losses were added.
     """
 
     def __init__(
-        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+        self,
+        replica: Replica,
+        runner: ReplicaRunner,
+        strategy: "StrategyBase",
+        kinds: "Kinds",
     ) -> None:
         super().__init__(replica, runner, strategy)
+        self.kinds = kinds
         self.alike: set[int] = set()
         self.updates: list[Any] = []
         self.results: dict[int, Any] = {}
         self.has_global_rows = False
+        self.terms_seen: dict[Any, int] = {}
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -295,17 +308,55 @@ class ReplicaStep(ReplicaState):
                     "its updates were not gathered. Make the metric an "
                     "attribute of the model or pass it to `compile`."
                 )
-            _check_integers(variable, values)
+            if not self._is_sum(variable):
+                _check_integers(variable, values)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         # All of them first: one that is refused leaves all as they were.
         self.check(writes)
         given = list(_by_variable(writes, shares))
-        differing = [g for g in given if id(g[0]) not in self.alike]
-        means = iter(self.means([(values, of) for _, values, of in differing]))
+        sums = [g for g in given if self._is_sum(g[0])]
+        means = [
+            g
+            for g in given
+            if id(g[0]) not in self.alike and not self._is_sum(g[0])
+        ]
+        values = self._totals(sums) if sums else []
+        values += self.means([(values, of) for _, values, of in means])
+        changed = {
+            id(g[0]): v for g, v in zip([*sums, *means], values, strict=True)
+        }
         for variable, values, _ in given:
-            known = id(variable) in self.alike
-            variable.assign(values[0] if known else next(means))
+            variable.assign(changed.get(id(variable), values[0]))
+
+    def _is_sum(self, variable: Any) -> bool:
+        kind = self.kinds.variables.get(id(variable))
+        return kind is Kind.SUM and not variable.trainable
+
+    def _totals(
+        self, given: Sequence[tuple[Any, list[Any], list[Share]]]
+    ) -> list[Any]:
+        """The values of variables that every replica has added to."""
+        before = [ops.convert_to_tensor(variable) for variable, _, _ in given]
+        added = [
+            sum_over_replicas(
+                [ops.convert_to_tensor(value) - old for value in values], of
+            )
+            for old, (_, values, of) in zip(before, given, strict=True)
+        ]
+        workers = self.replica.group.workers
+        if workers is not None:
+            added = workers.sum(added)
+        return [old + new for old, new in zip(before, added, strict=True)]
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        key = id(variable)
+        if key not in self.alike and key not in self.kinds.variables:
+            self.kinds.learn_variable(self, variable)
+        held = self.replica.hold(variable, value)
+        if held is not None:
+            self.scope.state_mapping[key] = held
+            self.writes[key] = (variable, held)
 
     def means(
         self, given: Sequence[tuple[list[Any], list[Share]]]
