@@ -12,34 +12,31 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Self
-from typing import TypeVar
 
 import keras
 from keras import ops
 
 from keras_dist import context
 from keras_dist.errors import MetricMergeError
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import keras_internals
 from keras_dist.training.exchange import Entry
 from keras_dist.training.exchange import with_other_workers
 from keras_dist.training.join import Combine
 from keras_dist.training.join import is_float
 from keras_dist.training.join import mean_over_rows
-from keras_dist.training.join import sum_over_replicas
 from keras_dist.training.join import sum_over_rows
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.shares import Share
 from keras_dist.training.sums import Kind
+from keras_dist.training.writes import Writes as Writes
+from keras_dist.training.writes import by_variable
+from keras_dist.training.writes import check_integers
+from keras_dist.training.writes import totals
 
 if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase
     from keras_dist.training.kinds import Kinds
-
-T = TypeVar("T")
-# By the variable's id: the variable, and the value that it was given.
-Writes = dict[int, tuple[Any, Any]]
 
 
 class _Current(threading.local):
@@ -300,7 +297,7 @@ class ReplicaStep(ReplicaState):
                 _current.step = None
 
     def check(self, writes: Sequence[Writes]) -> None:
-        for variable, values, _ in _by_variable(writes, writes):
+        for variable, values, _ in by_variable(writes, writes):
             if variable.synchronization == "on_read":
                 raise MetricMergeError(
                     f"Metric state '{variable.path}' was changed on several "
@@ -309,45 +306,32 @@ class ReplicaStep(ReplicaState):
                     "attribute of the model or pass it to `compile`."
                 )
             if not self._is_sum(variable):
-                _check_integers(variable, values)
+                check_integers(variable, values)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         # All of them first: one that is refused leaves all as they were.
         self.check(writes)
-        given = list(_by_variable(writes, shares))
+        given = list(by_variable(writes, shares))
         sums = [g for g in given if self._is_sum(g[0])]
         means = [
             g
             for g in given
             if id(g[0]) not in self.alike and not self._is_sum(g[0])
         ]
-        values = self._totals(sums) if sums else []
-        values += self.means([(values, of) for _, values, of in means])
-        changed = {
-            id(g[0]): v for g, v in zip([*sums, *means], values, strict=True)
+        changed = totals(sums, self.replica.group.workers) if sums else []
+        changed += self.means([(values, of) for _, values, of in means])
+        values_of = {
+            id(variable): value
+            for (variable, _, _), value in zip(
+                [*sums, *means], changed, strict=True
+            )
         }
         for variable, values, _ in given:
-            variable.assign(changed.get(id(variable), values[0]))
+            variable.assign(values_of.get(id(variable), values[0]))
 
     def _is_sum(self, variable: Any) -> bool:
         kind = self.kinds.variables.get(id(variable))
         return kind is Kind.SUM and not variable.trainable
-
-    def _totals(
-        self, given: Sequence[tuple[Any, list[Any], list[Share]]]
-    ) -> list[Any]:
-        """The values of variables that every replica has added to."""
-        before = [ops.convert_to_tensor(variable) for variable, _, _ in given]
-        added = [
-            sum_over_replicas(
-                [ops.convert_to_tensor(value) - old for value in values], of
-            )
-            for old, (_, values, of) in zip(before, given, strict=True)
-        ]
-        workers = self.replica.group.workers
-        if workers is not None:
-            added = workers.sum(added)
-        return [old + new for old, new in zip(before, added, strict=True)]
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         key = id(variable)
@@ -410,34 +394,3 @@ class ReplicaStep(ReplicaState):
             alike: Boolean, whether all workers get the very same.
         """
         return with_other_workers(self.replica.group, own, combine, alike)
-
-
-def _by_variable(
-    writes: Sequence[Writes], shares: Sequence[T]
-) -> Iterator[tuple[keras.Variable, list[Any], list[T]]]:
-    """Each variable, the values it was given, and the shares of who gave."""
-    written = {key: own[key][0] for own in writes for key in own}
-    for key, variable in written.items():
-        given = [
-            (own[key][1], share)
-            for own, share in zip(writes, shares, strict=True)
-            if key in own
-        ]
-        yield variable, [v for v, _ in given], [share for _, share in given]
-
-
-def _check_integers(variable: Any, values: list[Any]) -> None:
-    """Refuses integers that differ between replicas: they have no mean."""
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    if "float" in dtype or keras_internals.is_seed(variable):
-        return
-    variable.distribute_strategy.executor.check_equal(
-        values,
-        lambda: ReplicaDivergenceError(
-            f"Variable '{variable.path}' of dtype '{dtype}' was assigned "
-            "different values by the replicas of a step, which see only their "
-            "own rows. Expected: the same value on each replica. Count in a "
-            "metric, whose updates see all rows, or use a float variable, "
-            "which gets the mean over rows."
-        ),
-    )

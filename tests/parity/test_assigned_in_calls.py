@@ -6,7 +6,6 @@ from keras import layers
 from keras import ops
 
 from parity import models
-from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import scope
@@ -133,9 +132,6 @@ def test_same_numbers(layer, num_replicas):
     assert_same(_outcome(num_replicas, layer, 15), _outcome(None, layer, 15))
 
 
-@pytest.mark.skipif(
-    BACKEND != "tensorflow", reason="Elsewhere it is the same code."
-)
 def test_run_eagerly():
     actual = _outcome(3, Rows, 15, run_eagerly=True)
     assert_same(actual, _outcome(None, Rows, 15))
@@ -146,10 +142,8 @@ def test_the_count_is_that_of_the_rows():
         model = models.sequence(Rows, models.dense())()
         model.compile("sgd", "mse", jit_compile=JIT)
     model.fit(**models.table(50), batch_size=10, epochs=1, verbose=0)
-    assert [int(seen) for seen in map(_number, model.layers[0].seen)] == [
-        50,
-        50,
-    ]
+    counts = map(_number, model.layers[0].seen)
+    assert [int(count) for count in counts] == [50, 50]
 
 
 def _number(variable):
