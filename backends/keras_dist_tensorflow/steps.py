@@ -265,6 +265,10 @@ class StepExecutor(Executor, StepRunner):
         """Sums over this worker's replicas, for `finished`."""
         return weighted_sum(gradients, weights, sorted(self._counts))
 
+    def probing(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = tf.init_scope()
+        return context
+
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         with tf.init_scope(), self.creation_scope():

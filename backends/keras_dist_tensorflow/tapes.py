@@ -22,7 +22,7 @@ from keras_dist.training.step import current_step
 def install_tapes() -> None:
     """Makes `tf.GradientTape.gradient` know of replicas' shares."""
     tape = tf.GradientTape
-    setattr(tape, "gradient", _hooked(tape.gradient))
+    tape.gradient = _hooked(tape.gradient)
 
 
 def _hooked(original: Callable[..., Any]) -> Callable[..., Any]:

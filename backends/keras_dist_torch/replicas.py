@@ -247,6 +247,9 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         with keras_device(self.plan.devices[index]):
             return fn(*args)
 
+    def probing(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.no_grad()
+
     def building(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()
 

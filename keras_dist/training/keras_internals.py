@@ -25,16 +25,23 @@
 | `keras.src.backend.random` | draws that copies of a model share |
 | `keras.Model._compile_config` | what `compile` was given, as objects |
 | the global attribute `object_name_uids` | copies use up no names |
+| `self`, `args`, `kwargs`, `call_context` in the frame of | what a layer was |
+| `keras.Layer.__call__` | called with, to be called again on other rows |
+| `current_call_ctx` in its global state | put back after such a call |
 
 `tests/unit/test_keras_internals.py` fails readably when one of them moves.
 """
 
 import collections
+import contextlib
+import inspect
 import itertools
 import random
+import sys
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -74,11 +81,14 @@ _NAMES = "name_scope_stack"
 _NAME_COUNTS = "object_name_uids"
 _GLOBAL_SEED = "global_seed_generator"
 _COMPILATION = "keras_dist_compilation"
+_CALL_CONTEXT = "current_call_ctx"
+_LAYER_CALL = inspect.unwrap(keras.Layer.__call__).__code__
 
 __all__ = [
     "EpochIterator",
     "GeneratorDataAdapter",
     "OneBatch",
+    "LayerCall",
     "all_metrics",
     "all_variables",
     "build_from",
@@ -93,8 +103,10 @@ __all__ = [
     "is_torch_dataloader",
     "is_torch_tensor",
     "inherit_thread_state",
+    "innermost_call",
     "is_of_keras",
     "is_seed",
+    "kept_call_context",
     "learning_rate_of",
     "losses",
     "make_global_seed",
@@ -234,6 +246,52 @@ class OneBatch(GeneratorDataAdapter):  # type: ignore[misc]
         self.generator = lambda: iter([batch])
         self._first_batches = [batch]
         self._output_signature = None
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A call of a layer that is running.
+
+    Args:
+        layer: The `keras.Layer`.
+        args: Tuple of its arguments.
+        kwargs: Dict of its arguments by name, those that Keras adds too.
+        training: Boolean or `None`, for it and the layers that it calls.
+    """
+
+    layer: keras.Layer
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    training: bool | None
+
+    def again(self, args: Any, kwargs: Any) -> None:
+        """Calls the layer with other arguments, in the same context."""
+        with kept_call_context():
+            self.layer(*args, **kwargs)
+
+
+def innermost_call() -> LayerCall | None:
+    """The call of a layer that this thread is in, if it is in one."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _LAYER_CALL:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return None
+    names = frame.f_locals
+    context = names.get("call_context")
+    training = None if context is None else context.get_value("training")
+    training = names["kwargs"].get("training", training)
+    return LayerCall(names["self"], names["args"], names["kwargs"], training)
+
+
+@contextlib.contextmanager
+def kept_call_context() -> Iterator[None]:
+    """Goes back to the calls of layers that this thread is in."""
+    before = global_state.get_global_attribute(_CALL_CONTEXT)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_CALL_CONTEXT, before)
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:

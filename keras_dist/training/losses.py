@@ -60,7 +60,7 @@ def hook_own_calls(loss_class: type) -> None:
         super(loss_class, cls).__init_subclass__(**kwargs)
         _hook_own_call(cls)
 
-    setattr(loss_class, "__init_subclass__", classmethod(__init_subclass__))
+    loss_class.__init_subclass__ = classmethod(__init_subclass__)
     classes = list(loss_class.__subclasses__())
     while classes:
         cls = classes.pop()
@@ -88,7 +88,7 @@ def _hook_own_call(cls: type) -> None:
         return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
 
     setattr(__call__, _HOOKED, True)
-    setattr(cls, "__call__", __call__)
+    cls.__call__ = __call__
 
 
 def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:

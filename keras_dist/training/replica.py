@@ -284,6 +284,13 @@ class ReplicaRunner(ABC):
         """Entered while an optimizer applies reduced gradients."""
         return contextlib.nullcontext()
 
+    def probing(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered while a layer is called on other rows, without gradients.
+
+        What is computed in it is computed at once, and has values.
+        """
+        return contextlib.nullcontext()
+
     def building(self) -> contextlib.AbstractContextManager[Any]:
         """Entered while variables are made in the middle of a step."""
         return contextlib.nullcontext()

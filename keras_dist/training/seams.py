@@ -11,14 +11,18 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras import tree
 
 from keras_dist.training import keras_internals
 from keras_dist.training import losses
 from keras_dist.training.normalization import hook_moments
 from keras_dist.training.overlay import Overlay
+from keras_dist.training.overlay import base_scope
 from keras_dist.training.overlay import suspended
+from keras_dist.training.probe import ProbeScope
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_replica
+from keras_dist.training.step import current_step
 from keras_dist.training.updates import update
 
 
@@ -34,6 +38,7 @@ def install() -> None:
     install_normalization()
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
     install_losses_of_layers()
+    _wrap(keras.Layer, "add_loss", _hook_add_loss)
     for optimizer in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
@@ -111,6 +116,21 @@ def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
             scope.losses[:] = [x for x in scope.losses if id(x) not in ids]
 
     return _clear_losses
+
+
+def _hook_add_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_loss(self: Any, loss: Any) -> None:
+        scope, step = keras_internals.stateless_scope(), current_step()
+        if isinstance(scope, ProbeScope):
+            scope.note(loss)
+            return
+        if step is not None and base_scope() is step.scope:
+            term = functools.partial(step.kinds.term, step, self)
+            loss = tree.map_structure(term, loss)
+        original(self, loss)
+
+    return add_loss
 
 
 def _hook_build(original: Callable[..., Any]) -> Callable[..., Any]:

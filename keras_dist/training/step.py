@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Self
-from typing import TypeVar
 
 import keras
 from keras import ops
 
 from keras_dist import context
 from keras_dist.errors import MetricMergeError
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import keras_internals
 from keras_dist.training.exchange import Entry
 from keras_dist.training.exchange import with_other_workers
@@ -30,13 +28,15 @@ from keras_dist.training.join import sum_over_rows
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.training.shares import Share
+from keras_dist.training.sums import Kind
+from keras_dist.training.writes import Writes as Writes
+from keras_dist.training.writes import by_variable
+from keras_dist.training.writes import check_integers
+from keras_dist.training.writes import totals
 
 if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase
-
-T = TypeVar("T")
-# By the variable's id: the variable, and the value that it was given.
-Writes = dict[int, tuple[Any, Any]]
+    from keras_dist.training.kinds import Kinds
 
 
 class _Current(threading.local):
@@ -192,12 +192,9 @@ class ReplicaState(ABC):
         """This replica's value of a variable that it has not assigned."""
         return self.replica.read(variable)
 
+    @abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
         """Keeps a value that this replica assigned to a variable."""
-        held = self.replica.hold(variable, value)
-        if held is not None:
-            self.scope.state_mapping[id(variable)] = held
-            self.writes[id(variable)] = (variable, held)
 
     def sum_gradients(
         self,
@@ -259,6 +256,12 @@ class ReplicaState(ABC):
 class ReplicaStep(ReplicaState):
     """One replica's part of one step of `fit` or a relative.
 
+    Args:
+        replica: As for `ReplicaState`.
+        runner: As for `ReplicaState`.
+        strategy: As for `ReplicaState`.
+        kinds: The model's `Kinds`.
+
     Attributes:
         alike: Set of the ids of variables that every replica gives the same
             value.
@@ -266,16 +269,23 @@ class ReplicaStep(ReplicaState):
         results: By its id, each tensor that is the same on every replica.
         has_global_rows: Boolean, whether a loss gave it a value for each row
             of the global batch.
+        terms_seen: By layer and training, how many losses were added.
     """
 
     def __init__(
-        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+        self,
+        replica: Replica,
+        runner: ReplicaRunner,
+        strategy: "StrategyBase",
+        kinds: "Kinds",
     ) -> None:
         super().__init__(replica, runner, strategy)
+        self.kinds = kinds
         self.alike: set[int] = set()
         self.updates: list[Any] = []
         self.results: dict[int, Any] = {}
         self.has_global_rows = False
+        self.terms_seen: dict[Any, int] = {}
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -287,7 +297,7 @@ class ReplicaStep(ReplicaState):
                 _current.step = None
 
     def check(self, writes: Sequence[Writes]) -> None:
-        for variable, values, _ in _by_variable(writes, writes):
+        for variable, values, _ in by_variable(writes, writes):
             if variable.synchronization == "on_read":
                 raise MetricMergeError(
                     f"Metric state '{variable.path}' was changed on several "
@@ -295,17 +305,42 @@ class ReplicaStep(ReplicaState):
                     "its updates were not gathered. Make the metric an "
                     "attribute of the model or pass it to `compile`."
                 )
-            _check_integers(variable, values)
+            if not self._is_sum(variable):
+                check_integers(variable, values)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         # All of them first: one that is refused leaves all as they were.
         self.check(writes)
-        given = list(_by_variable(writes, shares))
-        differing = [g for g in given if id(g[0]) not in self.alike]
-        means = iter(self.means([(values, of) for _, values, of in differing]))
+        given = list(by_variable(writes, shares))
+        sums = [g for g in given if self._is_sum(g[0])]
+        means = [
+            g
+            for g in given
+            if id(g[0]) not in self.alike and not self._is_sum(g[0])
+        ]
+        changed = totals(sums, self.replica.group.workers) if sums else []
+        changed += self.means([(values, of) for _, values, of in means])
+        values_of = {
+            id(variable): value
+            for (variable, _, _), value in zip(
+                [*sums, *means], changed, strict=True
+            )
+        }
         for variable, values, _ in given:
-            known = id(variable) in self.alike
-            variable.assign(values[0] if known else next(means))
+            variable.assign(values_of.get(id(variable), values[0]))
+
+    def _is_sum(self, variable: Any) -> bool:
+        kind = self.kinds.variables.get(id(variable))
+        return kind is Kind.SUM and not variable.trainable
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        key = id(variable)
+        if key not in self.alike and key not in self.kinds.variables:
+            self.kinds.learn_variable(self, variable)
+        held = self.replica.hold(variable, value)
+        if held is not None:
+            self.scope.state_mapping[key] = held
+            self.writes[key] = (variable, held)
 
     def means(
         self, given: Sequence[tuple[list[Any], list[Share]]]
@@ -359,34 +394,3 @@ class ReplicaStep(ReplicaState):
             alike: Boolean, whether all workers get the very same.
         """
         return with_other_workers(self.replica.group, own, combine, alike)
-
-
-def _by_variable(
-    writes: Sequence[Writes], shares: Sequence[T]
-) -> Iterator[tuple[keras.Variable, list[Any], list[T]]]:
-    """Each variable, the values it was given, and the shares of who gave."""
-    written = {key: own[key][0] for own in writes for key in own}
-    for key, variable in written.items():
-        given = [
-            (own[key][1], share)
-            for own, share in zip(writes, shares, strict=True)
-            if key in own
-        ]
-        yield variable, [v for v, _ in given], [share for _, share in given]
-
-
-def _check_integers(variable: Any, values: list[Any]) -> None:
-    """Refuses integers that differ between replicas: they have no mean."""
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    if "float" in dtype or keras_internals.is_seed(variable):
-        return
-    variable.distribute_strategy.executor.check_equal(
-        values,
-        lambda: ReplicaDivergenceError(
-            f"Variable '{variable.path}' of dtype '{dtype}' was assigned "
-            "different values by the replicas of a step, which see only their "
-            "own rows. Expected: the same value on each replica. Count in a "
-            "metric, whose updates see all rows, or use a float variable, "
-            "which gets the mean over rows."
-        ),
-    )

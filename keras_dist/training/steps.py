@@ -13,6 +13,7 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.training import seams
 from keras_dist.training.binding import binding_of
+from keras_dist.training.kinds import Kinds
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import StepRunner
 from keras_dist.training.step import ReplicaStep
@@ -34,12 +35,13 @@ def step_overrides(
         Dict with `train_step`, `test_step` and `predict_step`.
     """
     seams.install()
+    kinds = Kinds(model)
 
     def step(name: str) -> Callable[[Any], Any]:
         def replicated(data: Any) -> Any:
             # Once for all replicas, which share the layers' lists of losses.
             model._clear_losses()
-            return _run(model, name, runner, data)
+            return _run(model, name, runner, kinds, data)
 
         replicated.__name__ = name
         return replicated
@@ -62,14 +64,16 @@ def check_layers(model: keras.Model) -> None:
             )
 
 
-def _run(model: keras.Model, name: str, runner: StepRunner, data: Any) -> Any:
+def _run(
+    model: keras.Model, name: str, runner: StepRunner, kinds: Kinds, data: Any
+) -> Any:
     binding = binding_of(model)
     assert binding is not None
     strategy = binding.strategy
     method = getattr(type(model), name)
 
     def on_replica(replica: Replica, part: Any) -> Any:
-        with ReplicaStep(replica, runner, strategy) as step:
+        with ReplicaStep(replica, runner, strategy, kinds) as step:
             result = method(model, part)
             return finish(step, result, join_rows=name == "predict_step")
 

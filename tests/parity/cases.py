@@ -214,6 +214,12 @@ LOSSES = [
         new(losses.MeanSquaredError, reduction=None),
         backends=("tensorflow",),
     ),
+    loss(
+        "own_call",
+        new(models.Contrastive),
+        build=models.classifier,
+        data=models.classes,
+    ),
     loss("function_row_wise", models.row_wise, replicas=(2,)),
     loss("function_row_coupled", models.row_coupled, data=models.table),
     loss(
@@ -313,6 +319,14 @@ def layer(name, build, data=models.table, compile=mse, **options):
 
 
 LAYERS = [
+    layer(
+        "sums_over_rows",
+        models.sequence(
+            models.dense(5, activation="tanh"), models.RowSums, models.dense()
+        ),
+        compile=with_(optimizer=new(optimizers.SGD, 0.05)),
+        full=True,
+    ),
     layer(
         "regularizers",
         models.sequence(

@@ -34,6 +34,8 @@ NAMES = [
     "mask_of_the_loss",
     "layer_add_loss",
     "layer_regularizers",
+    "layer_sums_over_rows",
+    "loss_own_call",
     "layer_own_compute_loss",
     "steps_per_execution",
     "mixed_float16",

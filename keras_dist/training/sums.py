@@ -1,0 +1,69 @@
+"""Telling sums over rows from means, by what halves of the rows give."""
+
+import enum
+from typing import Any
+
+import numpy as np
+
+
+class Kind(enum.Enum):
+    """How a number of all rows comes from that of each half."""
+
+    SUM = "their sum"
+    MEAN = "their mean"
+    CONSTANT = "the same"
+    COUPLED = "neither their sum nor their mean"
+    UNKNOWN = "not to be told"
+
+
+def clearer(one: Kind, other: Kind) -> Kind:
+    """The kind that says more; what differs is neither sum nor mean."""
+    vague = (Kind.UNKNOWN, Kind.CONSTANT)
+    if one in vague:
+        return one if other is Kind.UNKNOWN else other
+    if other in vague or one is other:
+        return one
+    return Kind.COUPLED
+
+
+def kind_of(whole: Any, first: Any, second: Any, is_noisy: bool) -> Kind:
+    """What kind of number of all rows it is.
+
+    Args:
+        whole: Array or number, of all rows.
+        first: That of the first half of them.
+        second: That of the second half.
+        is_noisy: Boolean, whether it is random.
+    """
+    arrays = [np.asarray(x, "float64") for x in (whole, first, second)]
+    if any(not np.all(np.isfinite(x)) for x in arrays):
+        return Kind.UNKNOWN
+    whole, first, second = arrays
+    if not whole.shape == first.shape == second.shape:
+        return Kind.COUPLED
+    mean = (first + second) / 2
+    size = float(np.max(np.abs([whole, first, second]), initial=0.0))
+    if not size:
+        return Kind.UNKNOWN
+    if is_noisy:
+        return _nearest(whole, mean)
+
+    def near(one: Any, other: Any) -> bool:
+        return bool(np.max(np.abs(one - other)) <= 2e-3 * size)
+
+    if near(first, second) and near(whole, first):
+        return Kind.CONSTANT
+    is_mean, is_sum = near(whole, mean), near(whole, 2 * mean)
+    if is_mean and is_sum:
+        return Kind.UNKNOWN
+    if is_mean:
+        return Kind.MEAN
+    return Kind.SUM if is_sum else Kind.COUPLED
+
+
+def _nearest(whole: Any, mean: Any) -> Kind:
+    square = float(np.sum(mean * mean))
+    ratio = float(np.sum(whole * mean)) / square if square else 0.0
+    if 0.7 < ratio < 1.4:
+        return Kind.MEAN
+    return Kind.SUM if 1.4 <= ratio < 2.8 else Kind.UNKNOWN

@@ -1,0 +1,150 @@
+"""Variables that layers assign in their call are what one device has."""
+
+import keras
+import pytest
+from keras import layers
+from keras import ops
+
+from parity import models
+from parity.harness import JIT
+from parity.harness import assert_same
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+
+FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
+
+
+class Watches(layers.Layer):
+    """Keeps numbers about the rows that it has seen."""
+
+    shape, dtypes = (), ("float32", "int32")
+
+    def build(self, input_shape):
+        self.seen = [
+            self.add_weight(
+                name=f"seen_{dtype}",
+                shape=self.shape,
+                dtype=dtype,
+                initializer="zeros",
+                trainable=False,
+            )
+            for dtype in self.dtypes
+        ]
+
+    def call(self, x):
+        for variable in self.seen:
+            self.see(x, variable)
+        return x
+
+
+class Rows(Watches):
+    """Counts them, as integers and as floats."""
+
+    def see(self, x, variable):
+        variable.assign_add(ops.cast(ops.shape(x)[0], variable.dtype))
+
+
+class Some(Watches):
+    """Counts those that have a positive entry, in each column."""
+
+    shape = (4,)
+
+    def see(self, x, variable):
+        positive = ops.sum(ops.cast(x > 0, variable.dtype), axis=0)
+        variable.assign_add(ops.cast(positive, variable.dtype))
+
+
+class Steps(Watches):
+    """What every replica counts alike."""
+
+    def see(self, x, variable):
+        variable.assign_add(ops.ones((), variable.dtype))
+
+
+class Average(Watches):
+    """A moving one, of means over rows."""
+
+    shape, dtypes = (4,), ("float32",)
+
+    def see(self, x, variable):
+        variable.assign(0.9 * variable + 0.1 * ops.mean(x, axis=0))
+
+
+class Sums(Watches):
+    """Assigned and not added, and twice in a call."""
+
+    dtypes = ("float32",)
+
+    def see(self, x, variable):
+        variable.assign(variable + ops.sum(x))
+        variable.assign_sub(2.0 * ops.sum(x))
+
+
+class InTraining(Rows):
+    def call(self, x, training=None):
+        return super().call(x) if training else x
+
+
+def in_a_layer(cls):
+    """A layer that calls another one, twice."""
+
+    class Outer(layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.inner = cls()
+
+        def build(self, shape):
+            self.inner.build(shape)
+
+        def call(self, x):
+            return self.inner(self.inner(x))
+
+    return Outer
+
+
+CASES = [Rows, Some, Steps, Average, Sums, InTraining, in_a_layer(Rows)]
+
+
+def _outcome(count, layer, rows, run_eagerly=False):
+    with scope(count):
+        model = models.sequence(layer, models.dense())()
+        set_initial_weights(model)
+        for variable in model.layers[0].non_trainable_variables:
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
+        model.compile(
+            keras.optimizers.SGD(0.05),
+            "mse",
+            jit_compile=JIT if not run_eagerly else False,
+            run_eagerly=run_eagerly,
+        )
+    data = models.table(rows)
+    model.fit(**data, **FIT)
+    model.evaluate(**data, batch_size=7, verbose=0)
+    model.predict(data["x"], batch_size=7, verbose=0)
+    return state_of(model)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+@pytest.mark.parametrize("layer", CASES, ids=lambda cls: cls.__name__)
+def test_same_numbers(layer, num_replicas):
+    # 15 rows: shares of one size, of several, and of none.
+    assert_same(_outcome(num_replicas, layer, 15), _outcome(None, layer, 15))
+
+
+def test_run_eagerly():
+    actual = _outcome(3, Rows, 15, run_eagerly=True)
+    assert_same(actual, _outcome(None, Rows, 15))
+
+
+def test_the_count_is_that_of_the_rows():
+    with scope(2):
+        model = models.sequence(Rows, models.dense())()
+        model.compile("sgd", "mse", jit_compile=JIT)
+    model.fit(**models.table(50), batch_size=10, epochs=1, verbose=0)
+    counts = map(_number, model.layers[0].seen)
+    assert [int(count) for count in counts] == [50, 50]
+
+
+def _number(variable):
+    return ops.convert_to_numpy(variable.value)
