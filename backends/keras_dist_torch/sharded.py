@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,44 @@ _SLOT = "_keras_dist_slot"
 _PARTS = "_keras_dist_parts"
 
 
+class _Whole(threading.local):
+    """The variables that stand whole while an update of this thread runs."""
+
+    def __init__(self) -> None:
+        # `None` while none runs.
+        self._held: list[Pieces] | None = None
+
+    def hold(self, variables: Sequence[Any]) -> None:
+        """Puts those of some variables together that are in parts."""
+        if self._held is None:
+            return
+        for variable in in_parts(variables):
+            pieces = variable._pieces
+            if pieces.held is None:
+                self._held.append(pieces)
+                pieces.held = pieces.read()
+
+    @contextlib.contextmanager
+    def held(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Variables are whole inside, and so is what is made inside."""
+        if self._held is not None:  # by an optimizer around this one
+            self.hold(variables)
+            yield
+            return
+        self._held = []
+        try:
+            self.hold(variables)
+            yield
+        finally:
+            held, self._held = self._held, None
+            with torch.no_grad():
+                for pieces in held:
+                    pieces.release()
+
+
+_whole = _Whole()
+
+
 class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
     """A `ReplicaExecutor` whose replicas update a part of each variable each.
 
@@ -66,6 +105,8 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
         super().place(variable)
         if _SLOT in vars(variable):
             cut_variable(variable, self._cut)
+            # An update builds its optimizer, and goes on to write there.
+            _whole.hold([variable])
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
         if isinstance(variable, ShardedVariable):
@@ -259,18 +300,7 @@ def _wrap_apply(cls: Any) -> None:
         if current_replica() is not None:
             original(self, grads, trainable_variables)
             return
-        held = [
-            v._pieces
-            for v in in_parts(self.variables)
-            if v._pieces.held is None
-        ]
-        try:
-            for pieces in held:
-                pieces.held = pieces.read()
+        with _whole.held(self.variables):
             original(self, grads, trainable_variables)
-        finally:
-            with torch.no_grad():
-                for pieces in held:
-                    pieces.release()
 
     cls.apply = apply
