@@ -82,6 +82,7 @@ class ReplicaMethods(StrategyBase):
           1: 12
         }
         """
+        self.has_run = True
         compiler = self._executor.compiler
         if compiler is not None and (
             isinstance(fn, Function) or compiler.is_tracing
