@@ -171,9 +171,23 @@ def check_same(strategy: "StrategyBase", what: str) -> None:
         raise StrategyMismatchError(
             "Mixing different tf.distribute-style Strategy objects: "
             f"`{what}` of {strategy!r} was used inside of the scope of "
-            f"{outer!r}. Expected: one strategy at a time. Leave the outer "
-            "scope first."
+            f"{outer!r}. Expected: one strategy at a time. "
+            + _way_out(strategy, outer)
         )
+
+
+def _way_out(strategy: Any, outer: Any) -> str:
+    if repr(strategy) != repr(outer):
+        return "Leave the outer scope first."
+    return (
+        "They look alike, but are two: the strategy was made again, perhaps "
+        "by a notebook cell that ran twice, while the scope of the first one "
+        f"is open (the object at {id(strategy):#x} is not the one at "
+        f"{id(outer):#x}). Make the strategy once and use that object: "
+        "`keras_dist.get_strategy()` is the one whose scope is open. Or leave "
+        "that scope first: `keras_dist.experimental_set_strategy(None)` if it "
+        "was set by that function, else the end of its `with`."
+    )
 
 
 def check_cross_replica(strategy: "StrategyBase", what: str) -> None:

@@ -89,6 +89,7 @@ class ReplicaMethods(StrategyBase):
         if self.plan.num_replicas > 1:
             context.check_cross_replica(self, "run")
             check_run_counts(self)
+        self.has_run = True
         compiler = self._executor.compiler
         if compiler is not None and (
             isinstance(fn, Function) or compiler.is_tracing

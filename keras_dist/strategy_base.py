@@ -37,6 +37,10 @@ class StrategyBase:
         self._plan = plan
         self._executor = executor
         self._cross_device_ops = cross_device_ops
+        # Whether it ran anything yet: a function, or the steps of a model.
+        self.has_run = False
+        # How often an optimizer was applied before.
+        self.num_lone_updates = 0
         # Variables that replicas have values of their own of.
         self.has_components: weakref.WeakValueDictionary[
             int, SyncOnReadVariable

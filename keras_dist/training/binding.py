@@ -15,6 +15,7 @@ from typing import Any
 
 import keras
 
+from keras_dist import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.sharding_power import KeepsParts
@@ -88,6 +89,24 @@ def check_owner(variable: keras.Variable, strategy: "StrategyBase") -> None:
             f"Variable '{variable.path}' was made under {owner!r} and is used "
             f"under {strategy!r}. Expected: one strategy. Make the model, its "
             "layers and its optimizer under the same `strategy.scope()`."
+        )
+
+
+def check_belongs(variable: Any, strategy: "StrategyBase") -> None:
+    """Refuses a variable that an optimizer updates, of no strategy.
+
+    Raises:
+        StrategyMismatchError: If it was made outside of any scope.
+    """
+    # A variable of the framework's own is none of Keras'.
+    is_keras = isinstance(variable, keras.Variable)
+    if is_keras and "distribute_strategy" not in vars(variable):
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made outside of any scope, and "
+            f"is trained in a function that {strategy!r} runs. Expected: a "
+            "variable of that strategy. Make the model inside of "
+            "`with strategy.scope():`, or adopt it with "
+            "`strategy.distribute(model)`."
         )
 
 
@@ -199,6 +218,10 @@ class Binding:
                     "divides its batches over the replicas itself. Call it "
                     "outside of `run`, or the model in it."
                 )
+            context.check_same(
+                self.strategy, f"`{name}` of model '{model.name}'"
+            )
+            self.strategy.has_run = True
             if not each_batch:
                 own = functools.partial(data_for_fit, self.strategy)
                 args = tuple(map(own, args))

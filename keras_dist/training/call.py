@@ -18,6 +18,7 @@ from keras_dist.reduction import ReduceOp
 from keras_dist.replica_context import ReplicaContext
 from keras_dist.training import keras_internals
 from keras_dist.training import seams
+from keras_dist.training.binding import check_belongs
 from keras_dist.training.binding import check_owner
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import ReplicaRunner
@@ -145,6 +146,10 @@ class ReplicaCall(ReplicaState):
     def check_owners(self, variables: Sequence[keras.Variable]) -> None:
         for variable in variables:
             check_owner(variable, self.strategy)
+
+    def check_trained(self, variables: Sequence[keras.Variable]) -> None:
+        for variable in variables:
+            check_belongs(variable, self.strategy)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         written = {key: own[key][0] for own in writes for key in own}

@@ -16,6 +16,7 @@ import keras
 
 from keras_dist import compilation
 from keras_dist import context
+from keras_dist.training import lone_updates
 from keras_dist.training import mixing
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
@@ -47,6 +48,7 @@ def creation_hooks() -> Iterator[None]:
     _share_new_variables()
     install_normalization()
     mixing.install()
+    lone_updates.install()
     with _lock:
         if _open_scopes == 0:
             for cls, method, hook in (

@@ -14,6 +14,7 @@ from keras import ops
 from keras import tree
 
 from keras_dist.training import keras_internals
+from keras_dist.training import lone_updates
 from keras_dist.training import losses
 from keras_dist.training.normalization import hook_moments
 from keras_dist.training.overlay import Overlay
@@ -23,7 +24,6 @@ from keras_dist.training.probe import ProbeScope
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_replica
 from keras_dist.training.step import current_step
-from keras_dist.training.updates import update
 
 
 @functools.cache
@@ -39,11 +39,7 @@ def install() -> None:
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
     install_losses_of_layers()
     _wrap(keras.Layer, "add_loss", _hook_add_loss)
-    for optimizer in (
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-    ):
-        _wrap(optimizer, "apply", _hook_apply)
+    lone_updates.install()
 
 
 @functools.cache
@@ -66,20 +62,6 @@ def install_building() -> None:
 
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     setattr(owner, name, hook(getattr(owner, name)))
-
-
-def _hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        step = current_replica()
-        if step is None:
-            original(self, grads, trainable_variables)
-            return
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        update(step, self, original, grads, trainable_variables)
-
-    return apply
 
 
 def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -247,6 +247,9 @@ class ReplicaState(ABC):
     def check_owners(self, variables: Sequence[keras.Variable]) -> None:
         """Refuses to update variables of another strategy, or does nothing."""
 
+    def check_trained(self, variables: Sequence[keras.Variable]) -> None:
+        """Refuses to train variables of no strategy, or does nothing."""
+
     def forget(self, variables: Iterable[keras.Variable]) -> None:
         """Reads variables anew, because a meeting has changed them."""
         for variable in variables:

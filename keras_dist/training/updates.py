@@ -42,6 +42,7 @@ def update(
         # what the update starts from.
         step.commit([_of_trainable(own) for own in writes], shares)
         step.check_owners([*optimizer.variables, *(variables or [])])
+        step.check_trained(variables or trainable_variables(optimizer))
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
