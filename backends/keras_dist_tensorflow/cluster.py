@@ -1,6 +1,7 @@
 """Starting TensorFlow's runtime for several workers."""
 
 import contextlib
+import ctypes
 import re
 import signal
 import threading
@@ -82,12 +83,34 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
         joining_ms=round(seconds * 1000),
         silence_ms=max(1000, round(silence * 1000)),
     )
-    with interruptible():
+    with interruptible(), reaction_kept(signal.SIGTERM):
         try:
             internals.start_runtime()
         except tf.errors.OpError as error:
             raise _explained(cluster, seconds, error) from error
     listen_to_own_address(cluster)
+
+
+@contextlib.contextmanager
+def reaction_kept(number: int) -> Iterator[None]:
+    """Gives a signal back to whom it belonged before.
+
+    TensorFlow's coordination service catches SIGTERM, to ask whoever listens
+    for preemptions, and nobody does: a worker that is told to end went on.
+
+    Args:
+        number: Integer, the signal's.
+    """
+    sigaction = ctypes.CDLL(None, use_errno=True).sigaction
+    # More than any system's structure has. Not Python's `signal.signal`, which
+    # works in the main thread alone and knows nothing of native handlers.
+    before = ctypes.create_string_buffer(1024)
+    if sigaction(number, None, before):
+        raise OSError(ctypes.get_errno(), "sigaction")
+    try:
+        yield
+    finally:
+        sigaction(number, before, None)
 
 
 @contextlib.contextmanager
