@@ -34,6 +34,15 @@ def self_test(
     devices: Annotated[
         int, typer.Option(min=1, help="Most virtual CPU devices.")
     ] = 4,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A model of yours: a function without arguments that returns "
+            "(model, x, y), compiled.",
+            show_default="a small one of ours",
+        ),
+    ] = "",
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds that a row may take.")
     ] = 90.0,
@@ -45,9 +54,10 @@ def self_test(
     """Try keras_dist on this machine, and compare with one device.
 
     Each backend trains a small model in each way that it can, in a process of
-    its own; weights must be those of plain Keras. Ends with 0 if nothing
-    failed; 1 if something did, or if KERAS_BACKEND says a backend that does
-    not work here; 2 if nothing could be tried.
+    its own; weights must be those of plain Keras. With --model it is yours,
+    and what differs first is named, as by `strategy.verify`. Ends with 0 if
+    nothing failed; 1 if something did, or if KERAS_BACKEND says a backend
+    that does not work here; 2 if nothing could be tried.
     """
     if workers == 1:
         fail("--workers 1 is one process. Expected: 2 or more, or none.")
@@ -72,7 +82,7 @@ def self_test(
     from keras_dist_cli.trial.trial import Trial
 
     console = Console(highlight=False)
-    settings = Settings(workers, devices, timeout)
+    settings = Settings(workers, devices, timeout, model)
     results: list[Result] = []
     seen: dict[str, Any] = {}
     with Bar(console) as bar:

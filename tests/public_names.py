@@ -95,6 +95,7 @@ PUBLIC = {
         "DeviceError",
         "KerasDistError",
         "MetricMergeError",
+        "NumbersDifferError",
         "OutOfRangeError",
         "ReplicaDivergenceError",
         "StrategyMismatchError",

@@ -100,8 +100,9 @@ def show(console: Console, results: Sequence[Result]) -> None:
     for each in results:
         if each.last_lines:
             console.print()
+            what = "last lines" if each.report is None else "what differs"
             console.print(
-                Text(f"{each.backend}, {each.name}: last lines", style="bold")
+                Text(f"{each.backend}, {each.name}: {what}", style="bold")
             )
             console.print(Text(each.last_lines))
     console.print()

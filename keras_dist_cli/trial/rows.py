@@ -65,6 +65,7 @@ class Result:
         fix: String, what to do.
         seconds: Float.
         last_lines: String, what its process wrote last, if it failed.
+        report: Dict, what `strategy.verify` found, of `--model`.
     """
 
     backend: str
@@ -74,6 +75,7 @@ class Result:
     fix: str = ""
     seconds: float = 0.0
     last_lines: str = ""
+    report: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,14 @@ class Settings:
         workers: Integer, processes to train over, or 0 for none.
         devices: Integer, the most virtual CPU devices.
         timeout: Float, seconds that a row may take.
+        model: String, `"module:function"` of a user's model to train, or
+            empty for ours.
     """
 
     workers: int = 0
     devices: int = 4
     timeout: float = 90.0
+    model: str = ""
 
 
 def rows_for(
@@ -104,11 +109,13 @@ def rows_for(
     accelerators = [d for d in seen["devices"] if not d.startswith("cpu:")]
     two = _cpus(min(2, settings.devices))
     several = sorted({len(two), settings.devices} - {1})
-    rows = [_training("one device", "one", ["cpu:0"])]
+    model = settings.model
+    rows = [_training("one device", "one", ["cpu:0"], model=model)]
     rows += [
-        _training("mirrored", "mirrored", _cpus(count)) for count in several
+        _training("mirrored", "mirrored", _cpus(count), model=model)
+        for count in several
     ]
-    rows.append(_training("central storage", "central", two))
+    rows.append(_training("central storage", "central", two, model=model))
     if not seen["shards_optimizer"]:
         rows.append(
             Row(
@@ -118,17 +125,18 @@ def rows_for(
             )
         )
     else:
-        rows.append(_training("sharded optimizer", "sharded", two))
-    rows.append(
-        Row(
-            "run, reduce, gather",
-            job="collectives",
-            arguments={"devices": two},
+        rows.append(_training("sharded optimizer", "sharded", two, model=model))
+    if not model:
+        rows.append(
+            Row(
+                "run, reduce, gather",
+                job="collectives",
+                arguments={"devices": two},
+            )
         )
-    )
     return [
         *rows,
-        *_on_accelerators(accelerators),
+        *_on_accelerators(accelerators, model),
         *_over_workers(len(accelerators), settings),
     ]
 
@@ -138,22 +146,35 @@ def _cpus(count: int) -> list[str]:
 
 
 def _training(
-    name: str, kind: str, devices: Sequence[str], place: Place = Place.CPU
+    name: str,
+    kind: str,
+    devices: Sequence[str],
+    place: Place = Place.CPU,
+    model: str = "",
 ) -> Row:
+    name = f"{name}, {names_text(devices)}"
+    if model:
+        users = {"model": model, "kind": kind, "devices": devices}
+        return Row(name, place, "verify", users)
     is_cpu = place is Place.CPU
     tolerance = TOLERANCE if is_cpu else ACCELERATOR_TOLERANCE
     arguments = {"kind": kind, "devices": devices, "tolerance": tolerance}
-    return Row(f"{name}, {names_text(devices)}", place, "train", arguments)
+    return Row(name, place, "train", arguments)
 
 
-def _on_accelerators(devices: Sequence[str]) -> list[Row]:
+def _on_accelerators(devices: Sequence[str], model: str) -> list[Row]:
     name = "accelerators"
     if not devices:
         reason = "it sees no accelerator"
         fix = "if there is one, install the framework for it"
         return [Row(name, reason=reason, fix=fix)]
+    training = _training(
+        "mirrored", "mirrored", devices, Place.ACCELERATORS, model
+    )
+    if model:
+        return [training]
     return [
-        _training("mirrored", "mirrored", devices, Place.ACCELERATORS),
+        training,
         Row(
             f"run, reduce, gather, {names_text(devices)}",
             Place.ACCELERATORS,
@@ -169,7 +190,10 @@ def _over_workers(num_accelerators: int, settings: Settings) -> list[Row]:
         return [Row("workers", reason="not asked for", fix="--workers 2")]
     # It ends its workers before its own process is ended.
     timeout = max(1.0, settings.timeout - 5.0)
-    arguments = {"workers": count, "timeout": timeout}
+    arguments: dict[str, Any] = {"workers": count, "timeout": timeout}
+    if settings.model:
+        arguments |= {"model": settings.model, "devices": 1}
+        return [Row(f"{count} workers", Place.CPU, "verify workers", arguments)]
     on_cpu = {"devices": 1, "tolerance": TOLERANCE}
     rows = [Row(f"{count} workers", Place.CPU, "workers", arguments | on_cpu)]
     if num_accelerators >= count and num_accelerators % count == 0:

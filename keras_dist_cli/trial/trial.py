@@ -116,13 +116,30 @@ class Trial:
             return self._failed(row.name, start, error, fix)
         seconds = time.monotonic() - start
         if "found" in answer:
-            found = answer["found"]
-            return Result(name, row.name, Status.PASSED, found, seconds=seconds)
+            return Result(
+                name,
+                row.name,
+                Status.PASSED,
+                answer["found"],
+                seconds=seconds,
+                report=answer.get("report"),
+            )
+        if "refused" in answer:
+            refused, fix = answer["refused"], "leave it mirrored"
+            return Result(name, row.name, Status.SKIPPED, refused, fix)
         fix = _LONGER if answer["is_late"] else REPORT
         if answer["is_ours"]:
             fix = "do what it says"
-        error_text = answer["error"]
-        return Result(name, row.name, Status.FAILED, error_text, fix, seconds)
+        return Result(
+            name,
+            row.name,
+            Status.FAILED,
+            answer["error"],
+            "see below" if "text" in answer else fix,
+            seconds,
+            answer.get("text", ""),
+            answer.get("report"),
+        )
 
     def _needed(self, row: Row) -> Place:
         """Without accelerators, one process is for all rows."""

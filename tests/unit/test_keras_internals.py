@@ -131,3 +131,48 @@ def test_an_optimizer_is_read_where_it_keeps_things(name):
     assert optimizer.variables[before:] == [more]
     keras_internals.name_like(more, variable)
     assert more.path == variable.path
+
+
+def test_compile_tells_what_it_was_given():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    loss = keras.losses.MeanSquaredError()
+    model.compile("sgd", loss, metrics=["mae"])
+    given = keras_internals.compile_arguments(model)
+    assert (given["loss"], given["metrics"]) == (loss, ["mae"])
+
+    class Own(keras.Model):
+        def compile(self, rate):
+            super().compile(keras.optimizers.SGD(rate))
+
+    own = Own()
+    own.compile(0.1)
+    assert keras_internals.compile_arguments(own) is None
+
+
+def test_names_are_counted_where_we_look():
+    before = keras_internals.name_counts()
+    first = keras.layers.Dense(1).name
+    assert keras_internals.name_counts() != before
+    keras_internals.set_name_counts(before)
+    assert keras.layers.Dense(1).name == first
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("dropout", ["inputs", "rate", "noise_shape", "seed"]),
+        ("categorical", ["logits", "num_samples", "dtype", "seed"]),
+        ("shuffle", ["x", "axis", "seed"]),
+        ("normal", ["shape", "mean", "stddev", "dtype", "seed"]),
+        ("uniform", ["shape", "minval", "maxval", "dtype", "seed"]),
+        ("randint", ["shape", "minval", "maxval", "dtype", "seed"]),
+        ("truncated_normal", ["shape", "mean", "stddev", "dtype", "seed"]),
+        ("gamma", ["shape", "alpha", "dtype", "seed"]),
+        ("binomial", ["shape", "counts", "probabilities", "dtype", "seed"]),
+        ("beta", ["shape", "alpha", "beta", "dtype", "seed"]),
+    ],
+)
+def test_draws_are_where_layers_find_them(name, parameters):
+    draw = getattr(keras_internals.random_backend, name)
+    assert list(inspect.signature(draw).parameters) == parameters

@@ -11,7 +11,6 @@ import keras_dist
 from keras_dist.training import keras_internals
 from keras_dist.verification.report import Report
 from parity import harness
-from parity.harness import BACKEND
 from sharded.helpers import shards
 from verification import models
 from verification import steps
@@ -101,8 +100,7 @@ def test_a_step_with_two_optimizers_is_the_same():
     report = mirrored().verify(steps.adversarial, X, steps=2)
     assert report.same, report
     gradients = [d for d in report.differences if d.kind == "gradient"]
-    # On JAX, Keras' steps have the state of one optimizer.
-    assert len(gradients) == (4 if BACKEND == "jax" else 6)
+    assert len(gradients) == 6
     assert any(d.name == "critic_loss" for d in report.differences)
 
 

@@ -16,12 +16,18 @@ from keras_dist.launch.self_test.collectives import check_collectives
 from keras_dist.launch.self_test.look import look
 from keras_dist.launch.self_test.parity import DifferentNumbersError
 from keras_dist.launch.self_test.parity import compare
+from keras_dist.launch.self_test.users_model import RefusedError
+from keras_dist.launch.self_test.users_model import verify_model
+from keras_dist.launch.self_test.users_model import verify_workers
 from keras_dist.launch.self_test.workers import compare_workers
+from keras_dist.verification.report import Report
 
-_JOBS: dict[str, Callable[..., str]] = {
+_JOBS: dict[str, Callable[..., "str | Report"]] = {
     "train": compare,
     "collectives": check_collectives,
     "workers": compare_workers,
+    "verify": verify_model,
+    "verify workers": verify_workers,
 }
 
 
@@ -45,9 +51,14 @@ def main(channel: int) -> None:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        return {"found": _JOBS[request["job"]](**request["arguments"])}
+        found = _JOBS[request["job"]](**request["arguments"])
+        return (
+            _reported(found) if isinstance(found, Report) else {"found": found}
+        )
     except Exception as error:
         traceback.print_exc()
+        if isinstance(error, RefusedError):
+            return {"refused": str(error)}
         name = f"{type(error).__name__}: "
         if isinstance(error, DifferentNumbersError):
             name = ""
@@ -57,6 +68,19 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             "is_ours": isinstance(error, KerasDistError),
             "is_late": isinstance(error, TimeoutError),
         }
+
+
+def _reported(report: Report) -> dict[str, Any]:
+    answer: dict[str, Any] = {"report": report.to_dict()}
+    if report.same:
+        return {**answer, "found": report.verdict}
+    return {
+        **answer,
+        "error": f"the numbers differ: {report.first}",
+        "text": str(report),
+        "is_ours": True,
+        "is_late": False,
+    }
 
 
 if __name__ == "__main__":
