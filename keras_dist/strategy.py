@@ -14,7 +14,9 @@ from keras_dist.extended import StrategyExtended
 from keras_dist.logical_devices import LogicalDeviceMethods
 from keras_dist.plan import Plan
 from keras_dist.scope import Scope
+from keras_dist.training import duplicates
 from keras_dist.training import keras_internals
+from keras_dist.training import mixing
 from keras_dist.training.alone import watch_training
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
@@ -46,6 +48,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
     def __init__(
         self, plan: Plan, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
+        mixing.install()
         super().__init__(plan, get_backend().executor(plan), cross_device_ops)
         watch_training()
 
@@ -256,3 +259,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         if self.plan.shards_optimizer:
             of = f", with a sharded optimizer state{of}"
         return f"<{type(self).__name__} on {devices}{of}>"
+
+
+# Models may be loaded before a strategy is made.
+duplicates.install()

@@ -12,6 +12,7 @@ first time that a replica function writes one.
 
 import functools
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import keras
@@ -142,6 +143,9 @@ class DistributedVariable(keras.Variable):
             )
         memo[id(self)] = copy
         copy._path = self._path
+        copy.constraint = deepcopy(self.constraint, memo)
+        copy.regularizer = deepcopy(self.regularizer, memo)
+        copy.overwrite_with_gradient = self.overwrite_with_gradient
         if self.synchronization == "on_read":
             copy.is_total = self.is_total
             copy.set_components([c.value for c in self.values])

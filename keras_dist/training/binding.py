@@ -26,6 +26,8 @@ from keras_dist.training.chief import save
 from keras_dist.training.elementwise import check_optimizer
 from keras_dist.training.entry import Entry
 from keras_dist.training.entry import check_batch
+from keras_dist.training.origin import DistributedConfig
+from keras_dist.training.origin import forget
 from keras_dist.training.step import current_call
 from keras_dist.training.togetherness import not_taken
 from keras_dist.training.togetherness import raise_explained
@@ -171,6 +173,8 @@ class Binding:
             "compile": self._compile,
             "_symbolic_build": self._symbolic_build,
         }
+        if not self.strategy.plan.is_one_device:
+            replacements["get_config"] = self._description()
         for name in _ENTRY_POINTS:
             replacements[name] = self._entry_point(name)
         if self.strategy.executor.workers is not None:
@@ -179,6 +183,7 @@ class Binding:
         replacements.update(self.strategy.executor.bind(model))
         for name, value in replacements.items():
             object.__setattr__(model, name, value)
+        forget(model)
 
     def claim(self) -> None:
         """Takes every variable of the model and its optimizer."""
@@ -205,6 +210,16 @@ class Binding:
             type(model)._symbolic_build(model, *args, **kwargs)
         self.claim()
         self.strategy.executor.prepare(model)
+
+    def _description(self) -> Callable[..., DistributedConfig]:
+        original = type(self.model).get_config
+
+        @functools.wraps(original)
+        def get_config(*args: Any, **kwargs: Any) -> DistributedConfig:
+            config = original(self.model, *args, **kwargs)
+            return DistributedConfig(config, self.strategy)
+
+        return get_config
 
     def _entry_point(self, name: str) -> Callable[..., Any]:
         each_batch = name.endswith("_on_batch")

@@ -17,7 +17,6 @@ import keras
 from keras_dist import compilation
 from keras_dist import context
 from keras_dist.training import lone_updates
-from keras_dist.training import mixing
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
 from keras_dist.training.normalization import hook_constructor
@@ -47,7 +46,6 @@ def creation_hooks() -> Iterator[None]:
     global _open_scopes
     _share_new_variables()
     install_normalization()
-    mixing.install()
     lone_updates.install()
     with _lock:
         if _open_scopes == 0:

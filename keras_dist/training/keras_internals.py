@@ -28,6 +28,10 @@
 | `self`, `args`, `kwargs`, `call_context` in the frame of | what a layer was |
 | `keras.Layer.__call__` | called with, to be called again on other rows |
 | `current_call_ctx` in its global state | put back after such a call |
+| `keras.src.saving.keras_saveable.KerasSaveable` | all that can be copied |
+| `keras.src.models.cloning._clone_{sequential,functional}_model` | clones |
+| `keras.src.saving.saving_lib._serialize_model_as_json` | a file's origin |
+| `keras.src.saving.saving_lib._model_from_config` | reads it again |
 
 `tests/unit/test_keras_internals.py` fails readably when one of them moves.
 """
@@ -49,7 +53,10 @@ import numpy as np
 from keras.src import backend as keras_backend
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as losses
+from keras.src.models import cloning
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.saving import saving_lib
+from keras.src.saving.keras_saveable import KerasSaveable as Saveable
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import GeneratorDataAdapter
 from keras.src.trainers.data_adapters import data_adapter_utils
@@ -89,6 +96,7 @@ __all__ = [
     "GeneratorDataAdapter",
     "OneBatch",
     "LayerCall",
+    "Saveable",
     "all_metrics",
     "all_variables",
     "build_from",
@@ -97,6 +105,8 @@ __all__ = [
     "compile_arguments",
     "get_mask",
     "global_seed",
+    "hook_cloning",
+    "hook_files",
     "in_tf_graph",
     "is_grain_dataset",
     "is_tf_dataset",
@@ -501,3 +511,25 @@ def name_like(variable: keras.Variable, other: keras.Variable) -> None:
 def set_value(variable: keras.Variable, value: Any) -> None:
     """Replaces the framework's value of a variable; `None` frees it."""
     variable._value = value
+
+
+def hook_cloning(hook: Callable[[Any], Any]) -> None:
+    """Wraps the functions that clone a model, their first argument."""
+    for name in ("_clone_sequential_model", "_clone_functional_model"):
+        setattr(cloning, name, hook(getattr(cloning, name)))
+
+
+def hook_files(
+    writes: Callable[[Any], Any], reads: Callable[[Any], Any]
+) -> None:
+    """Wraps what files and pickles are made of, and what is made of them.
+
+    Args:
+        writes: Hook of the function from a model to a tuple, of which the
+            first is its configuration, in JSON.
+        reads: Hook of the function that makes a model of that.
+    """
+    saving_lib._serialize_model_as_json = writes(
+        saving_lib._serialize_model_as_json
+    )
+    saving_lib._model_from_config = reads(saving_lib._model_from_config)

@@ -10,6 +10,7 @@ from keras_dist import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.training.binding import binding_of
 from keras_dist.training.keras_internals import all_variables
+from keras_dist.training.origin import notice
 
 
 @functools.cache
@@ -30,6 +31,7 @@ def install() -> None:
         # What is made already was checked: `compile` has it made anew.
         if binding_of(self) is None and not self.train_function:
             _check(self)
+            notice(self)
         return make(self, force)
 
     keras.Model._symbolic_build = _symbolic_build

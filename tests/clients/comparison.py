@@ -23,7 +23,8 @@ class Comparison:
             list.
         unknown: Dict from each other test that passes in plain Keras and
             fails in the scope, to the line that it fails with.
-        passes_again: Tuple of tests on the list that pass in the scope.
+        passes_again: Tuple of what the list should not have any more: tests
+            that pass in the scope.
     """
 
     backend: str
@@ -56,10 +57,10 @@ def compare(tests, backend, strategy, says=lambda text: None):
     found = outcomes(tests, backend, strategy, says)
     failed = {t: error for t, (kind, error) in found.items() if kind in FAILED}
     plain = outcomes(list(failed), backend, PLAIN, says) if failed else {}
-    entries = read_known()
+    entries = [e for e in read_known() if e.is_of(backend, strategy)]
 
     def is_known(test):
-        return any(entry.has(test, backend, strategy) for entry in entries)
+        return any(entry.explains(test, failed[test]) for entry in entries)
 
     def those(kind):
         return tuple(t for t, (outcome, _) in found.items() if outcome == kind)
@@ -73,5 +74,9 @@ def compare(tests, backend, strategy, says=lambda text: None):
         fails_plain=tuple(t for t in failed if t not in differ),
         known=tuple(t for t in differ if is_known(t)),
         unknown={t: failed[t] for t in differ if not is_known(t)},
-        passes_again=tuple(filter(is_known, those("passed"))),
+        passes_again=tuple(
+            test
+            for entry in entries
+            for test in entry.passes_again(those("passed"), failed)
+        ),
     )

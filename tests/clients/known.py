@@ -19,20 +19,41 @@ class Known:
         tests: Tuple of patterns, relative to `keras/src`, with `*`.
         backends: Tuple of backends on which they all fail.
         strategies: Tuple of strategies in whose scope they all fail.
+        error: String, a pattern of the line that they fail with, for patterns
+            of which some tests pass. Some test has to fail so.
     """
 
     reason: str
     tests: tuple[str, ...]
     backends: tuple[str, ...] = tuple(STRATEGIES)
     strategies: tuple[str, ...] = STRATEGIES["jax"]
+    error: str = ""
 
-    def has(self, test, backend, strategy):
-        """Whether a test is expected to fail."""
-        return (
-            backend in self.backends
-            and strategy in self.strategies
-            and any(fnmatch.fnmatchcase(test, each) for each in self.tests)
-        )
+    def is_of(self, backend, strategy):
+        """Whether its tests are expected to fail there."""
+        return backend in self.backends and strategy in self.strategies
+
+    def names(self, test):
+        """Whether a test is one of its tests."""
+        return any(fnmatch.fnmatchcase(test, each) for each in self.tests)
+
+    def explains(self, test, error):
+        """Whether a failure is expected."""
+        is_so = not self.error or fnmatch.fnmatchcase(error, self.error)
+        return is_so and self.names(test)
+
+    def passes_again(self, passed, failed):
+        """Its tests, or patterns, that don't fail any more.
+
+        Args:
+            passed: Collection of tests that pass.
+            failed: Dict from tests that fail to the lines they fail with.
+        """
+        if not self.error:
+            return list(filter(self.names, passed))
+        if any(self.explains(*each) for each in failed.items()):
+            return []
+        return list(self.tests) if any(map(self.names, passed)) else []
 
 
 def read_known(path=PATH):
@@ -43,6 +64,11 @@ def read_known(path=PATH):
     """
     entries = tomllib.loads(path.read_text(encoding="utf-8"))["known"]
     return [
-        Known(**{k: v if k == "reason" else tuple(v) for k, v in e.items()})
-        for e in entries
+        Known(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in entry.items()
+            }
+        )
+        for entry in entries
     ]

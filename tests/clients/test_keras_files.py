@@ -6,6 +6,7 @@ All of them take an hour; CONTRIBUTING.md has the command.
 import pytest
 
 from clients.comparison import compare
+from clients.known import Known
 from clients.known import read_known
 from clients.processes import keras_folder
 from clients.report import failures
@@ -87,3 +88,16 @@ def test_each_known_failure_has_a_reason_and_is_a_test_of_keras():
             file, _, name = test.partition("::")
             assert (keras_folder() / file).is_file(), test
             assert name, test
+
+
+def test_what_is_known_can_only_shrink():
+    exact = Known("Because.", ("a.py::*",))
+    assert exact.explains("a.py::one", "any error")
+    assert exact.passes_again(["a.py::two", "b.py::two"], {}) == ["a.py::two"]
+    some = Known("Because.", ("a.py::*",), error="x.py:*: No")
+    assert some.explains("a.py::one", "x.py:12: No")
+    assert not some.explains("a.py::one", "x.py:12: Yes")
+    failed = {"a.py::one": "x.py:12: No"}
+    assert some.passes_again(["a.py::two"], failed) == []
+    assert some.passes_again(["a.py::two"], {}) == ["a.py::*"]
+    assert some.passes_again(["b.py::two"], {}) == []

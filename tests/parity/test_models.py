@@ -131,6 +131,7 @@ SMOKE = ("sequential_unbuilt", "load_model", "distribute")
         for n in WAYS
     ],
 )
+@pytest.mark.filterwarnings("ignore:Model .* trains on one device")
 def test_ways_of_making(name, tmp_path):
     data = models.table(21)
 

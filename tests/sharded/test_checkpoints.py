@@ -38,6 +38,7 @@ def expected():
     return between, state_of(model)
 
 
+@pytest.mark.filterwarnings("ignore:Model .* trains on one device")
 @pytest.mark.parametrize(("saved", "loaded"), WAYS)
 def test_a_whole_model(saved, loaded, tmp_path):
     path = str(tmp_path / "model.keras")

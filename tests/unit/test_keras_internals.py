@@ -10,6 +10,8 @@ import keras
 import pytest
 from keras.src.backend.common import global_state
 from keras.src.losses import loss as losses
+from keras.src.models import cloning
+from keras.src.saving import saving_lib
 
 from keras_dist.training import keras_internals
 
@@ -56,6 +58,24 @@ from keras_dist.training import keras_internals
         (keras.optimizers.Optimizer, "_track_variable", ["variable"]),
         (keras.optimizers.Optimizer, "_var_key", ["variable"]),
         (keras.optimizers.LossScaleOptimizer, "check_finite", ["grads"]),
+        (saving_lib, "_serialize_model_as_json", ["model"]),
+        (
+            saving_lib,
+            "_model_from_config",
+            ["config_json", "custom_objects", "compile", "safe_mode"],
+        ),
+        (
+            cloning,
+            "_clone_sequential_model",
+            ["model", "clone_function", "input_tensors"],
+        ),
+        (
+            cloning,
+            "_clone_functional_model",
+            ["model", "clone_function", "input_tensors", "call_function"],
+        ),
+        (keras.Model, "from_config", ["config", "custom_objects"]),
+        (keras.Sequential, "from_config", ["config", "custom_objects"]),
     ],
 )
 def test_seam_has_the_signature_we_wrap(owner, name, parameters):
@@ -176,3 +196,15 @@ def test_names_are_counted_where_we_look():
 def test_draws_are_where_layers_find_them(name, parameters):
     draw = getattr(keras_internals.random_backend, name)
     assert list(inspect.signature(draw).parameters) == parameters
+
+
+def test_what_can_be_copied_has_one_base():
+    for cls in (
+        keras.Layer,
+        keras.Loss,
+        keras.Metric,
+        keras.Model,
+        keras.optimizers.Optimizer,
+    ):
+        assert issubclass(cls, keras_internals.Saveable)
+        assert cls.__reduce__ is keras_internals.Saveable.__reduce__

@@ -359,6 +359,7 @@ def test_a_variable_with_new_memory_goes_with_the_others_again(traffic_of):
     assert_moved(traffic, model, 2)
 
 
+@pytest.mark.filterwarnings("ignore:Model .* trains on one device")
 def test_saving_and_loading(tmp_path):
     path = tmp_path / "model.keras"
     with central(2).scope():

@@ -1,0 +1,82 @@
+"""Plain models that were made from data of a distributed one.
+
+A model that is loaded, unpickled or made from a configuration outside of any
+scope belongs to no strategy: its data may be another process's. It remembers
+where it comes from, and says so when it begins to train on one device.
+"""
+
+import sys
+import warnings
+from types import FrameType
+from typing import Any
+
+import keras
+
+_ATTRIBUTE = "_keras_dist_origin"
+
+
+class DistributedConfig(dict[str, Any]):
+    """What `get_config` of a distributed model returns.
+
+    Args:
+        config: Dict, the configuration.
+        strategy: The `Strategy` of the model.
+
+    Attributes:
+        origin: String, the strategy as it prints.
+    """
+
+    def __init__(self, config: dict[str, Any], strategy: Any) -> None:
+        super().__init__(config)
+        self.origin = repr(strategy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickles are what they would be without keras_dist.
+        return dict, (dict(self),)
+
+
+def remember(model: keras.Model, origin: str) -> None:
+    """Has a plain model warn when it is trained.
+
+    Args:
+        model: A `keras.Model`.
+        origin: String, the strategy whose model it was made from.
+    """
+    object.__setattr__(model, _ATTRIBUTE, origin)
+
+
+def forget(model: keras.Model) -> None:
+    """Has a plain model train on one device without a word."""
+    vars(model).pop(_ATTRIBUTE, None)
+
+
+def notice(model: keras.Model) -> None:
+    """Warns, once, if a plain model should perhaps be distributed.
+
+    Args:
+        model: A `keras.Model` of no strategy that begins to train.
+    """
+    origin = vars(model).pop(_ATTRIBUTE, None)
+    if origin is not None:
+        warnings.warn(
+            f"Model '{model.name}' trains on one device. Received: a model "
+            "that was made, outside of any scope, from what was saved or "
+            f"described of a model that {origin} distributed. Expected, to "
+            "train it distributed too: make it inside of `with "
+            "strategy.scope():`, or call `strategy.distribute(model)` before "
+            "its first `fit`.",
+            stacklevel=_users_level(),
+        )
+
+
+def _users_level() -> int:
+    """How many frames there are between a warning here and the user's call."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and _is_ours(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_ours(frame: FrameType) -> bool:
+    package = frame.f_globals.get("__name__", "").split(".")[0]
+    return package.startswith("keras")
