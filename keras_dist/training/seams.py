@@ -17,6 +17,7 @@ from keras_dist.training import losses
 from keras_dist.training.normalization import hook_moments
 from keras_dist.training.overlay import Overlay
 from keras_dist.training.overlay import suspended
+from keras_dist.training.overrides import hook_overrides
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_replica
 from keras_dist.training.updates import update
@@ -38,6 +39,8 @@ def install() -> None:
         keras.optimizers.LossScaleOptimizer,
     ):
         _wrap(optimizer, "apply", _hook_apply)
+    # What a user's `apply` does to gradients, it does to their sum.
+    hook_overrides(keras.optimizers.Optimizer, "apply", _hook_apply)
 
 
 @functools.cache
