@@ -6,6 +6,7 @@ import keras
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.training.keras_internals import is_of_keras
+from keras_dist.training.overrides import overrides
 
 # What an optimizer of a user's own says of itself, as a class attribute.
 DECLARATION = "is_elementwise"
@@ -36,8 +37,8 @@ def check_optimizer(optimizer: Any) -> None:
     An optimizer of a user's own is taken if its class says
     `is_elementwise = True`: what `update_step` makes of an element depends on
     that element of the gradient, the variable and the slots alone. It must
-    have a `get_config`, and make slots with `add_variable_from_reference` or
-    `add_optimizer_variables`.
+    have a `get_config`, leave `apply` as it is, and make slots with
+    `add_variable_from_reference` or `add_optimizer_variables`.
 
     Args:
         optimizer: A `keras.optimizers.Optimizer`.
@@ -54,12 +55,15 @@ def check_optimizer(optimizer: Any) -> None:
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         optimizer = optimizer.inner_optimizer
     cls = type(optimizer)
-    if getattr(cls, DECLARATION, False) is True:
+    has_own_apply = overrides(cls, "apply")
+    if getattr(cls, DECLARATION, False) is True and not has_own_apply:
         return
     own = is_of_keras(cls)
     if own and cls.__name__ in _ELEMENTWISE:
         return
     reason = "nothing says that its update is elementwise"
+    if has_own_apply:
+        reason = "its `apply` is its own, and may need whole gradients"
     if own:
         reason = _REASONS.get(cls.__name__, reason)
     raise UnsupportedModelError(

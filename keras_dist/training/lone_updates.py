@@ -9,6 +9,7 @@ import keras
 
 from keras_dist import context
 from keras_dist.training import keras_internals
+from keras_dist.training.overrides import hook_overrides
 from keras_dist.training.step import current_replica
 from keras_dist.training.updates import update
 
@@ -40,6 +41,8 @@ def install() -> None:
         keras.optimizers.LossScaleOptimizer,
     ):
         optimizer.apply = hook_apply(optimizer.apply)
+    # What a user's `apply` does to gradients, it does to their sum.
+    hook_overrides(keras.optimizers.Optimizer, "apply", hook_apply)
 
 
 def _look_at(optimizer: Any, variables: Any) -> None:

@@ -333,6 +333,17 @@ def test_an_own_optimizer_that_says_nothing_is_refused():
     check_optimizer(OwnMomentum(0.1))
 
 
+def test_an_own_apply_is_refused():
+    """It would be left out: parts are updated without it."""
+
+    class Clipped(OwnMomentum):
+        def apply(self, grads, trainable_variables=None):
+            super().apply(grads, trainable_variables)
+
+    with pytest.raises(UnsupportedModelError, match="`apply` is its own"):
+        check_optimizer(Clipped(0.1))
+
+
 def test_slots_that_no_config_decides_are_refused():
     class Own(OwnMomentum):
         def build(self, variables):

@@ -60,7 +60,7 @@ SHOWS = ("predict",)
 
 
 def make():
-    inputs = keras.Input((LENGTH,), dtype="int64")
+    inputs = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(WORDS, SIZE)(inputs)
     x = x + Positions()(inputs)
     x = layers.LayerNormalization()(

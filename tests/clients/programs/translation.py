@@ -81,8 +81,8 @@ class TransformerDecoder(layers.Layer):
 
 
 def make():
-    source = keras.Input((None,), dtype="int64", name="source")
-    target = keras.Input((None,), dtype="int64", name="target")
+    source = keras.Input((None,), dtype="int32", name="source")
+    target = keras.Input((None,), dtype="int32", name="target")
     encoded = TransformerEncoder(SIZE)(
         PositionalEmbedding(LENGTH, WORDS, SIZE)(source)
     )

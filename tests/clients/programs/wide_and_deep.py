@@ -25,8 +25,8 @@ def make():
     discretization.adapt(numbers)
 
     inputs = {
-        "colour": keras.Input((1,), dtype="int64", name="colour"),
-        "code": keras.Input((1,), dtype="int64", name="code"),
+        "colour": keras.Input((1,), dtype="int32", name="colour"),
+        "code": keras.Input((1,), dtype="int32", name="code"),
         "numbers": keras.Input((2,), name="numbers"),
     }
     encoded = layers.CategoryEncoding(7, output_mode="one_hot")(inputs["code"])

@@ -1,0 +1,52 @@
+"""Methods of Keras' classes that users' subclasses write anew."""
+
+from collections.abc import Callable
+from typing import Any
+
+# On a method that is wrapped already.
+_HOOKED = "_keras_dist_hooked"
+
+
+def hook_overrides(
+    base: type, name: str, hook: Callable[[Any], Callable[..., Any]]
+) -> None:
+    """Wraps a method wherever subclasses outside of Keras define their own.
+
+    Subclasses that there are, and those that will be made.
+
+    Args:
+        base: The class of Keras.
+        name: String, the method.
+        hook: Callable from the subclass' own method to what takes its place.
+    """
+
+    def __init_subclass__(cls: type, **kwargs: Any) -> None:
+        super(base, cls).__init_subclass__(**kwargs)
+        _hook(cls, name, hook)
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
+    classes = base.__subclasses__()
+    while classes:
+        cls = classes.pop()
+        _hook(cls, name, hook)
+        classes += cls.__subclasses__()
+
+
+def overrides(cls: type, name: str) -> bool:
+    """Whether a class has a method that is not as Keras wrote it.
+
+    Args:
+        cls: A class.
+        name: String, the method.
+    """
+    method = getattr(cls, name)
+    return (method.__module__ or "").split(".")[0] != "keras"
+
+
+def _hook(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:
+    original = getattr(cls, name)
+    if not overrides(cls, name) or hasattr(original, _HOOKED):
+        return
+    hooked = hook(original)
+    setattr(hooked, _HOOKED, True)
+    setattr(cls, name, hooked)
