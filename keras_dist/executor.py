@@ -147,6 +147,10 @@ class Executor(ABC):
         """An argument as replica `index` can use it, moved if need be."""
         return value
 
+    def leave(self, nest: Any) -> Any:
+        """What a replica function returned, as it can leave its replica."""
+        return nest
+
     def mirror(self, value: Any) -> Any:
         """A tensor where variables are, so that the two can be combined.
 

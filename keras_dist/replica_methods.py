@@ -118,7 +118,7 @@ class ReplicaMethods(StrategyBase):
             positional, named = map_nest(
                 functools.partial(here, index=index), own
             )
-            return fn(*positional, **named)
+            return self.executor.leave(fn(*positional, **named))
 
         results = self._run_on_replicas(on_replica)
         return self.joined_results(results, self.executor.per_replica)

@@ -20,6 +20,7 @@ from keras_dist.device import Device
 from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.regroup import leaves_of
+from keras_dist.regroup import map_nest
 from keras_dist.training.keras_internals import make_global_seed
 from keras_dist.training.metrics import hook_metrics
 from keras_dist.training.replica import Group
@@ -30,9 +31,11 @@ from keras_dist.training.replica import group_of
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import ranges
+from keras_dist.training.step import current_call
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
 from keras_dist.values import PerReplica
+from keras_dist.variables import SyncOnReadVariable
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
@@ -243,6 +246,9 @@ class StepExecutor(Executor, StepRunner):
         ]
         self._mark(tree.flatten(values))
 
+    def leave(self, nest: Any) -> Any:
+        return nest if tf.executing_eagerly() else map_nest(_own_value, nest)
+
     def _mark(self, parts: Sequence[Any]) -> None:
         """Marks the replicas' rows, for sums of sparse gradients."""
         mark_rows(parts)
@@ -288,6 +294,21 @@ def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
             metric.reset_state()
 
     return _maybe_symbolic_build
+
+
+def _own_value(leaf: Any) -> Any:
+    """The value of a variable that differs from replica to replica.
+
+    A graph has no variables to return, and later, in cross-replica context,
+    such a one reads as what the replicas' values combine to.
+    """
+    if not isinstance(leaf, keras.Variable):
+        return leaf
+    call = current_call()
+    is_written = call is not None and id(leaf) in call.writes
+    if is_written or isinstance(leaf, SyncOnReadVariable):
+        return tf.identity(leaf.value)
+    return leaf
 
 
 def _is_number(value: Any) -> bool:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from functions.helpers import TRACES
 from functions.helpers import Classifier
 from functions.helpers import X
 from functions.helpers import Y
@@ -16,6 +17,11 @@ from functions.helpers import replicas
 from functions.helpers import strategy_of
 
 ops = keras.ops
+
+
+def central_of(num_replicas):
+    names = [f"cpu:{index}" for index in range(num_replicas)]
+    return keras_dist.CentralStorageStrategy(names, "cpu:3")
 
 
 @replicas
@@ -160,3 +166,63 @@ def test_labels_of_numpy_and_a_batch_of_one_row():
     for x, y in data:
         classifier.strategy.run(step, args=(x, y))
     assert float(array(classifier.accuracy.count)) == 4.0
+
+
+@pytest.mark.parametrize("make", [strategy_of, central_of])
+@pytest.mark.parametrize(
+    "aggregation", ["sum", "mean", "only_first_replica", "none"]
+)
+def test_a_variable_that_is_returned_is_each_replicas(aggregation, make):
+    strategy = make(2)
+    with strategy.scope():
+        own = keras.Variable(
+            0.0, aggregation=aggregation, synchronization="on_read"
+        )
+
+    @keras_dist.function
+    def write():
+        own.assign(_number() + 1.0)
+
+    strategy.run(write)
+    inner = keras_dist.function(lambda: own)
+    for fn in (
+        inner,
+        keras_dist.function(lambda: ops.convert_to_tensor(own)),
+        keras_dist.function(lambda: own.value),
+        keras_dist.function(lambda: inner()),
+    ):
+        assert numbers(strategy.run(fn)) == [1.0, 2.0]
+    nest = strategy.run(keras_dist.function(lambda: {"a": [own], "b": own + 1}))
+    assert numbers(nest["a"][0]) == [1.0, 2.0]
+    assert numbers(nest["b"]) == [2.0, 3.0]
+
+    @keras_dist.function
+    def whole():
+        return strategy.run(lambda: own)
+
+    assert numbers(whole()) == [1.0, 2.0]
+    if make is strategy_of:  # the other one keeps threads
+        assert numbers(strategy.run(lambda: inner())) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("make", [strategy_of, central_of])
+def test_a_variable_that_was_just_written_is_each_replicas(make):
+    strategy = make(2)
+    with strategy.scope():
+        mirrored = keras.Variable(0.0, aggregation="none", trainable=False)
+
+    @keras_dist.function
+    def write():
+        mirrored.assign(_number() + 1.0)
+        return mirrored, mirrored + 0.0
+
+    itself, read = strategy.run(write)
+    assert numbers(read) == [1.0, 2.0]
+    # PyTorch runs functions as they are: the variable itself comes back.
+    assert set(numbers(itself)) == ({1.0, 2.0} if TRACES else {1.5})
+    assert float(array(mirrored)) == 1.5
+
+
+def _number():
+    context = keras_dist.get_replica_context()
+    return ops.cast(context.replica_id_in_sync_group, "float32")
