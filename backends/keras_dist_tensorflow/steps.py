@@ -29,6 +29,7 @@ from keras_dist.training.shares import Share
 from keras_dist.training.shares import ranges
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
+from keras_dist.training.unequal import UnequalLengths
 from keras_dist.values import PerReplica
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_barrier
@@ -84,6 +85,7 @@ class StepExecutor(Executor, StepRunner):
         install_plain_models()
         install_tapes()
         self._moves = Moves()
+        self._unequal = UnequalLengths()
 
     @abstractmethod
     def play(
@@ -189,7 +191,10 @@ class StepExecutor(Executor, StepRunner):
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
         parts, shares, edges = cut_batch(
-            batch, self.plan.num_replicas, slice(first, first + count)
+            batch,
+            self.plan.num_replicas,
+            slice(first, first + count),
+            self._unequal,
         )
         results = self.play(
             lambda index, replica: fn(replica, parts[index]),
