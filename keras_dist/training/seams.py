@@ -129,7 +129,11 @@ def _hook_add_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(scope, ProbeScope):
             scope.note(loss)
             return
-        if step is not None and base_scope() is step.scope:
+        if (
+            step is not None
+            and step.counts_losses
+            and base_scope() is step.scope
+        ):
             term = functools.partial(step.kinds.term, step, self)
             loss = tree.map_structure(term, loss)
         original(self, loss)
