@@ -29,6 +29,7 @@ from keras_dist.regroup import select
 from keras_dist.training.randomness import random_state
 from keras_dist.training.randomness import set_random_state
 from keras_dist.training.shares import ranges
+from keras_dist.training.unequal import text_of_unequal
 from keras_dist.values import PerReplica
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ if TYPE_CHECKING:
 _TAKEN = (
     "Iterators can be read once: this batch was taken out of it, and will not "
     "come again."
-)
-_UNEQUAL = (
-    "Its arrays have different numbers of rows, so nobody knows which axis is "
-    "the batch's: it is not cut."
 )
 _WHOLE = "It is not cut: each replica computes all of its rows."
 
@@ -173,12 +170,12 @@ def _of_batch(
     """How `fit` cuts a global batch."""
     check_batched(batch)
     shares = strategy.executor.rows_in_fit(batch)
-    lengths = {
+    lengths = [
         int(shape_of(leaf)[0] or 0)
         for leaf in leaves_of(batch)
         if shape_of(leaf)
-    }
-    is_equal, total = len(lengths) == 1, max(lengths)
+    ]
+    is_equal, total = len(set(lengths)) == 1, max(lengths)
 
     def shape_in(share: range) -> Callable[[Any], Any]:
         def shape(leaf: Any) -> Any:
@@ -194,7 +191,7 @@ def _of_batch(
     notes = list(notes)
     if not is_equal:
         shares = [range(total if share else 0) for share in shares]
-        notes.append(_UNEQUAL)
+        notes.append(text_of_unequal(lengths, on_each=bool(shares[-1])))
     elif len(shares) > 1 and shares[-1] == range(total) != range(0):
         notes.append(_WHOLE)
     return _explanation(strategy, "fit", shares, shapes, total, notes)

@@ -7,6 +7,7 @@ import jax
 import keras
 import numpy as np
 
+from keras_dist.training.unequal import UnequalLengths
 from keras_dist_jax.jax_internals import put_shards
 
 
@@ -35,6 +36,19 @@ def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
     rows = common_rows(leaves)
     # A row or two are not worth a collective for each layer.
     return None if rows is None or rows < parts else rows
+
+
+def tell_if_unequal(leaves: Sequence[Any], unequal: UnequalLengths) -> None:
+    """Says that a batch is not cut because nobody knows where.
+
+    Args:
+        leaves: Arrays of the batch.
+        unequal: The `UnequalLengths` to say it with.
+    """
+    shapes = [getattr(leaf, "shape", None) for leaf in leaves]
+    lengths = [shape[0] for shape in shapes if shape]
+    if len(set(lengths)) > 1:
+        unequal.tell(lengths, on_each=True)
 
 
 def share_of(rows: int, parts: int) -> int:

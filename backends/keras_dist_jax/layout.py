@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
+from keras_dist.training.unequal import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
 from keras_dist_jax.callbacks import Failures
@@ -79,6 +80,7 @@ class Layout(ABC):
         self.first = 0
         # Whether steps must not be dispatched on top of each other.
         self.one_at_a_time = False
+        self.unequal = UnequalLengths()
 
     def holds(self, array: Any) -> bool:
         """Whether an array lies here already."""
@@ -358,6 +360,7 @@ class _Cut(_Whole):
         devices, sharding = self._devices, self._sharding
         rows = batches.rows_to_cut(leaves, len(devices))
         if rows is None:
+            batches.tell_if_unequal(leaves, self._layout.unequal)
             return super().route(data)
         data = structure.unflatten(
             [batches.put_cut(leaf, sharding, devices) for leaf in leaves]

@@ -55,17 +55,18 @@ class JaxReplicas(ReplicaRunner):
     ) -> None:
         self._layout = layout
         self._home = home or layout
-        self._group = Group(workers, first)
+        self._workers, self._first = workers, first
         self._batons = BatonPool(_capture_thread)
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         devices = self._layout.devices
         round_ = Round(len(devices))
+        group = Group(self._workers, self._first)
 
         def on_device(index: int) -> T:
             with default_device(devices[index]):
                 home = self._home.devices[0]
-                return fn(JaxReplica(index, round_, devices, self._group, home))
+                return fn(JaxReplica(index, round_, devices, group, home))
 
         fns = [functools.partial(on_device, i) for i in range(len(devices))]
         results: list[T] = self._batons.run(round_, fns)

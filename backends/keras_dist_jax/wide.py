@@ -143,6 +143,7 @@ class _Shares(Program):
         count = self._layout.num_replicas
         rows = batches.rows_to_cut(leaves, count)
         if rows is None:
+            batches.tell_if_unequal(leaves, self._layout.unequal)
             return self._whole, jax.tree.map(self._put_whole, data), None
         data = structure.unflatten([self._put_share(leaf) for leaf in leaves])
         return self._cut, data, rows if rows % count else None

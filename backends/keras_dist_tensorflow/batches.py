@@ -7,10 +7,14 @@ from keras import tree
 
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import bounds
+from keras_dist.training.unequal import UnequalLengths
 
 
 def cut_batch(
-    batch: Any, parts: int, own: slice = slice(None)
+    batch: Any,
+    parts: int,
+    own: slice = slice(None),
+    unequal: UnequalLengths | None = None,
 ) -> tuple[list[Any], list[Share], list[Any]]:
     """The rows of each replica, in order.
 
@@ -25,6 +29,8 @@ def cut_batch(
             it.
         parts: Integer, number of replicas, over all workers.
         own: Slice, which of them are asked for.
+        unequal: `UnequalLengths`, which says of a batch that it is not cut,
+            or `None` to say nothing.
 
     Returns:
         Tuple of a list of nested structures like `batch`, a list of
@@ -44,6 +50,8 @@ def cut_batch(
         )
     total = known[0]
     alike = _all_equal(known)
+    if unequal is not None and parts > 1:
+        _tell_unless(alike, known, unequal)
     # If rows are not alike, all of them are the first replica's.
     edges = [
         edge if index == 0 else _where(alike, edge, total)
@@ -77,6 +85,27 @@ def _all_equal(counts: list[Any]) -> Any:
     if len(known) == 1 and all(isinstance(n, int) for n in counts):
         return True
     return tf.reduce_all([tf.equal(n, counts[0]) for n in counts[1:]])
+
+
+def _tell_unless(
+    alike: Any, counts: list[Any], unequal: UnequalLengths
+) -> None:
+    if isinstance(alike, bool):
+        if not alike:
+            unequal.tell(
+                [n for n in counts if isinstance(n, int)], on_each=False
+            )
+        return
+
+    def tell(*numbers: Any) -> None:
+        unequal.tell([int(n) for n in numbers], on_each=False)
+
+    def told() -> Any:
+        tf.py_function(tell, counts, [])
+        return False
+
+    # Only the data says it, while the graph runs.
+    tf.cond(alike, lambda: True, told)
 
 
 def _where(condition: Any, if_true: Any, if_false: Any) -> Any:

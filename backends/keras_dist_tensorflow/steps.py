@@ -34,6 +34,7 @@ from keras_dist.training.shares import ranges
 from keras_dist.training.step import current_call
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
+from keras_dist.training.unequal import UnequalLengths
 from keras_dist.values import PerReplica
 from keras_dist.variables import SyncOnReadVariable
 from keras_dist_tensorflow import internals
@@ -97,6 +98,7 @@ class StepExecutor(Executor, StepRunner):
         self._moves = Moves()
         # How many rows replicas have now, where that is known.
         self._counts: set[int] = set()
+        self._unequal = UnequalLengths()
 
     def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
         return FirstSeen(batches, see)
@@ -211,7 +213,10 @@ class StepExecutor(Executor, StepRunner):
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
         parts, shares, edges = cut_batch(
-            batch, self.plan.num_replicas, slice(first, first + count)
+            batch,
+            self.plan.num_replicas,
+            slice(first, first + count),
+            self._unequal,
         )
         self._mark(tree.flatten(parts))
 

@@ -17,17 +17,22 @@ def count_rows(batch: Any) -> tuple[int, bool]:
     Raises:
         ValueError: If it holds no array with rows.
     """
-    rows = [
-        int(leaf.shape[0])
-        for leaf in nests.flatten(batch)
-        if is_row_shaped(leaf)
-    ]
+    rows = lengths_of(batch)
     if not rows:
         raise ValueError(
             "A batch must hold at least one array with rows along axis 0. "
             f"Received: {batch!r}."
         )
     return rows[0], len(set(rows)) == 1
+
+
+def lengths_of(batch: Any) -> list[int]:
+    """The numbers of rows of a batch's arrays."""
+    return [
+        int(leaf.shape[0])
+        for leaf in nests.flatten(batch)
+        if is_row_shaped(leaf)
+    ]
 
 
 def cut(batch: Any, rows: slice, device: torch.device) -> Any:

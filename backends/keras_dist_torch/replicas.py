@@ -31,9 +31,11 @@ from keras_dist.training.shares import ranges
 from keras_dist.training.step import outside_replicas
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
+from keras_dist.training.unequal import UnequalLengths
 from keras_dist_torch import transfers
 from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut
+from keras_dist_torch.batches import lengths_of
 from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import AllSum
@@ -77,6 +79,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
             transfers.are_apart(device, plan.primary) for device in plan.devices
         ]
         self._open: set[Transfers] = set()
+        self._unequal = UnequalLengths()
         # Threads and meetings are not to be traced by torch.compile.
         self._play = torch._dynamo.disable(BatonPool(capture_thread).run)
 
@@ -100,6 +103,8 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 
     def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
         rows, alike = count_rows(batch)
+        if not alike and self.plan.num_replicas > 1:
+            self._unequal.tell(lengths_of(batch), on_each=False)
         edges = self._edges(rows, alike)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica

@@ -5,6 +5,7 @@ about how states merge. Updates wait until a result is wanted, or the step
 ends, so that replicas meet once for all of them.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from keras_dist.training.join import join
 from keras_dist.training.join import mean_or_count
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
+
+# On a `__call__` that replicas meet for.
+_HOOKED = "_keras_dist_meets"
 
 
 @dataclass(frozen=True)
@@ -42,19 +46,20 @@ class MetricUpdate:
     kwargs: dict[str, Any]
     leaves: list[Any]
 
-    def run(self, everyone: list[Entry]) -> None:
+    def run(self, everyone: list[Entry]) -> Any:
         """Updates the metric with what all replicas gave."""
         passed = [*self.args, *self.kwargs.values()]
         merged = join(passed, everyone, mean_or_count)
         count = len(self.args)
         named = zip(self.kwargs, merged[count:], strict=True)
-        self.update_state(*merged[:count], **dict(named))
+        return self.update_state(*merged[:count], **dict(named))
 
 
 def hook_metrics(model: keras.Model) -> None:
     """Gathers the updates of a model's metrics while it runs on replicas."""
     for metric in keras_internals.all_metrics(model):
         if "update_state" not in vars(metric):
+            _hook_own_call(type(metric))
             object.__setattr__(metric, "update_state", _hooked_update(metric))
             object.__setattr__(metric, "result", _hooked_result(metric))
 
@@ -78,6 +83,35 @@ def flush(step: ReplicaStep) -> None:
     step.replica.meet(f"the metrics {names}", update_all, (leaves, step.share))
     for update in updates:
         step.forget(update.metric.variables)
+
+
+def _hook_own_call(cls: type) -> None:
+    """Has a class that defines `__call__` run it once, with all rows."""
+    original: Any = cls.__call__
+    if keras_internals.is_of_keras(original) or hasattr(original, _HOOKED):
+        return
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        own = functools.partial(original, self)
+        if step is None or "update_state" not in vars(self):
+            return own(*args, **kwargs)
+        flush(step)
+        leaves = detached([*args, *kwargs.values()])
+        update = MetricUpdate(self, own, args, kwargs, leaves)
+
+        def call_once(everyone: list[Entry]) -> Any:
+            return update.run(step.exchange(everyone, mean_or_count, True))
+
+        what = f"metric '{self.name}'"
+        value = step.replica.meet(what, call_once, (leaves, step.share))
+        step.forget(self.variables)
+        step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
+        return value
+
+    setattr(__call__, _HOOKED, True)
+    cls.__call__ = __call__  # type: ignore[attr-defined]
 
 
 def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:

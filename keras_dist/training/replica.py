@@ -4,9 +4,11 @@ import contextlib
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Hashable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
@@ -70,11 +72,15 @@ class Group:
         workers: `Workers`, or `None` without others.
         first: Integer, the position of this worker's first replica among all.
         shares: Tuple with the `Share` of each worker, of the step's batch.
+
+    Attributes:
+        said: Dict from what a replica has warned of to that replica's index.
     """
 
     workers: "Workers | None" = None
     first: int = 0
     shares: tuple[Share, ...] = ()
+    said: dict[Any, int] = field(default_factory=dict, compare=False)
 
 
 ALONE = Group()
@@ -92,7 +98,7 @@ def group_of(
             its share begins, and in the end the number of rows.
     """
     if workers is None:
-        return ALONE
+        return Group()
     each = plan.num_local_replicas
     ends = edges[::each]
     shares = tuple(
@@ -120,6 +126,12 @@ class Replica(ABC):
     def id(self) -> int:
         """Its position among the replicas of all workers."""
         return self.group.first + self.index
+
+    def repeats(self, warning: Hashable) -> bool:
+        """Whether another replica of this run has warned of the same."""
+        if self.group is ALONE:
+            return False
+        return self.group.said.setdefault(warning, self.index) != self.index
 
     @abstractmethod
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:

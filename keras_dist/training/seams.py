@@ -2,10 +2,12 @@
 
 These are methods of Keras' classes rather than of instances, because a user's
 `train_step` may use losses, optimizers, layers and seeds that no model knows.
-Each does what it did before unless this thread runs a replica.
+One is Python's: what users' code warns of, it warns of on each replica. Each
+does what it did before unless this thread runs a replica.
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,7 @@ from keras_dist.training.overlay import Overlay
 from keras_dist.training.overlay import base_scope
 from keras_dist.training.overlay import suspended
 from keras_dist.training.probe import ProbeScope
+from keras_dist.training.repeated_warnings import hook_warn
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_replica
 from keras_dist.training.step import current_step
@@ -37,6 +40,7 @@ def install() -> None:
     _wrap(module, "unscale_loss_for_distribution", losses.hook_unscaling)
     install_normalization()
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
+    _wrap(warnings, "warn", hook_warn)
     install_losses_of_layers()
     _wrap(keras.Layer, "add_loss", _hook_add_loss)
     lone_updates.install()
@@ -107,7 +111,11 @@ def _hook_add_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(scope, ProbeScope):
             scope.note(loss)
             return
-        if step is not None and base_scope() is step.scope:
+        if (
+            step is not None
+            and step.counts_losses
+            and base_scope() is step.scope
+        ):
             term = functools.partial(step.kinds.term, step, self)
             loss = tree.map_structure(term, loss)
         original(self, loss)

@@ -273,6 +273,8 @@ class ReplicaStep(ReplicaState):
         has_global_rows: Boolean, whether a loss gave it a value for each row
             of the global batch.
         terms_seen: By layer and training, how many losses were added.
+        counts_losses: Boolean, whether losses that layers add make any
+            difference.
     """
 
     def __init__(
@@ -289,6 +291,7 @@ class ReplicaStep(ReplicaState):
         self.results: dict[int, Any] = {}
         self.has_global_rows = False
         self.terms_seen: dict[Any, int] = {}
+        self.counts_losses = True
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:

@@ -74,7 +74,9 @@ def _run(
 
     def on_replica(replica: Replica, part: Any) -> Any:
         with ReplicaStep(replica, runner, strategy, kinds) as step:
+            is_predicting = name == "predict_step"
+            step.counts_losses = not is_predicting
             result = method(model, part)
-            return finish(step, result, join_rows=name == "predict_step")
+            return finish(step, result, join_rows=is_predicting)
 
     return runner.run(on_replica, data)[0]

@@ -26,7 +26,13 @@ def clearer(one: Kind, other: Kind) -> Kind:
     return Kind.COUPLED
 
 
-def kind_of(whole: Any, first: Any, second: Any, is_noisy: bool) -> Kind:
+def kind_of(
+    whole: Any,
+    first: Any,
+    second: Any,
+    is_noisy: bool = False,
+    tolerance: float = 2e-3,
+) -> Kind:
     """What kind of number of all rows it is.
 
     Args:
@@ -34,6 +40,8 @@ def kind_of(whole: Any, first: Any, second: Any, is_noisy: bool) -> Kind:
         first: That of the first half of them.
         second: That of the second half.
         is_noisy: Boolean, whether it is random.
+        tolerance: Float, how far numbers may be apart that are the same,
+            relative to the largest one.
     """
     arrays = [np.asarray(x, "float64") for x in (whole, first, second)]
     if any(not np.all(np.isfinite(x)) for x in arrays):
@@ -49,7 +57,7 @@ def kind_of(whole: Any, first: Any, second: Any, is_noisy: bool) -> Kind:
         return _nearest(whole, mean)
 
     def near(one: Any, other: Any) -> bool:
-        return bool(np.max(np.abs(one - other)) <= 2e-3 * size)
+        return bool(np.max(np.abs(one - other)) <= tolerance * size)
 
     if near(first, second) and near(whole, first):
         return Kind.CONSTANT

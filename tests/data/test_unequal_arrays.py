@@ -12,15 +12,20 @@ import pytest
 from keras import layers
 from keras import ops
 
+from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import drop_iterations
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import state_of
+from parity.harness import strategy
 
 # Keras says it of every source whose length it did not know.
-pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+    pytest.mark.filterwarnings("ignore:The arrays of a batch have different"),
+]
 
 ROWS, ENTRIES, FEATURES = 6, 4, 5
 # The order of arrays in a batch is that of their names.
@@ -100,3 +105,39 @@ def test_tf_data_of_unknown_lengths(table):
     expected = _outcome(None, table, _tf_data)
     drop_iterations(actual, expected)
     assert_same(actual, expected)
+
+
+@pytest.mark.parametrize(
+    "make_data",
+    [
+        _batches,
+        pytest.param(
+            _tf_data,
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("tensorflow") is None,
+                reason="The data is of TensorFlow, which is not installed.",
+            ),
+        ),
+    ],
+)
+def test_it_is_said_once_and_as_explain_says_it(make_data):
+    inputs, y = next(_batches("a_table"))
+    two = strategy(2)
+    with two.scope():
+        model = Lookup("a_table")
+        model.compile("sgd", "mse", jit_compile=JIT)
+        model(inputs)
+    with pytest.warns(UserWarning) as caught:
+        model.fit(make_data("a_table"), shuffle=False, verbose=0)
+        model.evaluate(make_data("a_table"), verbose=0)
+    (text,) = {
+        str(warning.message)
+        for warning in caught
+        if "different numbers of rows" in str(warning.message)
+    }
+    assert f"({ENTRIES}, {ROWS})" in text
+    who = "Each replica" if BACKEND == "jax" else "Replica 0"
+    assert f"{who} computes all of it" in text
+    said = [w for w in caught if text in str(w.message)]
+    assert len(said) == 1
+    assert text in two.explain((inputs, y)).notes

@@ -221,6 +221,19 @@ def test_what_couples_rows_is_refused():
         _train(2, Covariance)
 
 
+def test_what_couples_rows_predicts():
+    """What layers add makes no difference to predictions."""
+
+    def outcome(count):
+        with scope(count):
+            model = models.sequence(models.dense(3), Covariance)()
+            set_initial_weights(model)
+        x = models.table(7)["x"]
+        return flat("predict", model.predict(x, batch_size=7, verbose=0))
+
+    assert_same(outcome(2), outcome(None))
+
+
 class AnnealedLatent(layers.Layer):
     """A latent layer whose loss is switched off at first."""
 

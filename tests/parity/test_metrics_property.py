@@ -59,3 +59,36 @@ def test_own_metrics_property(num_replicas):
         )
 
     assert_same(outcome(num_replicas), outcome(None))
+
+
+class Spread(keras.metrics.Mean):
+    """Overrides `__call__`, with what couples the rows."""
+
+    def __call__(self, y_true, *, y_pred):
+        centered = y_pred - ops.mean(y_pred, axis=0, keepdims=True)
+        return super().__call__(ops.square(centered) + 0.0 * y_true)
+
+
+class Spreads(keras.Model):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.spread = Spread(name="spread")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        value = self.spread(y, y_pred=y_pred)
+        return self.get_metrics_result() | {"same": value}
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_a_metric_with_a_call_of_its_own(num_replicas):
+    def outcome(count):
+        with scope(count):
+            x = layers.Input((4,))
+            model = set_initial_weights(Spreads(x, layers.Dense(1)(x)))
+            model.compile("sgd", "mse", jit_compile=JIT)
+        history = model.fit(
+            **models.table(21), batch_size=7, shuffle=False, verbose=0
+        )
+        return flat("history", history.history)
+
+    assert_same(outcome(num_replicas), outcome(None))
