@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 from typing import Any
 
+from keras_dist.training import keras_internals
+
 if TYPE_CHECKING:
     from keras_dist.strategy import Strategy
 
@@ -15,8 +17,9 @@ _Manager = contextlib.AbstractContextManager["Strategy"]
 
 class _Opened(threading.local):
     def __init__(self) -> None:
-        # Each with the device that was the default one inside.
-        self.managers: list[tuple[_Manager, Any]] = []
+        # Each with the device that was the default one inside, and with
+        # the session that knew it.
+        self.managers: list[tuple[_Manager, Any, object]] = []
 
 
 class Scope(contextlib.AbstractContextManager["Strategy"]):
@@ -41,7 +44,9 @@ class Scope(contextlib.AbstractContextManager["Strategy"]):
     def __enter__(self) -> "Strategy":
         manager = self._opens()
         strategy = manager.__enter__()
-        self._opened.managers.append((manager, self._default_device()))
+        self._opened.managers.append(
+            (manager, self._default_device(), keras_internals.session())
+        )
         return strategy
 
     def __exit__(
@@ -50,9 +55,11 @@ class Scope(contextlib.AbstractContextManager["Strategy"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        manager, device = self._opened.managers[-1]
+        manager, device, session = self._opened.managers[-1]
         now = self._default_device()
-        if kind is None and now != device:
+        # Keras may be what knows of devices, until its session is cleared.
+        is_forgotten = now is None and session is not keras_internals.session()
+        if kind is None and now != device and not is_forgotten:
             raise RuntimeError(
                 "Device scope nesting error: a device scope that was opened "
                 "inside of `strategy.scope()` is still open. Received: "

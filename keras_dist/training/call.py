@@ -14,6 +14,7 @@ from keras_dist import context
 from keras_dist.aggregation import aggregate
 from keras_dist.aggregation import agreed_value
 from keras_dist.aggregation import set_all_components
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.reduction import ReduceOp
 from keras_dist.replica_context import ReplicaContext
 from keras_dist.training import keras_internals
@@ -212,6 +213,7 @@ def run_on_replicas(
     def on_replica(replica: Replica) -> Any:
         with ReplicaCall(replica, runner, strategy) as call:
             result = fn(replica.index)
+            check_scope(call)
 
             def end(everyone: list[Writes]) -> None:
                 call.commit(everyone, [])
@@ -221,6 +223,22 @@ def run_on_replicas(
             return result
 
     return runner.call(on_replica)
+
+
+def check_scope(call: ReplicaCall) -> None:
+    """Refuses a replica function that cleared what its replica is kept by.
+
+    Raises:
+        UnsupportedModelError: After `keras.utils.clear_session`.
+    """
+    if keras_internals.stateless_scope() is not call.scope:
+        raise UnsupportedModelError(
+            "Keras no longer knows which replica this is, so that variables "
+            "that were assigned have not counted as replicas' assignments "
+            "do. Received: a function under `strategy.run` that called "
+            "`keras.utils.clear_session()`, or left a `keras.StatelessScope` "
+            "open. Expected: neither. Clear the session outside of `run`."
+        )
 
 
 def run_on_one(strategy: "StrategyBase", fn: Any) -> Any:

@@ -375,6 +375,11 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
         global_state.set_global_attribute(name, own)
 
 
+def session() -> object:
+    """What `keras.utils.clear_session` makes anew."""
+    return global_state.GLOBAL_STATE_TRACKER
+
+
 def is_seed(variable: keras.Variable) -> bool:
     """Whether a variable is the state of a `keras.random.SeedGenerator`.
 
