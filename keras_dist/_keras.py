@@ -27,11 +27,12 @@ def _explain(error: Exception) -> NoReturn:
     choice = (installed or [known[0].name])[0]
     install = "" if installed else f"`{known[0].fix}`, and "
     raise BackendNotFoundError(
-        f"Keras can't be imported with the backend '{name}' ({source}). "
+        f"Keras can't be imported with the backend '{name}' ({source}): "
+        f"{error} "
         f"Installed: {', '.join(installed) or 'none'} of {names}. Do this: "
         f"{install}set KERAS_BACKEND={choice} before Keras is imported, in "
         "the shell or in `os.environ`."
-    ) from error
+    ) from None  # whose many lines would hide these
 
 
 try:

@@ -17,6 +17,7 @@ from keras_dist.components import VariableComponent
 from keras_dist.destinations import devices_at
 from keras_dist.device import Device
 from keras_dist.extended_reductions import ExtendedReductions
+from keras_dist.multi_step import MultiStepContext
 from keras_dist.regroup import map_nest
 from keras_dist.training.copies import CopyCall
 from keras_dist.training.copies import CopyVariable
@@ -266,6 +267,47 @@ class StrategyExtended(ExtendedReductions):
     ) -> Any:
         """The old name of `strategy.run`."""
         return self._strategy.run(fn, args=args, kwargs=kwargs)
+
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: Any,
+        iterations: int = 1,
+        initial_loop_values: dict[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Deprecated: calls `fn` with one element after another.
+
+        Write the loop yourself, with `strategy.run` in it.
+
+        Args:
+            fn: Callable, given a `MultiStepContext` and what the iterator's
+                `get_next()` returned. It calls `strategy.run`.
+            iterator: An iterator over distributed data.
+            iterations: Integer, how often, at least 1.
+            initial_loop_values: Dict of outputs from before the first step,
+                or `None`.
+
+        Returns:
+            The `MultiStepContext`, with what the last step has set.
+
+        Raises:
+            ValueError: If `iterations` is less than 1.
+            OutOfRangeError: If there are fewer elements.
+            RuntimeError: In replica context.
+        """
+        strategy = self._strategy
+        name = "experimental_run_steps_on_iterator"
+        context.check_cross_replica(strategy, name)
+        if iterations < 1:
+            raise ValueError(
+                f"`{name}` runs at least one step. Received: "
+                f"iterations={iterations}."
+            )
+        steps = MultiStepContext(strategy, initial_loop_values)
+        with strategy.scope():
+            for _ in range(iterations):
+                fn(steps, iterator.get_next())
+        return steps
 
     def read_var(self, v: keras.Variable) -> Any:
         """A variable's value in cross-replica context.

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from typing import Any
+from typing import NoReturn
 
 import keras
 
@@ -12,6 +13,8 @@ from keras_dist.backend import get_backend
 from keras_dist.cross_device_ops import CrossDeviceOps
 from keras_dist.extended import StrategyExtended
 from keras_dist.logical_devices import LogicalDeviceMethods
+from keras_dist.misuse import check_arguments
+from keras_dist.misuse import scope_method
 from keras_dist.plan import Plan
 from keras_dist.scope import Scope
 from keras_dist.training import duplicates
@@ -71,6 +74,11 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         """
         return Strategy(get_backend().plan_of_native(strategy))
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Strategy":
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
+
+    @scope_method
     def scope(self) -> contextlib.AbstractContextManager["Strategy"]:
         """Models, optimizers and variables made inside are distributed.
 
@@ -236,6 +244,24 @@ class Strategy(V1Methods, LogicalDeviceMethods):
     def cluster_resolver(self) -> Any:
         """The cluster resolver in use: `None` on one worker."""
         return None
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "A strategy is no context manager, its scope is. Received: `with` "
+            f"of {self!r}. Expected: `with strategy.scope():`."
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: `__enter__` says what to write."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "A strategy can't be pickled: it stands for the devices of this "
+            f"process. Received: {self!r}. Expected: one that is made in each "
+            "process. Call its constructor there, and hand over models with "
+            "`model.save(path)` and `keras.models.load_model(path)` in its "
+            "scope."
+        )
 
     def __copy__(self) -> "Strategy":
         raise RuntimeError(

@@ -3,6 +3,8 @@
 import copy
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 from typing import final
 
@@ -54,6 +56,16 @@ class InputIterator:
                 "End of the data: there is no next element. Call "
                 "`initialize()` to start again."
             ) from None
+
+
+def _batches_of(get_next: Callable[[], Any]) -> Iterator[Any]:
+    """What a function returns, call by call, until it says that it ends."""
+    while True:
+        try:
+            batch = get_next()
+        except (StopIteration, OutOfRangeError):
+            return
+        yield batch
 
 
 class V1Methods(ReplicaMethods, InputMethods):
@@ -108,7 +120,9 @@ class V1Methods(ReplicaMethods, InputMethods):
 
         Args:
             input_fn: Callable from an `InputContext` to data in batches of
-                the per-replica size.
+                the per-replica size; or to a callable without arguments
+                that returns one such batch each time, and at the end raises
+                `StopIteration` or `OutOfRangeError`.
             replication_mode: `InputReplicationMode.PER_WORKER`.
 
         Returns:
@@ -125,7 +139,14 @@ class V1Methods(ReplicaMethods, InputMethods):
                 "replica's own use `distribute_datasets_from_function` with "
                 "`InputOptions`."
             )
-        return InputIterator(self.distribute_datasets_from_function(input_fn))
+
+        def dataset_fn(input_context: InputContext) -> Any:
+            made = input_fn(input_context)
+            if not callable(made) or isinstance(made, Iterable):
+                return made
+            return _batches_of(made)
+
+        return InputIterator(self.distribute_datasets_from_function(dataset_fn))
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
         """The old name of `experimental_local_results`."""

@@ -5,10 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from keras import ops
-
-from keras_dist import context
+from keras_dist import value_operators
 
 
 class DistributedValues(ABC):
@@ -51,20 +48,6 @@ class _Components(DistributedValues):
     def __str__(self) -> str:
         return framed(self._name, [str(v) for v in self.values])
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        replica = context.current_replica_context()
-        if replica is not None:
-            own = self.values[replica.replica_id_in_sync_group]
-            return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
-        name = self._name
-        raise ValueError(
-            f"It looks like you are using a {name} object while not inside a "
-            f"replica context. Received: {self!r}. Pass it to `strategy.run`, "
-            "where each replica gets its own component, combine it with "
-            "`strategy.reduce` or `strategy.gather`, or read the components "
-            "with `strategy.experimental_local_results`."
-        )
-
 
 class PerReplica(_Components):
     """Components that may differ, such as a distributed batch or a result.
@@ -97,6 +80,10 @@ class Mirrored(_Components):
     """
 
     _name = "Mirrored"
+
+
+value_operators.install(PerReplica, "PerReplica")
+value_operators.install(Mirrored, "Mirrored")
 
 
 def framed(name: str, components: Sequence[str]) -> str:

@@ -62,12 +62,17 @@ from tensorflow.python.ops.resource_variable_ops import (
     BaseResourceVariable as BaseResourceVariable,
 )
 
+from keras_dist import value_operators
+
 
 class _Current(threading.local):
     is_applying = False
 
 
 _current = _Current()
+
+
+value_operators.install(PerReplica, "PerReplica")
 
 
 def native_per_replica(values: Sequence[Any]) -> Any:

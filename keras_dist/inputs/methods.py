@@ -178,7 +178,9 @@ class InputMethods(StrategyBase):
 
         Returns:
             An iterable of rows with `batch(batch_size)`. Once batched,
-            `experimental_distribute_dataset` takes it.
+            `experimental_distribute_dataset` takes it. Where TensorFlow is
+            installed, it has the other methods of a `tf.data.Dataset` too,
+            which return one. It has copies of the arrays.
 
         Example:
 

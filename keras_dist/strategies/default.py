@@ -71,8 +71,8 @@ class DefaultStrategy(Strategy):
             yield
 
     @contextlib.contextmanager
-    def scope(self) -> Iterator[Strategy]:
-        """Changes nothing; refused inside of another strategy's scope."""
+    def _entered_scope(self) -> Iterator[Strategy]:
+        # `scope` is as it is of every strategy: it can be entered again.
         with context.default_entered():
             yield self
 

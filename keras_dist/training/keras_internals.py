@@ -21,6 +21,7 @@
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.epoch_iterator` | shows the first batch of data |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
+| `keras.src.utils.module_utils` | `tf.data`, where TensorFlow is installed |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 | `keras.src.backend.random` | draws that copies of a model share |
 | `keras.Model._compile_config` | what `compile` was given, as objects |
@@ -62,6 +63,7 @@ from keras.src.trainers.data_adapters import GeneratorDataAdapter
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.utils import module_utils
 from keras.src.utils.backend_utils import in_tf_graph
 
 from keras_dist import compilation
@@ -75,6 +77,16 @@ is_tf_dataset = data_adapters.is_tf_dataset
 is_torch_dataloader = data_adapters.is_torch_dataloader
 is_grain_dataset = data_adapters.is_grain_dataset
 is_torch_tensor = data_adapter_utils.is_torch_tensor
+
+
+def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
+    """What makes a `tf.data.Dataset` of the rows of arrays, if there is one."""
+    tensorflow = module_utils.tensorflow
+    if not tensorflow.available:
+        return None
+    make: Callable[[Any], Any] = tensorflow.data.Dataset.from_tensor_slices
+    return make
+
 
 OLDEST_KERAS = (3, 14)
 FIRST_KERAS_TOO_NEW = (3, 16)
@@ -127,6 +139,7 @@ __all__ = [
     "set_initial_epoch",
     "set_mask",
     "set_name_counts",
+    "tf_dataset_of_rows",
     "has_value",
     "name_like",
     "set_learning_rate_of",

@@ -59,6 +59,9 @@ def _look_at(optimizer: Any, variables: Any) -> None:
         variables = keras_internals.trainable_variables(optimizer)
     if not variables or not isinstance(variables[0], keras.Variable):
         return
+    # Variables of no layer may belong to anything but a model that trains.
+    if "/" not in variables[0].path:
+        return
     strategy = vars(variables[0]).get("distribute_strategy")
     if strategy is None or strategy.has_run or strategy.plan.num_replicas == 1:
         return

@@ -121,6 +121,7 @@ def test_replica_functions(num_replicas, compile):
     assert_same(train_by_hand(sharded(num_replicas), compile), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Nothing is distributed")
 def test_an_update_outside_of_replicas():
     outcomes = []
     for strategy in (keras_dist.OneDeviceStrategy("cpu:0"), sharded(3)):
@@ -264,6 +265,7 @@ def _other_rate(optimizer, step):
     ],
     ids=["decay", "exclusion", "changed", "new", "callable"],
 )
+@pytest.mark.filterwarnings("ignore:Nothing is distributed")
 @pytest.mark.parametrize("outside", [False, True], ids=["run", "outside"])
 def test_what_is_changed_between_steps_counts(rate, change, outside):
     """As it does where each replica has all of the state."""

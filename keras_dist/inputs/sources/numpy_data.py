@@ -17,6 +17,7 @@ from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
+from keras_dist.training import keras_internals
 
 
 @final
@@ -24,7 +25,8 @@ class NumpyDataset:
     """The rows of arrays, one by one, or in batches.
 
     `strategy.experimental_make_numpy_dataset` makes it. It can be iterated
-    over again and again.
+    over again and again. Where TensorFlow is installed, it has the other
+    methods of a `tf.data.Dataset`, such as `shuffle`, which return one.
 
     Args:
         columns: Nest of NumPy arrays with one number of rows.
@@ -123,6 +125,26 @@ class NumpyDataset:
         for element in self:
             state = reduce_func(state, element)
         return state
+
+    def __getattr__(self, name: str) -> Any:
+        # What `tf.data` has beside these, such as `shuffle` and `map`.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        make = keras_internals.tf_dataset_of_rows()
+        if make is None:
+            raise AttributeError(
+                "A dataset of NumPy arrays has the methods `batch`, `repeat` "
+                f"and `reduce`. Received: `{name}`. Where TensorFlow is "
+                "installed, it has those of a `tf.data.Dataset` too: `pip "
+                "install tensorflow`. Or do it to the arrays before, as with "
+                "`numpy.random.permutation`."
+            )
+        dataset = make(self.columns)
+        if self.repeats != 1:
+            dataset = dataset.repeat(self.repeats)
+        if self.batch_size is not None:
+            dataset = dataset.batch(self.batch_size, self.drop_remainder)
+        return getattr(dataset, name)
 
     @property
     def cardinality(self) -> int:

@@ -1,0 +1,70 @@
+"""Errors of strategies that are written wrongly: each says what to write."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NoReturn
+
+
+def check_arguments(
+    cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuses arguments that a strategy's constructor does not have.
+
+    Raises:
+        TypeError: If there are any, or if one is missing.
+    """
+    signature = inspect.signature(functools.partial(cls.__init__, None))
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        expected = str(signature).split(" -> ")[0]
+        raise TypeError(
+            f"{cls.__name__} can't be made: {error}. Expected: "
+            f"{cls.__name__}{expected}. A number of replicas is a number of "
+            "devices, each by its name, as in "
+            '`MirroredStrategy(["gpu:0", "gpu:1"])`; no argument at all '
+            "means all of them, which `keras_dist.list_devices()` shows. "
+            "`keras_dist.set_virtual_devices(2)` makes two of the CPU."
+        ) from None
+
+
+class _BoundScope:
+    """`strategy.scope`, without the parentheses."""
+
+    def __init__(self, method: Callable[..., Any], strategy: Any) -> None:
+        functools.update_wrapper(self, method)
+        self._method = method
+        self._strategy = strategy
+
+    def __call__(self) -> Any:
+        return self._method(self._strategy)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "`scope` is a method. Received: `with strategy.scope:`. Expected: "
+            "`with strategy.scope():`, with parentheses."
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: `__enter__` says what to write."""
+
+
+class scope_method:
+    """A decorator of `scope`, which tells where its parentheses are missing.
+
+    Args:
+        method: The method.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, method)
+        self._method = method
+
+    def __get__(self, strategy: Any, owner: type | None = None) -> Any:
+        if strategy is None:
+            return self._method
+        return _BoundScope(self._method, strategy)

@@ -1,0 +1,113 @@
+"""Operators of per-replica values: a replica's component, elsewhere an error.
+
+A per-replica value is no number and no array. What treats it as one is told
+what to write instead.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_dist import context
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "matmul": operator.matmul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+}
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "abs": abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "getitem": operator.getitem,
+    "round": round,
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "len": len,
+    "iter": iter,
+}
+
+
+def misused(name: str, value: Any) -> str:
+    """What to say of a distributed value that is used as a tensor."""
+    return (
+        f"It looks like you are using a {name} object while not inside a "
+        f"replica context. Received: {value!r}. Pass it to `strategy.run`, "
+        "where each replica gets its own component, combine it with "
+        "`strategy.reduce` or `strategy.gather`, or read the components "
+        "with `strategy.experimental_local_results`."
+    )
+
+
+def own_component(value: Any) -> tuple[bool, Any]:
+    """Whether this thread runs a replica, and its component if so."""
+    replica = context.current_replica_context()
+    if replica is None:
+        return False, None
+    return True, value.values[replica.replica_id_in_sync_group]
+
+
+def install(cls: type, name: str) -> None:
+    """Gives a class of distributed values its operators.
+
+    Args:
+        cls: The class. Operators that it defines itself stay.
+        name: String, what messages call it.
+    """
+
+    def give(method: str, do: Callable[..., Any]) -> None:
+        defined = getattr(cls, method, None)
+        if defined is None or defined is getattr(object, method, None):
+            setattr(cls, method, _method(do, name))
+
+    for key, do in _BINARY.items():
+        give(f"__{key}__", do)
+        give(f"__r{key}__", _swapped(do))
+    for key, do in _OTHERS.items():
+        give(f"__{key}__", do)
+    if getattr(cls, "__array__", None) is None:
+        cls.__array__ = _array(name)  # type: ignore[attr-defined]
+
+    def __format__(self: Any, spec: str) -> str:
+        if not spec:
+            return str(self)
+        return str(formatted(self, spec))
+
+    formatted = _method(format, name)
+    cls.__format__ = __format__  # type: ignore[method-assign]
+
+
+def _swapped(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda own, other: do(other, own)
+
+
+def _method(do: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        in_replica, own = own_component(self)
+        if not in_replica:
+            raise TypeError(misused(name, self))
+        return do(own, *others)
+
+    return method
+
+
+def _array(name: str) -> Callable[..., Any]:
+    def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        in_replica, own = own_component(self)
+        if not in_replica:
+            raise ValueError(misused(name, self))
+        return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
+
+    return __array__
