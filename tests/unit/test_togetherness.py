@@ -1,5 +1,6 @@
 """What keeps workers together around `fit`, with workers that are made up."""
 
+import json
 import os
 import random
 import stat
@@ -28,6 +29,7 @@ from keras_dist.training.chief import save
 from keras_dist.training.durable import written_beside
 from keras_dist.training.entry import Entry
 from keras_dist.training.togetherness import Together
+from keras_dist.training.togetherness import take_chiefs_values
 from keras_dist.workers import Workers
 
 ROWS, BATCH, EPOCHS = 11, 4, 3
@@ -547,3 +549,35 @@ def test_schedules_are_not_compared():
     together.set_model(model)
     together.on_epoch_begin(0)
     assert not model.stop_training
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (
+            [["d/kernel", [2, 3], "float32"], ["d/bias", [4], "float32"]],
+            "number 1: 'd/bias' of shape (3,) and float32 on worker 0, "
+            "'d/bias' of shape (4,) and float32 on worker 1",
+        ),
+        (
+            [["d/kernel", [2, 3], "float32"]],
+            "number 1: 'd/bias' of shape (3,) and float32 on worker 0, none "
+            "on worker 1",
+        ),
+    ],
+)
+def test_another_model_is_told_with_what_differs(theirs, expected):
+    text = json.dumps(theirs)
+
+    def others(own):
+        if len(own) == 2:
+            return [[len(theirs), own[1] ^ 1]]
+        if len(own) == 1:
+            return [[len(text)]]
+        return [[*text.encode(), *[0] * (len(own) - len(text))]]
+
+    layer = keras.layers.Dense(3, name="d")
+    layer.build((None, 2))
+    with pytest.raises(ReplicaDivergenceError) as raised:
+        take_chiefs_values(layer.variables, MadeUp(others=others))
+    assert expected in str(raised.value)
