@@ -12,7 +12,7 @@ from typing import final
 import keras
 
 from keras_dist.errors import ClusterError
-from keras_dist.training.chief import written_beside
+from keras_dist.training.durable import written_beside
 from keras_dist.training.randomness import chiefs_text
 from keras_dist.training.state_file import restore_state
 from keras_dist.training.state_file import write_state

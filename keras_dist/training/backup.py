@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from keras_dist.training.chief import written_beside
+from keras_dist.training.durable import written_beside
 from keras_dist.training.keras_internals import build_from
 from keras_dist.training.keras_internals import set_initial_epoch
 from keras_dist.training.randomness import random_state

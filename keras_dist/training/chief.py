@@ -1,9 +1,7 @@
 """Chief rules: one worker shows progress and writes, the others take part."""
 
-import contextlib
 import inspect
 import os
-from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_dist.errors import ClusterError
+from keras_dist.training.durable import written_beside
 
 if TYPE_CHECKING:
     from keras_dist.workers import Workers
@@ -117,24 +116,3 @@ def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
     )
     is_local = "://" not in text
     return text if is_one_file and is_local and not asks else None
-
-
-@contextlib.contextmanager
-def written_beside(path: str) -> Iterator[str]:
-    """The name of a file to write, which then takes the place of another.
-
-    A process that is killed leaves the old file or the new one.
-
-    Args:
-        path: String, a local file.
-    """
-    folder, name = os.path.split(path)
-    # The suffix says how Keras writes it. Always the same name: what a killed
-    # process has left is written over.
-    beside = os.path.join(folder, f".unfinished-{name}")
-    try:
-        yield beside
-        os.replace(beside, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(beside)

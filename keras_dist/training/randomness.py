@@ -91,3 +91,20 @@ def chiefs_text(text: str, workers: "Workers") -> str:
     padded = np.zeros(size, "int32")
     padded[: own.size] = own[:size]
     return bytes(workers.chief_value(padded).astype("uint8")).decode()
+
+
+def everyones_texts(text: str, workers: "Workers") -> list[str]:
+    """The texts of all workers, on every worker.
+
+    Args:
+        text: String, which may be of another length elsewhere.
+        workers: `Workers`.
+    """
+    own = text.encode()
+    sizes = workers.concatenate_numbers([len(own)])
+    most = max(sizes)
+    numbers = workers.concatenate_numbers([*own, *[0] * (most - len(own))])
+    return [
+        bytes(numbers[index * most : index * most + size]).decode()
+        for index, size in enumerate(sizes)
+    ]

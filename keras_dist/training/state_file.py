@@ -11,7 +11,9 @@ import keras
 import numpy as np
 
 from keras_dist.training import keras_internals
-from keras_dist.training.chief import written_beside
+from keras_dist.training.durable import is_damaged
+from keras_dist.training.durable import seal
+from keras_dist.training.durable import written_beside
 from keras_dist.training.randomness import chiefs_text
 from keras_dist.training.togetherness import take_chiefs_values
 from keras_dist.training.whole import written_by_chief
@@ -43,6 +45,7 @@ def write_state(
         type(model).save_weights(model, beside, overwrite=True)
         with _opened(beside, "a") as file:
             file[_NOTES] = np.frombuffer(text.encode(), "uint8")
+        seal(beside)
 
 
 def restore_state(
@@ -60,10 +63,17 @@ def restore_state(
         The notes, none of a file of Keras'; `None` if there is no file.
 
     Raises:
-        OSError: If the file can't be read, on the chief.
+        OSError: If the file can't be read or is damaged, on the chief.
     """
     is_chief = workers is None or workers.cluster.is_chief
     found = os.path.exists(path) if is_chief else None
+    if found and is_damaged(path):
+        raise OSError(
+            f"The saved state '{path}' is damaged: its checksum is not that "
+            "of its content. Delete it, or put a copy of it in its place. "
+            "`BackupAndRestore(..., double_checkpoint=True)` keeps the one "
+            "before, and goes on with that."
+        )
     text = json.dumps(_read_notes(path) if found else None)
     if workers is not None:
         text = chiefs_text(text, workers)
@@ -84,10 +94,13 @@ def restore_state(
 
 
 def is_readable(path: str) -> bool:
-    """Whether there is a file, and its beginning and end fit together."""
+    """Whether there is a file, and it is as it was written.
+
+    Of one that Keras wrote, its beginning and end fit together.
+    """
     try:
         with _opened(path, "r"):
-            return True
+            return not is_damaged(path)
     except OSError:
         return False
 

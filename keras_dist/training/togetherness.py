@@ -1,5 +1,7 @@
 """What keeps the workers of a cluster together, besides the steps."""
 
+import itertools
+import json
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import keras_internals
+from keras_dist.training.randomness import everyones_texts
 from keras_dist.variables import SyncOnReadVariable
 
 if TYPE_CHECKING:
@@ -116,16 +119,36 @@ def raise_explained(error: BaseException, workers: "Workers | None") -> None:
 def _check_alike(
     variables: Sequence[keras.Variable], workers: "Workers"
 ) -> None:
-    described = [(tuple(v.shape), v.dtype) for v in variables]
-    code = zlib.crc32(repr(described).encode()) >> 1
+    described = [[v.path, list(v.shape), v.dtype] for v in variables]
+    code = zlib.crc32(repr([each[1:] for each in described]).encode()) >> 1
     everyone = workers.concatenate_numbers([len(variables), code])
-    counts, codes = everyone[::2], everyone[1::2]
-    if len(set(counts)) > 1 or len(set(codes)) > 1:
-        raise ReplicaDivergenceError(
-            "Workers made different variables, so that they can't train "
-            f"together. Received: {counts} variables on workers 0 to "
-            f"{len(counts) - 1}; here, the last is '{variables[-1].path}' of "
-            f"shape {described[-1][0]}. Expected: the same shapes and dtypes "
-            "in the same order. Run the same script, with the same settings, "
-            "on every worker."
-        )
+    if len(set(everyone[::2])) == len(set(everyone[1::2])) == 1:
+        return
+    texts = everyones_texts(json.dumps(described), workers)
+    first, *others = [json.loads(text) for text in texts]
+    index, other = next(
+        (index, other)
+        for index, other in enumerate(others, 1)
+        if [each[1:] for each in other] != [each[1:] for each in first]
+    )
+    pairs = itertools.zip_longest(first, other)
+    position, (chiefs, own) = next(
+        (position, pair)
+        for position, pair in enumerate(pairs)
+        if pair[0] is None or pair[1] is None or pair[0][1:] != pair[1][1:]
+    )
+    raise ReplicaDivergenceError(
+        "Workers made different variables, so that they can't train together. "
+        f"Received: {len(first)} variables on worker 0, {len(other)} on worker "
+        f"{index}; the first that differs is number {position}: "
+        f"{_variable(chiefs)} on worker 0, {_variable(own)} on worker {index}. "
+        "Expected: the same shapes and dtypes in the same order. Run the same "
+        "script, with the same settings, on every worker."
+    )
+
+
+def _variable(described: list[Any] | None) -> str:
+    if described is None:
+        return "none"
+    path, shape, dtype = described
+    return f"'{path}' of shape {tuple(shape)} and {dtype}"

@@ -48,7 +48,14 @@ _OTHERS = re.compile(
     r"(KERAS|JAX|XLA|TORCH|PYTORCH|CUDA|NCCL|GLOO|ROCR|HIP|OMP|MKL|NVIDIA|TPU"
     r"|LIBTPU|TF_(CPP|CUDNN|DETERMINISTIC|ENABLE|FORCE|GPU|NUM|USE|XLA))_.*"
 )
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL|AUTH", re.I)
+# Of short words, others have the letters: PATH, PATTERN.
+_SECRET = re.compile(
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PWD|CRED|AUTH"
+    r"|(?<![A-Z])(PAT|PASS)(?![A-Z])",
+    re.I,
+)
+# The user and the password in an address such as https://me:mine@a.corp.
+_USER = re.compile(r"(?<=://)[^\s/]+@")
 # A name or an address. Dots are within, a port is not part of it.
 _HOST = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[\w\]])?")
 _OWN = ("localhost", "127.0.0.1")
@@ -57,7 +64,8 @@ _OWN = ("localhost", "127.0.0.1")
 class Masks:
     """Replaces names of hosts by `host1`, `host2` and so on.
 
-    The same host is the same everywhere, so that what goes wrong can be seen.
+    And leaves out users and passwords. The same host is the same everywhere,
+    so that what goes wrong can be seen.
 
     Args:
         environ: Mapping of environment variables.
@@ -74,7 +82,7 @@ class Masks:
         for host in sorted(self._names, key=len, reverse=True):
             pattern = rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)"
             text = re.sub(pattern, self._names[host], text)
-        return text
+        return _USER.sub("(not shown)@", text)
 
     def _note(self, address: str) -> None:
         host, colon, port = address.rpartition(":")

@@ -29,6 +29,9 @@ STAYED_ALONE = (
 
 LOST_A_PEER = re.compile(r"^([\w.]+\.)?WorkerLostError\b", re.MULTILINE)
 
+# What such an error calls another worker; itself it calls "Worker 0".
+ANOTHER = re.compile(r"\bworker \d+\b")
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -43,6 +46,8 @@ class Failure:
         log: Path of all that it wrote, or `None`.
         stayed_alone: Boolean, whether it ended well without having joined
             the other workers.
+        told_by: The `Failure` of another worker that lost this one, which
+            has not ended yet; else `None`.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Failure:
     stderr: str = ""
     log: Path | None = None
     stayed_alone: bool = False
+    told_by: "Failure | None" = None
 
     @property
     def lost_a_peer(self) -> bool:
@@ -58,6 +64,19 @@ class Failure:
         return self.status == RESTART_EXIT_CODE or bool(
             LOST_A_PEER.search(last_lines(self.stderr))
         )
+
+    @property
+    def has_traceback(self) -> bool:
+        """Whether it has said what it failed with."""
+        return TRACEBACK in self.stderr
+
+    @property
+    def blamed(self) -> str | None:
+        """The name of the worker that it lost, by its own words."""
+        told = last_lines(self.stderr)
+        lost = LOST_A_PEER.search(told)
+        names = ANOTHER.findall(told, lost.end()) if lost else []
+        return next((name for name in names if name != self.name), None)
 
     @property
     def exit_status(self) -> int:
@@ -74,6 +93,9 @@ class Failure:
         >>> Failure("worker 1", -15).how()
         'was ended by the signal SIGTERM (15)'
         """
+        if self.told_by is not None:
+            said = "failed" if self.has_traceback else "did not answer"
+            return f"{said}, and still ran when {self.told_by.name} noticed"
         if self.stayed_alone:
             return "ended without having joined the other workers"
         if self.status == RESTART_EXIT_CODE:
@@ -96,6 +118,9 @@ class Failure:
             return f"{self.name} {self.how()}. {STAYED_ALONE}"
         lines = [f"{self.name} failed first: it {self.how()}"]
         told = last_lines(self.stderr)
+        if self.told_by is not None and not self.has_traceback:
+            lines.append(f"{self.told_by.name} says:")
+            told = last_lines(self.told_by.stderr)
         if told:
             lines += [f"  {line}" for line in told.splitlines()]
         else:

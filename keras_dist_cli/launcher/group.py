@@ -144,12 +144,25 @@ class Group:
         self._screen.hold()
         since = min(failure.time for failure in failures)
         settled = time.monotonic() > since + SETTLING_TIME
-        if cause.lost_a_peer and self._running() and not settled:
-            return
+        if cause.lost_a_peer and self._running():
+            culprit = self._blamed_by(cause)
+            # Without a traceback, it may be about to end and to say why.
+            if not settled and not (culprit and culprit.has_traceback):
+                return
+            cause = culprit or cause
         self.failure = cause
         self._on_failure(cause)
         self._screen.release()
         self.stop(signal.SIGTERM)
+
+    def _blamed_by(self, cause: Failure) -> Failure | None:
+        """How the worker fails that another one lost, while it still runs."""
+        running = {m.program.name: m for m in self._running()}
+        found, name = None, cause.blamed
+        while name in running:
+            found = running.pop(name).lost(cause)
+            name = found.blamed
+        return found
 
     def _end_of(self, coordinator: Member) -> list[Failure]:
         """Its end, which is a failure while workers run."""

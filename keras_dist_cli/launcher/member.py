@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keras_dist_cli.launcher import guard
+from keras_dist_cli.launcher.failures import TRACEBACK
 from keras_dist_cli.launcher.failures import Failure
 from keras_dist_cli.launcher.output import Sink
 from keras_dist_cli.launcher.output import Tail
@@ -112,6 +113,19 @@ class Member:
             self._tail.text,
             self.program.log,
             self._stayed_alone,
+        )
+
+    def lost(self, told_by: Failure) -> Failure:
+        """How it failed by the words of another one, while it still runs."""
+        text = self._tail.text
+        status = 1 if TRACEBACK in text else told_by.status
+        return Failure(
+            self.program.name,
+            status,
+            told_by.time,
+            text,
+            self.program.log,
+            told_by=told_by,
         )
 
     @property

@@ -1,5 +1,6 @@
 """`keras-dist run`: failures and restarts."""
 
+import textwrap
 import time
 
 import pytest
@@ -232,3 +233,52 @@ def test_a_signal_to_the_launcher_is_no_reason_for_a_restart(launcher):
     process.terminate()
     assert process.wait(timeout=100) == 143
     assert len(records(launcher, 0)) == 1
+
+
+LOSES = """
+if index == 0:
+    await_mark("failed-1")
+    print("keras_dist.errors.WorkerLostError: Worker 0 can't go on without "
+          "the others: worker 1 at 127.0.0.1:9 is lost.", file=sys.stderr)
+    sys.exit(42)
+"""
+
+
+def test_the_lost_one_is_blamed_though_it_still_runs(launcher):
+    """On TensorFlow, one that raised waits for the others before it ends."""
+    body = """
+    try:
+        raise KeyError("its own")
+    except KeyError:
+        import traceback
+        traceback.print_exc()
+    sys.stderr.flush()
+    mark("failed")
+    sleep()
+    """
+    script = launcher.script(LOSES + textwrap.dedent(body))
+    done = launcher.run("--workers", 2, script)
+    assert done.returncode == 1
+    assert "worker 1 failed first: it failed, and still ran" in done.stderr
+    assert "  KeyError: 'its own'" in done.stderr
+    assert "worker 0 failed first" not in done.stderr
+
+
+def test_a_worker_that_does_not_answer_is_blamed(launcher):
+    script = launcher.script(LOSES + "mark('failed')\nsleep()")
+    done = launcher.run("--workers", 2, script)
+    assert done.returncode == 42
+    assert "worker 1 failed first: it did not answer" in done.stderr
+    assert "worker 0 says:" in done.stderr
+    assert "  keras_dist.errors.WorkerLostError: Worker 0" in done.stderr
+
+
+def test_who_is_blamed():
+    def lost(name, told):
+        text = f"keras_dist.errors.WorkerLostError: {told}"
+        return Failure(name, 42, stderr=text).blamed
+
+    told = "Worker 0 can't go on: worker 0 and worker 2 at a:1 can't be reached"
+    assert lost("worker 0", told) == "worker 2"
+    assert lost("worker 1", "Not all workers came.") is None
+    assert Failure("worker 0", 1, stderr="worker 1 is fine").blamed is None

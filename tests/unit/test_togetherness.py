@@ -1,9 +1,12 @@
 """What keeps workers together around `fit`, with workers that are made up."""
 
+import json
 import os
 import random
+import stat
 import types
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -23,9 +26,10 @@ from keras_dist.training.agreement import rows_of
 from keras_dist.training.chief import flat_callbacks
 from keras_dist.training.chief import quiet_callbacks
 from keras_dist.training.chief import save
-from keras_dist.training.chief import written_beside
+from keras_dist.training.durable import written_beside
 from keras_dist.training.entry import Entry
 from keras_dist.training.togetherness import Together
+from keras_dist.training.togetherness import take_chiefs_values
 from keras_dist.workers import Workers
 
 ROWS, BATCH, EPOCHS = 11, 4, 3
@@ -276,6 +280,71 @@ def test_the_previous_backup_is_taken_where_the_last_one_is_torn(tmp_path):
     assert history.epoch == [1, 2]
 
 
+@pytest.mark.parametrize("keeps_previous", [True, False])
+def test_a_backup_whose_bytes_changed_is_not_used(tmp_path, keeps_previous):
+    """HDF5 reads it all the same."""
+    options = KINDS["arrays"]()
+    backup = {"double_checkpoint": True, "delete_checkpoint": False}
+
+    def resumed(epochs):
+        callback = callbacks.BackupAndRestore(tmp_path, **backup)
+        return fit(
+            model_of(),
+            MadeUp(),
+            **options,
+            epochs=epochs,
+            callbacks=[callback],
+        ).epoch
+
+    assert resumed(2) == [0, 1]
+    path = tmp_path / "latest.weights.h5"
+    with h5py.File(path) as file:
+        value = next(_values_in(file))
+        start = value.id.get_offset()
+    data = bytearray(path.read_bytes())
+    data[start] ^= 1
+    path.write_bytes(data)
+    with h5py.File(path):
+        pass
+    if keeps_previous:
+        assert resumed(3) == [1, 2]
+        return
+    (tmp_path / "latest.weights.h5.bkp").unlink()
+    with pytest.raises(OSError, match="is damaged"):
+        resumed(3)
+
+
+def _values_in(group):
+    for item in group.values():
+        if isinstance(item, h5py.Group):
+            yield from _values_in(item)
+        elif item.dtype.kind == "f" and item.id.get_offset() is not None:
+            yield item
+
+
+def test_files_are_on_the_disk_before_they_take_a_place(tmp_path, monkeypatch):
+    done = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        done.append("folder" if is_folder else "file")
+        fsync(descriptor)
+
+    def recorded_replace(*paths):
+        done.append("replace")
+        replace(*paths)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    with (
+        written_beside(str(tmp_path / "file")) as beside,
+        open(beside, "w") as file,
+    ):
+        file.write("text")
+    assert done == ["file", "replace", "folder"]
+
+
 def test_an_unbuilt_model_is_refused(tmp_path):
     workers = MadeUp()
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -480,3 +549,35 @@ def test_schedules_are_not_compared():
     together.set_model(model)
     together.on_epoch_begin(0)
     assert not model.stop_training
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (
+            [["d/kernel", [2, 3], "float32"], ["d/bias", [4], "float32"]],
+            "number 1: 'd/bias' of shape (3,) and float32 on worker 0, "
+            "'d/bias' of shape (4,) and float32 on worker 1",
+        ),
+        (
+            [["d/kernel", [2, 3], "float32"]],
+            "number 1: 'd/bias' of shape (3,) and float32 on worker 0, none "
+            "on worker 1",
+        ),
+    ],
+)
+def test_another_model_is_told_with_what_differs(theirs, expected):
+    text = json.dumps(theirs)
+
+    def others(own):
+        if len(own) == 2:
+            return [[len(theirs), own[1] ^ 1]]
+        if len(own) == 1:
+            return [[len(text)]]
+        return [[*text.encode(), *[0] * (len(own) - len(text))]]
+
+    layer = keras.layers.Dense(3, name="d")
+    layer.build((None, 2))
+    with pytest.raises(ReplicaDivergenceError) as raised:
+        take_chiefs_values(layer.variables, MadeUp(others=others))
+    assert expected in str(raised.value)

@@ -1,4 +1,7 @@
-"""A training script that only a signal ends."""
+"""A training script that only a signal ends, or an error of worker 1."""
+
+import os
+import sys
 
 import keras
 import numpy as np
@@ -7,11 +10,14 @@ import keras_dist
 
 
 class Shown(keras.callbacks.Callback):
-    """Says on every worker that the second epoch begins."""
+    """Says that the second epoch begins; may fail on worker 1."""
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1:
             print("training", flush=True)
+            index = os.environ["KERAS_DIST_WORKER_INDEX"]
+            if sys.argv[1:] == ["raise"] and index == "1":
+                raise KeyError("its own")
 
 
 def main():

@@ -1,4 +1,4 @@
-"""Workers that are told to end, as SLURM and Kubernetes do before they kill."""
+"""Workers that are told to end, or of which one raises, under the launcher."""
 
 import os
 import signal
@@ -11,33 +11,52 @@ from workers import endless_script
 
 # Far more than the test may take: a worker that has to be killed fails it.
 GRACE = "10000"
-LIMIT = 60
+LIMIT = 100
 
 
 @pytest.fixture
-def training():
-    """`keras-dist run`, once both workers train."""
-    process = subprocess.Popen(
+def start():
+    """A function that starts `keras-dist run`."""
+    started = []
+
+    def start_script(*arguments):
+        started.append(_run(*arguments))
+        return started[-1]
+
+    yield start_script
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def _run(*arguments):
+    return subprocess.Popen(
         [
             *(sys.executable, "-m", "keras_dist_cli", "run"),
             *("--workers", "2", "--devices", "1", "--grace", GRACE),
-            endless_script.__file__,
+            *(endless_script.__file__, *arguments),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
-    shown = []
+
+
+def test_sigterm_ends_workers_that_train(start):
+    """As SLURM and Kubernetes end them, before they kill."""
+    process, shown = start(), []
     while sum("training" in line for line in shown) < 2:
         shown.append(process.stdout.readline())
         assert shown[-1], "".join(shown)
-    yield process
-    process.kill()
-    process.communicate()
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=LIMIT)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
-def test_sigterm_ends_workers_that_train(training):
-    training.send_signal(signal.SIGTERM)
-    training.communicate(timeout=LIMIT)
-    assert training.returncode == 128 + signal.SIGTERM
+def test_the_one_that_raised_is_blamed(start):
+    process = start("raise")
+    told, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 1, told
+    assert "worker 1 failed first" in told
+    assert "KeyError: 'its own'" in told.partition("failed first")[2]
