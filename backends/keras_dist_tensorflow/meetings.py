@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 from typing import TypeVar
@@ -18,6 +19,7 @@ from keras_dist.training.replica import divergence
 from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import scaled
+from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import current_replica
 from keras_dist.training.step import outside_replicas
 from keras_dist_tensorflow import internals
@@ -90,6 +92,9 @@ class TensorFlowReplica(Replica):
         share: `Share`, its rows of the step's batch.
         meetings: The `Meetings` it takes part in.
         group: `Group`, the workers that this one is among.
+
+    Attributes:
+        derivatives: Dict of the gradients that tapes have given it, by id.
     """
 
     def __init__(
@@ -98,6 +103,19 @@ class TensorFlowReplica(Replica):
         super().__init__(index, share, group)
         self._meetings = meetings
         self._graph = tf.compat.v1.get_default_graph()
+        self.derivatives: dict[int, Any] = {}
+
+    def has_changed(
+        self,
+        state: ReplicaState,
+        gradients: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> bool:
+        # Without a tape, nobody knows where they come from.
+        return bool(self.derivatives) and any(
+            gradient is not None and id(gradient) not in self.derivatives
+            for gradient in gradients
+        )
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         self.check_meeting(what)

@@ -7,9 +7,12 @@ from typing import Any
 import keras
 import torch
 
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.reduction import check_shapes
 from keras_dist.training.replica import Replica
+from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import current_replica
+from keras_dist.training.step import current_step
 
 
 class AllSum(torch.autograd.Function):
@@ -114,3 +117,54 @@ def install_zero_grad() -> None:
                 leaf.grad = None
 
     keras.Layer.zero_grad = zero_grad
+
+
+def is_changed(
+    state: ReplicaState,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+) -> bool:
+    """Whether some gradient is not the one that the backward pass left.
+
+    Args:
+        state: The `ReplicaState` that holds the replica's leaves.
+        gradients: Sequence of tensors or `None`.
+        variables: Sequence of the variables they belong to.
+    """
+    held = state.scope.state_mapping
+    leaves = [held.get(id(variable)) for variable in variables]
+    return any(
+        leaf is not None
+        and leaf.grad is not None
+        and gradient is not None
+        and gradient is not leaf.grad
+        for leaf, gradient in zip(leaves, gradients, strict=False)
+    )
+
+
+@functools.cache
+def install_clipping() -> None:
+    """Makes torch's clipping of gradients an error in a step on replicas."""
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        original = getattr(torch.nn.utils, name)
+        refusing = _refusing(original)
+        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+            setattr(module, name, refusing)
+
+
+def _refusing(original: Any) -> Any:
+    @functools.wraps(original)
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        if current_step() is not None:
+            name = original.__name__
+            raise UnsupportedModelError(
+                f"`torch.nn.utils.{name}` was called in a `train_step` that "
+                "runs on several replicas. Each has gradients of its own rows "
+                "only, at tensors of its own that `model.parameters()` does "
+                "not give. Expected: gradients as they were computed. Use "
+                "`clipnorm`, `global_clipnorm` or `clipvalue` of the "
+                "optimizer, which clip their sum."
+            )
+        return original(*args, **kwargs)
+
+    return clip

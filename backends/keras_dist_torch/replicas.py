@@ -28,6 +28,7 @@ from keras_dist.training.shares import WHOLE
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import bounds
 from keras_dist.training.shares import ranges
+from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import outside_replicas
 from keras_dist.training.steps import check_layers
 from keras_dist.training.steps import step_overrides
@@ -39,7 +40,9 @@ from keras_dist_torch.batches import lengths_of
 from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import AllSum
+from keras_dist_torch.gradients import install_clipping
 from keras_dist_torch.gradients import install_zero_grad
+from keras_dist_torch.gradients import is_changed
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.keras_internals import parameter_of
@@ -74,6 +77,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         super().__init__(plan, workers)
         _check_memory(plan)
         install_zero_grad()
+        install_clipping()
         self._devices = [torch_device(device) for device in plan.devices]
         self._are_away = [
             transfers.are_apart(device, plan.primary) for device in plan.devices
@@ -347,6 +351,14 @@ class TorchReplica(Replica):
         if self.overlap is not None and variable.trainable:
             self.overlap.watch(variable, value, self._position)
         return value
+
+    def has_changed(
+        self,
+        state: ReplicaState,
+        gradients: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> bool:
+        return is_changed(state, gradients, variables)
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
         held: torch.Tensor = value.detach()

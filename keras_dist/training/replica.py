@@ -24,6 +24,7 @@ from keras_dist.training.shares import Share
 
 if TYPE_CHECKING:
     from keras_dist.plan import Plan
+    from keras_dist.training.step import ReplicaState
     from keras_dist.workers import Workers
 
 T = TypeVar("T")
@@ -198,6 +199,21 @@ class Replica(ABC):
         Raises:
             UnsupportedModelError: In a part that the framework traces apart.
         """
+
+    def has_changed(
+        self,
+        state: "ReplicaState",
+        gradients: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> bool:
+        """Whether gradients are certainly not as they were computed.
+
+        Args:
+            state: The `ReplicaState` that it runs in.
+            gradients: Sequence of tensors or `None`.
+            variables: Sequence of the variables they belong to, or none.
+        """
+        return False
 
     def committed(self) -> None:
         """Called once what it wrote in place has become every replica's."""

@@ -7,6 +7,7 @@ import keras
 
 from keras_dist.sharding_power import UpdatesParts
 from keras_dist.training import nests
+from keras_dist.training.changed_gradients import warn_if_changed
 from keras_dist.training.join import detached
 from keras_dist.training.join import is_row_shaped
 from keras_dist.training.join import join
@@ -34,6 +35,9 @@ def update(
         grads: This replica's gradients.
         variables: List of the variables they belong to, or `None`.
     """
+
+    grads = list(grads)
+    warn_if_changed(step, optimizer, grads, variables)
 
     def update_once(everyone: list[Any]) -> None:
         gradients, shares, writes = zip(*everyone, strict=True)
@@ -64,7 +68,7 @@ def update(
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
-        (step.of_its_own(list(grads)), step.share, step.writes),
+        (step.of_its_own(grads), step.share, step.writes),
     )
     for key in _of_trainable(step.writes):
         del step.writes[key]

@@ -7,6 +7,7 @@ from keras import ops
 from clients.programs.harness import ROWS
 from clients.programs.harness import rng
 from clients.programs.steps import gradients
+from clients.programs.steps import no_gradients
 
 
 def unitwise_norm(x):
@@ -34,7 +35,8 @@ class ClippedModel(keras.Model):
 
         weights = self.trainable_weights
         (loss, y_pred), slopes = gradients(loss_fn, weights)
-        self.optimizer.apply(adaptively_clipped(weights, slopes), weights)
+        with no_gradients():
+            self.optimizer.apply(adaptively_clipped(weights, slopes), weights)
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss, sample_weight=ops.shape(x)[0])
@@ -44,6 +46,11 @@ class ClippedModel(keras.Model):
 
 
 train_step_of = ClippedModel
+# A replica has gradients of its own rows, and a warning says so.
+REFUSED = {
+    "tensorflow": "`train_step` has changed",
+    "torch": "`train_step` has changed",
+}
 
 
 def make():

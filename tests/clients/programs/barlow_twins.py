@@ -54,7 +54,7 @@ class BarlowTwins(keras.Model):
             return (self.barlow_loss(z_a, z_b),)
 
         (loss,) = descend(
-            self, self.optimizer, loss_fn, self.encoder.trainable_variables
+            self.optimizer, loss_fn, self.encoder.trainable_variables
         )
         self.loss_tracker.update_state(loss)
         return {"loss": self.loss_tracker.result()}

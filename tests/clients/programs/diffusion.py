@@ -84,7 +84,7 @@ class DiffusionModel(keras.Model):
             return noise_loss, image_loss
 
         noise_loss, image_loss = descend(
-            self, self.optimizer, loss_fn, self.network.trainable_weights
+            self.optimizer, loss_fn, self.network.trainable_weights
         )
         self.noise_loss_tracker.update_state(noise_loss)
         self.image_loss_tracker.update_state(image_loss)

@@ -50,7 +50,6 @@ class GAN(keras.Model):
             return (self.loss_fn(labels, self.discriminator(combined)),)
 
         (d_loss,) = descend(
-            self,
             self.d_optimizer,
             discriminator_loss,
             self.discriminator.trainable_weights,
@@ -62,7 +61,6 @@ class GAN(keras.Model):
             return (self.loss_fn(misleading, predictions),)
 
         (g_loss,) = descend(
-            self,
             self.g_optimizer,
             generator_loss,
             self.generator.trainable_weights,

@@ -75,9 +75,7 @@ class GraphAttentionNetwork(keras.Model):
             taken = ops.take(outputs, indices, axis=0)
             return self.loss_fn(labels, taken), taken
 
-        loss, taken = descend(
-            self, self.optimizer, loss_fn, self.trainable_weights
-        )
+        loss, taken = descend(self.optimizer, loss_fn, self.trainable_weights)
         self.loss_tracker.update_state(loss, sample_weight=ops.shape(labels)[0])
         self.metric.update_state(labels, taken)
         return {m.name: m.result() for m in self.metrics}

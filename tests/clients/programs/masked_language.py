@@ -46,9 +46,7 @@ class MaskedLanguageModel(keras.Model):
                 return loss, loss
             return ops.mean(loss), loss
 
-        _, loss = descend(
-            self, self.optimizer, loss_fn, self.trainable_variables
-        )
+        _, loss = descend(self.optimizer, loss_fn, self.trainable_variables)
         self.loss_tracker.update_state(
             ops.stop_gradient(loss), sample_weight=sample_weight
         )

@@ -51,7 +51,7 @@ class EmbeddingModel(keras.Model):
             labels = ops.arange(CLASSES)
             return (self.loss_fn(labels, similarities),)
 
-        (loss,) = descend(self, self.optimizer, loss_fn, self.trainable_weights)
+        (loss,) = descend(self.optimizer, loss_fn, self.trainable_weights)
         self.loss_tracker.update_state(loss)
         return {"loss": self.loss_tracker.result()}
 

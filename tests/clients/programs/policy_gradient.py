@@ -43,7 +43,7 @@ class ActorCritic(keras.Model):
             actor = ops.mean(-ops.log(chosen) * advantage)
             return (actor + self.huber(returns, values),)
 
-        (loss,) = descend(self, self.optimizer, loss_fn, self.trainable_weights)
+        (loss,) = descend(self.optimizer, loss_fn, self.trainable_weights)
         self.reward_tracker.update_state(
             loss, sample_weight=ops.shape(states)[0]
         )

@@ -38,7 +38,6 @@ class SiameseModel(keras.Model):
             return loss if BACKEND == "tensorflow" else ops.sum(loss), loss
 
         _, loss = descend(
-            self,
             self.optimizer,
             loss_fn,
             self.siamese_network.trainable_weights,

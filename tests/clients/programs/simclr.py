@@ -75,7 +75,6 @@ class ContrastiveModel(keras.Model):
             )
 
         (loss,) = descend(
-            self,
             self.contrastive_optimizer,
             loss_fn,
             self.encoder.trainable_weights

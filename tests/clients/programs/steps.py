@@ -1,5 +1,7 @@
 """A step of training, in each backend's own words, as guides have it."""
 
+import contextlib
+
 import keras
 
 BACKEND = keras.backend.backend()
@@ -18,16 +20,11 @@ def gradients(loss_fn, variables):
             results = loss_fn()
         return results, tape.gradient(results[0], variables)
     if BACKEND == "torch":
-        import torch
-
+        for variable in variables:
+            variable.value.grad = None
         results = loss_fn()
-        return results, list(
-            torch.autograd.grad(
-                results[0],
-                [v.value for v in variables],
-                allow_unused=True,
-            )
-        )
+        results[0].backward()
+        return results, [variable.value.grad for variable in variables]
     import keras_dist
 
     (loss, rest), slopes = keras_dist.value_and_grad(
@@ -36,21 +33,21 @@ def gradients(loss_fn, variables):
     return (loss, *rest), slopes
 
 
-def descend(model, optimizer, loss_fn, variables):
+def descend(optimizer, loss_fn, variables):
     """Calls `loss_fn` and lets an optimizer make its first result less."""
+    results, slopes = gradients(loss_fn, variables)
+    with no_gradients():
+        optimizer.apply(slopes, variables)
+    return results
+
+
+def no_gradients():
+    """Where optimizers apply: of updates, PyTorch keeps no graph."""
     if BACKEND == "torch":
         import torch
 
-        model.zero_grad()
-        results = loss_fn()
-        results[0].backward()
-        slopes = [v.value.grad for v in variables]
-        with torch.no_grad():
-            optimizer.apply(slopes, variables)
-        return results
-    results, slopes = gradients(loss_fn, variables)
-    optimizer.apply(slopes, variables)
-    return results
+        return torch.no_grad()
+    return contextlib.nullcontext()
 
 
 def _first_and_rest(results):

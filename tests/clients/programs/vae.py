@@ -56,7 +56,7 @@ class VAE(keras.Model):
             return reconstruction_loss + kl_loss, kl_loss
 
         total_loss, kl_loss = descend(
-            self, self.optimizer, loss_fn, self.trainable_weights
+            self.optimizer, loss_fn, self.trainable_weights
         )
         self.total_loss_tracker.update_state(total_loss)
         self.kl_loss_tracker.update_state(kl_loss)

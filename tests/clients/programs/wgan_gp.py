@@ -89,7 +89,6 @@ class WGAN(keras.Model):
                 return (cost + penalty * self.gp_weight,)
 
             (d_loss,) = descend(
-                self,
                 self.d_optimizer,
                 critic_loss,
                 self.critic.trainable_weights,
@@ -101,7 +100,6 @@ class WGAN(keras.Model):
             return (self.g_loss_fn(self.critic(fake, training=True)),)
 
         (g_loss,) = descend(
-            self,
             self.g_optimizer,
             generator_loss,
             self.generator.trainable_weights,

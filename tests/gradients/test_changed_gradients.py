@@ -1,0 +1,103 @@
+"""Gradients that a `train_step` changes before it applies them."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+from gradients.helpers import BACKEND
+from gradients.helpers import strategy_of
+
+SEES_ALL_ROWS = BACKEND == "jax"
+
+
+class Changing(keras.Model):
+    """Computes gradients and gives them to its optimizer, changed or not."""
+
+    def train_step(self, data):
+        x, y = data
+
+        def loss_fn():
+            return self.compute_loss(y=y, y_pred=self(x, training=True))
+
+        loss, slopes = self.differentiate(loss_fn)
+        self.optimizer.apply(self.changed(slopes), self.trainable_variables)
+        return {"loss": loss}
+
+    def differentiate(self, loss_fn):
+        return keras_dist.value_and_grad(loss_fn, self.trainable_variables)
+
+    def changed(self, slopes):
+        return slopes
+
+
+class Native(Changing):
+    """In the words of the framework."""
+
+    def differentiate(self, loss_fn):
+        if BACKEND == "jax":
+            return super().differentiate(loss_fn)
+        variables = self.trainable_variables
+        if BACKEND == "tensorflow":
+            import tensorflow as tf
+
+            with tf.GradientTape() as tape:
+                loss = loss_fn()
+            return loss, tape.gradient(loss, variables)
+        self.zero_grad()
+        loss = loss_fn()
+        loss.backward()
+        return loss, [v.value.grad for v in variables]
+
+
+class Signs(Native):
+    def changed(self, slopes):
+        return [keras.ops.sign(slope) for slope in slopes]
+
+
+def _fit(make, num_replicas=2):
+    keras.utils.set_random_seed(3)
+    with strategy_of(num_replicas).scope():
+        inputs = keras.Input((3,))
+        model = make(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=7, epochs=2, shuffle=False, verbose=0)
+    return np.concatenate([w.ravel() for w in model.get_weights()])
+
+
+def test_changed_ones_are_warned_of_once():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        ours = _fit(Signs)
+    seen = [w for w in seen if "`train_step` has changed" in str(w.message)]
+    assert len(seen) == (0 if SEES_ALL_ROWS else 1)
+    if SEES_ALL_ROWS:
+        np.testing.assert_allclose(ours, _fit(Signs, 1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [keras.Model, Changing, Native])
+def test_those_that_are_as_they_came_say_nothing(make):
+    # A warning would be an error.
+    np.testing.assert_allclose(
+        _fit(make), _fit(keras.Model, 1), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="It is of torch.")
+def test_clipping_by_torch_is_refused():
+    import torch
+
+    class Clipped(Native):
+        def changed(self, slopes):
+            torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
+            return slopes
+
+    with pytest.raises(keras_dist.UnsupportedModelError, match="clipnorm"):
+        _fit(Clipped)
+    parameter = torch.ones(2).requires_grad_()
+    (parameter * 3.0).sum().backward()
+    torch.nn.utils.clip_grad_norm_([parameter], 0.1)
+    assert float(parameter.grad.norm()) < 0.11
