@@ -42,7 +42,6 @@ from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
-from keras_dist_tensorflow.derivatives import install_derivatives
 from keras_dist_tensorflow.first_seen import FirstSeen
 from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.gradients import weighted_sum
@@ -185,7 +184,6 @@ class StepExecutor(Executor, StepRunner):
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         internals.set_native_strategy(model, OneReplica())
-        install_derivatives()
         steps = {
             name: built_first(model, name, step)
             for name, step in step_overrides(model, self).items()

@@ -1,7 +1,9 @@
-"""Gradients of targets with a value a row, which TensorFlow sums.
+"""What replicas have to know of a `tf.GradientTape`.
 
-In a step of `fit` gradients are added up weighted by `rows / total`, which is
-right for means over rows. A sum's are made that much larger.
+TensorFlow sums a target with a value a row. In a step of `fit` gradients are
+added up weighted by `rows / total`, which is right for means over rows; a
+sum's are made that much larger. And each replica remembers its gradients, to
+tell them from those that a step has changed.
 """
 
 import functools
@@ -15,17 +17,37 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import scaled
 from keras_dist.training.step import ReplicaStep
+from keras_dist.training.step import current_replica
 from keras_dist.training.step import current_step
+from keras_dist_tensorflow.meetings import TensorFlowReplica
 
 
 @functools.cache
 def install_tapes() -> None:
-    """Makes `tf.GradientTape.gradient` know of replicas' shares."""
+    """Makes `tf.GradientTape.gradient` know of replicas."""
     tape = tf.GradientTape
-    tape.gradient = _hooked(tape.gradient)
+    tape.gradient = _remembered(_counted(tape.gradient))
 
 
-def _hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tape's `gradient`, of which replicas remember the results."""
+
+    @functools.wraps(original)
+    def gradient(self: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        state = current_replica()
+        replica = None if state is None else state.replica
+        if isinstance(replica, TensorFlowReplica):
+            for each in tf.nest.flatten(result):
+                replica.derivatives[id(each)] = each
+        return result
+
+    return gradient
+
+
+def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tape's `gradient`, with sums over rows as large as one device's."""
+
     @functools.wraps(original)
     def gradient(
         self: tf.GradientTape,
