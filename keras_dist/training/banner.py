@@ -17,6 +17,7 @@ from keras_dist.inputs.leaves import shape_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.regroup import leaves_of
 from keras_dist.training import keras_internals
+from keras_dist.training.overrides import overrides
 
 if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase
@@ -27,6 +28,7 @@ _introduced: "weakref.WeakSet[StrategyBase]" = weakref.WeakSet()
 
 def introduce(
     strategy: "StrategyBase",
+    model: keras.Model,
     fit: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -38,6 +40,7 @@ def introduce(
 
     Args:
         strategy: The `Strategy`.
+        model: The model that is trained.
         fit: The method that is called.
         args: Sequence of its arguments, without the model.
         kwargs: Mapping with its keyword arguments.
@@ -52,15 +55,31 @@ def introduce(
     if given.get("verbose") != 0:
         _introduced.add(strategy)
         size = _batch_size(given.get("x"), given.get("batch_size"))
-        print(banner(strategy, size), flush=True)
+        print(banner(strategy, size, own_steps(model)), flush=True)
 
 
-def banner(strategy: "StrategyBase", batch_size: int) -> str:
+def own_steps(model: keras.Model) -> list[str]:
+    """The methods of a training step that a model's class wrote anew.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    return [
+        name
+        for name in ("train_step", "compute_loss")
+        if overrides(type(model), name)
+    ]
+
+
+def banner(
+    strategy: "StrategyBase", batch_size: int, own: Sequence[str] = ()
+) -> str:
     """The line: backend, devices, replicas, workers, and who gets which rows.
 
     Args:
         strategy: The `Strategy`.
         batch_size: Integer, rows of a global batch; 0 if not known.
+        own: Sequence of strings, methods of the user's that may couple rows.
 
     Returns:
         String without a line break.
@@ -87,6 +106,11 @@ def banner(strategy: "StrategyBase", batch_size: int) -> str:
         parts.append("each worker reads all of the data and takes its rows")
     elif plan.num_replicas > 1:
         parts.append("each batch is split by rows")
+    if own and plan.num_replicas > 1:
+        parts.append(
+            f"`strategy.verify` compares your {' and '.join(own)} with one "
+            "device"
+        )
     return "; ".join(parts)
 
 

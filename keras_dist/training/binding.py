@@ -258,7 +258,7 @@ class Binding:
                 )
             with self._running(each_batch, agree):
                 if name == "fit":
-                    introduce(self.strategy, method, args, kwargs)
+                    introduce(self.strategy, model, method, args, kwargs)
                 return call()
 
         entry_point.__name__ = name

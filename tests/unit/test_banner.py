@@ -55,6 +55,23 @@ def test_rows_are_those_of_the_data(capsys):
     assert line.endswith("on cpu:1; 1 replica; 1 worker; batches of 32 rows")
 
 
+def test_steps_of_the_users_are_told_what_compares_them(capsys):
+    class Own(keras.Sequential):
+        def compute_loss(self, *args, **kwargs):
+            return super().compute_loss(*args, **kwargs)
+
+    def fit(strategy):
+        with strategy.scope():
+            model = Own([keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(X, Y, verbose=2)
+        return lines(capsys)[-1]
+
+    told = "`strategy.verify` compares your compute_loss with one device"
+    assert fit(mirrored()).endswith(told)
+    assert told not in fit(keras_dist.OneDeviceStrategy("cpu:0"))
+
+
 def test_data_that_makes_its_batches_is_not_read_for_it(capsys):
     class Counted(keras.utils.PyDataset):
         reads = 0
