@@ -76,10 +76,13 @@ class VariableComponent(keras.Variable):
         return self._pending
 
     def __repr__(self) -> str:
-        value = ops.convert_to_numpy(self.value)
+        try:
+            value = f", value={ops.convert_to_numpy(self.value)}"
+        except Exception:  # a trace has none, and each framework's own error
+            value = ""
         return (
             f"<Variable path={self.path}, shape={tuple(self.shape)}, "
-            f"dtype={self._dtype}, value={value}>"
+            f"dtype={self._dtype}{value}>"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> keras.Variable:

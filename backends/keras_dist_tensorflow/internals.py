@@ -189,6 +189,8 @@ def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 def native_variable(variable: keras.Variable) -> Any:
     """The `tf.Variable` behind a variable, or `None` before it has one."""
+    if not isinstance(variable, keras.Variable):
+        return variable  # optimizers take a `tf.Variable` as well
     return variable._value
 
 

@@ -2,6 +2,8 @@
 
 | name | why |
 |---|---|
+| `tensorflow.python.distribute.values.DistributedVariable` | a variable with |
+| | a copy a device is a number where a plain one is |
 | `tensorflow.python.eager.context.context().op_callbacks` | threads of a |
 | | native strategy share them |
 | `tensorflow.python.framework.op_callbacks` | what operations replicas run |
@@ -13,11 +15,13 @@
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework.ops import EagerTensor
@@ -48,3 +52,21 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
         yield
     finally:
         op_callbacks.remove_op_callback(callback)
+
+
+@functools.cache
+def install_conversions() -> None:
+    """Makes `int(v)` and the like what they are on one device.
+
+    TensorFlow has left them out where a variable has a copy a device; truth
+    would be that of any object.
+    """
+    for kind in (bool, complex, float, int):
+        setattr(DistributedVariable, f"__{kind.__name__}__", _converting(kind))
+
+
+def _converting(kind: type) -> Callable[[Any], Any]:
+    def convert(self: Any) -> Any:
+        return kind(self.read_value())
+
+    return convert

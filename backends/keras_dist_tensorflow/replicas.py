@@ -21,6 +21,7 @@ from keras_dist.training.shares import Share
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.meetings import MirroredReplica
 from keras_dist_tensorflow.meetings import Round
+from keras_dist_tensorflow.operation_internals import install_conversions
 from keras_dist_tensorflow.steps import StepExecutor
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import creates_mirrored
@@ -59,6 +60,7 @@ class ReplicaExecutor(StepExecutor):
         self.updater = self._native
         internals.silence_advice()
         install_slots()
+        install_conversions()
         internals.install_applying(self._native)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:

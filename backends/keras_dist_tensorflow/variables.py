@@ -262,9 +262,10 @@ def outside_of_traces() -> Iterator[None]:
 
 @functools.cache
 def install_slots() -> None:
-    """Gives an optimizer's slots the devices of the variables they are for.
+    """Makes optimizers treat variables as the strategy of these does.
 
-    Keras asks the strategy in whose scope the optimizer was made.
+    Slots are on the devices of the variables that they are for. Keras asks
+    the strategy in whose native scope the optimizer was made.
     """
     optimizer = keras.optimizers.Optimizer
     original = optimizer.add_variable_from_reference
@@ -286,4 +287,19 @@ def install_slots() -> None:
         with native.scope():
             return original(self, reference_variable, *args, **kwargs)
 
+    original_build = optimizer.build
+
+    @functools.wraps(original_build)
+    def build(self: Any, variables: Any) -> Any:
+        # Not all have slots, and each updates its variables by its strategy.
+        for variable in variables:
+            native = internals.native_variable(variable)
+            if isinstance(native, tf.distribute.DistributedValues):
+                internals.set_optimizer_strategy(
+                    self, native.distribute_strategy
+                )
+                break
+        return original_build(self, variables)
+
     optimizer.add_variable_from_reference = add_variable_from_reference
+    optimizer.build = build

@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import values
 from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework import ops
 
@@ -117,3 +118,4 @@ def test_private_names():
     assert "AddV2" in names
     with tf.Graph().as_default() as graph:
         assert callable(graph._get_function)
+    assert issubclass(values.MirroredVariable, values.DistributedVariable)

@@ -1,0 +1,157 @@
+"""Variables and optimizers outside of replicas are as plain Keras has them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import optimizers
+
+import keras_dist
+
+OPTIMIZERS = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, weight_decay=0.1),
+    "adam": lambda: optimizers.Adam(0.1),
+    "accumulated": lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "average": lambda: optimizers.SGD(
+        0.1, use_ema=True, ema_overwrite_frequency=2
+    ),
+    "scaled": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)),
+}
+GRADIENT = np.array([[1.0, -2.0], [0.5, 3.0]], "float32")
+
+
+def strategy_of(num_replicas=2):
+    return keras_dist.MirroredStrategy(
+        [f"cpu:{index}" for index in range(num_replicas)]
+    )
+
+
+def central_of():
+    return keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:3")
+
+
+def dense():
+    return tf.constant(GRADIENT)
+
+
+def sparse():
+    rows = tf.constant([1, 0, 1])
+    values = tf.constant([[1.0, 2.0], [0.5, 0.5], [-3.0, 1.0]])
+    return tf.IndexedSlices(values, rows, tf.constant([2, 2]))
+
+
+def made(make):
+    return make(np.ones((2, 2), "float32"))
+
+
+def applied(optimizer, variable, gradient):
+    for _ in range(3):
+        optimizer.apply([gradient()], [variable])
+    return np.asarray(tf.convert_to_tensor(variable))
+
+
+# Plain Keras takes native variables with some settings only.
+KINDS = [(name, keras.Variable) for name in OPTIMIZERS]
+KINDS += [(name, tf.Variable) for name in ("sgd", "momentum", "adam")]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+@pytest.mark.parametrize("gradient", [dense, sparse])
+def test_apply_outside_of_run(name, kind, gradient):
+    expected = applied(OPTIMIZERS[name](), made(kind), gradient)
+    for make in (strategy_of, central_of):
+        strategy = make()
+        with strategy.scope():
+            inside = made(kind)
+            within = applied(OPTIMIZERS[name](), inside, gradient)
+            variable = made(kind)
+            optimizer = OPTIMIZERS[name]()
+        for actual in (
+            within,
+            applied(optimizer, variable, gradient),
+            applied(OPTIMIZERS[name](), _new(strategy, kind), gradient),
+        ):
+            np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def _new(strategy, kind):
+    with strategy.scope():
+        return made(kind)
+
+
+def test_apply_in_a_function():
+    with strategy_of().scope():
+        variable = made(keras.Variable)
+        optimizer = optimizers.SGD(0.1)
+        optimizer.build([variable])
+
+    @tf.function
+    def step():
+        optimizer.apply([dense()], [variable])
+
+    step()
+    np.testing.assert_allclose(variable.numpy(), 1.0 - 0.1 * GRADIENT)
+
+
+@pytest.mark.parametrize("make", [strategy_of, central_of])
+def test_an_optimizer_of_other_variables(make):
+    x = np.ones((4, 2), "float32")
+    with make().scope():
+        optimizer = optimizers.Adam()
+        for expected in (None, "Unknown variable: "):
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(optimizer, "mse")
+            if expected is None:
+                model.fit(x, x[:, :1], verbose=0)
+                continue
+            with pytest.raises(ValueError, match=expected):
+                model.fit(x, x[:, :1], verbose=0)
+
+
+CONVERSIONS = [int, float, bool, complex]
+
+
+@pytest.mark.parametrize("value", [3, 2.5, True, 0])
+@pytest.mark.parametrize("convert", CONVERSIONS)
+def test_a_number(convert, value):
+    plain = keras.Variable(value, trainable=False)
+    with strategy_of().scope():
+        ours = keras.Variable(value, trainable=False)
+    assert convert(ours.value) == convert(plain.value)
+    if convert in (int, float):  # else as plain Keras, which has none
+        assert convert(ours) == convert(plain)
+
+
+def test_what_is_no_number():
+    with strategy_of().scope():
+        vector = keras.Variable([1.0, 2.0])
+    with pytest.raises(ValueError, match="truth value"):
+        bool(vector.value)
+    with pytest.raises(TypeError, match="size-1|only length-1|scalar"):
+        float(vector.value)
+
+
+def test_a_counter_that_a_callback_reads():
+    class Counter(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.counter = self.add_weight(
+                shape=(), dtype="int32", trainable=False
+            )
+
+        def call(self, x):
+            self.counter.assign_add(1)
+            return x
+
+    with strategy_of().scope():
+        layer = Counter()
+        model = keras.Sequential([layer, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    seen = []
+    callback = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(int(layer.counter.value))
+    )
+    x = np.ones((4, 2), "float32")
+    model.fit(x, x[:, :1], epochs=3, callbacks=[callback], verbose=0)
+    assert seen == [1, 2, 3]
