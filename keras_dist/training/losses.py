@@ -56,7 +56,7 @@ def hook_own_calls(loss_class: Any) -> None:
     Those that there are, and those that will be made.
     """
 
-    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
         super(loss_class, cls).__init_subclass__(**kwargs)
         _hook_own_call(cls)
 
