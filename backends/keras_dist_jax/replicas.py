@@ -80,7 +80,7 @@ class JaxReplicas(ReplicaRunner):
             for each in zip(*gradients, strict=True)
         ]
         summed = [total for total in totals if total is not None]
-        workers = self._group.workers
+        workers = self._workers
         if workers is not None:
             summed = workers.sum(summed)
         # Where the variables are: an update works on each device.

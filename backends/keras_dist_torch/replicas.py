@@ -257,7 +257,8 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
             return fn(*args)
 
     def probing(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.no_grad()
+        context: contextlib.AbstractContextManager[Any] = torch.no_grad()
+        return context
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()

@@ -50,13 +50,13 @@ def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def hook_own_calls(loss_class: type) -> None:
+def hook_own_calls(loss_class: Any) -> None:
     """Has subclasses that define `__call__` compute on gathered rows.
 
     Those that there are, and those that will be made.
     """
 
-    def __init_subclass__(cls: type, **kwargs: Any) -> None:
+    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
         super(loss_class, cls).__init_subclass__(**kwargs)
         _hook_own_call(cls)
 
@@ -68,7 +68,7 @@ def hook_own_calls(loss_class: type) -> None:
         classes += cls.__subclasses__()
 
 
-def _hook_own_call(cls: type) -> None:
+def _hook_own_call(cls: Any) -> None:
     original: Any = cls.__call__
     if _is_from_keras(original) or hasattr(original, _HOOKED):
         return

@@ -85,7 +85,7 @@ def flush(step: ReplicaStep) -> None:
         step.forget(update.metric.variables)
 
 
-def _hook_own_call(cls: type) -> None:
+def _hook_own_call(cls: Any) -> None:
     """Has a class that defines `__call__` run it once, with all rows."""
     original: Any = cls.__call__
     if keras_internals.is_of_keras(original) or hasattr(original, _HOOKED):
@@ -111,7 +111,7 @@ def _hook_own_call(cls: type) -> None:
         return value
 
     setattr(__call__, _HOOKED, True)
-    cls.__call__ = __call__  # type: ignore[attr-defined]
+    cls.__call__ = __call__
 
 
 def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:

@@ -202,17 +202,16 @@ def _compare(step: ReplicaStep, call: LayerCall, attempt: _Attempt) -> Found:
         whole, first, second = _on_parts(step, call, attempt, rows)
     tolerance = _tolerance_of(call)
 
-    def kind(numbers: Sequence[Any]) -> Kind:
-        return kind_of(*numbers, is_noisy=is_noisy, tolerance=tolerance)
+    def kind(whole: Any, first: Any, second: Any) -> Kind:
+        return kind_of(whole, first, second, is_noisy, tolerance)
 
-    terms, variables = zip(whole, first, second, strict=True)
     found = Found()
-    if len({len(each) for each in terms}) == 1:
-        found.terms = [kind(each) for each in zip(*terms, strict=True)]
-    for key, (variable, _) in variables[0].items():
-        if all(key in each for each in variables):
-            changes = [each[key][1] for each in variables]
-            found.variables[key] = variable, kind(changes)
+    if len(whole[0]) == len(first[0]) == len(second[0]):
+        found.terms = list(map(kind, whole[0], first[0], second[0]))
+    for key, (variable, change) in whole[1].items():
+        if key in first[1] and key in second[1]:
+            of_halves = first[1][key][1], second[1][key][1]
+            found.variables[key] = variable, kind(change, *of_halves)
     return found
 
 
