@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from typing import Any
 
+import keras
+
 from keras_dist.errors import StrategyMismatchError
 
 if TYPE_CHECKING:
@@ -188,6 +190,28 @@ def _way_out(strategy: Any, outer: Any) -> str:
         "that scope first: `keras_dist.experimental_set_strategy(None)` if it "
         "was set by that function, else the end of its `with`."
     )
+
+
+def check_no_distribution(strategy: "StrategyBase", what: str) -> None:
+    """Refuses `keras.distribution` beside a strategy.
+
+    Args:
+        strategy: The `Strategy`.
+        what: String, what meets the distribution, for the error.
+
+    Raises:
+        StrategyMismatchError: If a `keras.distribution` is set.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise StrategyMismatchError(
+            "`keras.distribution` and a strategy both say where variables "
+            f"and batches go. Received: {distribution!r}, which is set while "
+            f"{what} meets {strategy!r}. Expected: one of the two. Call "
+            "`keras.distribution.set_distribution(None)`, or leave "
+            "`distribution.scope()`, before you use the strategy; or use the "
+            "distribution without one."
+        )
 
 
 def check_cross_replica(strategy: "StrategyBase", what: str) -> None:

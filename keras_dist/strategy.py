@@ -103,6 +103,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
 
     @contextlib.contextmanager
     def _entered_scope(self) -> Iterator["Strategy"]:
+        context.check_no_distribution(self, "its scope")
         keras_internals.make_global_seed()
         with (
             context.entered(self),

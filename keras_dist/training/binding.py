@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from keras_dist import context
+from keras_dist.context import check_no_distribution
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.sharding_power import KeepsParts
@@ -70,6 +71,7 @@ def claim_variables(
     for variable in variables:
         check_owner(variable, strategy)
         if "distribute_strategy" not in vars(variable):
+            _check_layout(variable, strategy)
             variable.distribute_strategy = strategy
             if not strategy.plan.is_one_device:
                 adopt(variable)
@@ -77,6 +79,18 @@ def claim_variables(
     workers = strategy.executor.workers
     if workers is not None:
         take_chiefs_values(not_taken(variables), workers)
+
+
+def _check_layout(variable: keras.Variable, strategy: "Strategy") -> None:
+    """Refuses a variable that goes where `keras.distribution` said."""
+    layout = keras_internals.layout_of(variable)
+    if layout is not None:
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' has a layout of `keras.distribution`,"
+            f" while {strategy!r} decides where its variables are. Received: "
+            f"layout={layout!r}. Expected: a variable without one. Make it, "
+            "or the model, while no distribution is set."
+        )
 
 
 def check_owner(variable: keras.Variable, strategy: "StrategyBase") -> None:
@@ -294,6 +308,9 @@ class Binding:
                 agree()
             with executor.execution_scope():
                 if is_new:
+                    check_no_distribution(
+                        self.strategy, f"model '{model.name}'"
+                    )
                     self.claim()
                     self._claimed_for = optimizer
                 executor.prepare(model)

@@ -94,6 +94,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
                 original(self, *args, **kwargs)
                 return
             context.check_creation()
+            context.check_no_distribution(strategy, "a new variable")
             if kwargs.get("synchronization") == "on_read":
                 kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)

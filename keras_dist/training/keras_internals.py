@@ -17,6 +17,7 @@
 | `keras.Optimizer._track_variable` | Nadam leaves one out |
 | `keras.Optimizer._var_key` | reads a value, which may not be there |
 | `keras.Optimizer._trainable_variables` | those it was built for |
+| `keras.Variable._layout` | where `keras.distribution` puts it, on JAX |
 | `keras.Variable._path` | parts of a variable are called like it |
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.epoch_iterator` | shows the first batch of data |
@@ -405,6 +406,11 @@ def is_seed(variable: keras.Variable) -> bool:
 def value_of(variable: keras.Variable) -> Any:
     """The framework's value of a variable, whatever scope is open."""
     return variable._value
+
+
+def layout_of(variable: keras.Variable) -> Any:
+    """Where `keras.distribution` puts a variable, or `None`."""
+    return getattr(variable, "_layout", None)
 
 
 def has_value(variable: keras.Variable) -> bool:
