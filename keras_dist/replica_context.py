@@ -142,7 +142,9 @@ class ReplicaContext:
 
         Args:
             reduce_op: `ReduceOp`, or its name.
-            value: Nest of tensors, of the same shapes on each replica.
+            value: Nest of tensors, of the same shapes on each replica. Of
+                `tf.IndexedSlices` there may be other rows on each; their sum
+                and mean stay sparse.
             options: `CommunicationOptions`, hints that may be ignored.
 
         Returns:
@@ -158,6 +160,7 @@ class ReplicaContext:
             self._strategy.cross_device_ops is not None
             and self.num_replicas_in_sync > 1
             and op in (ReduceOp.SUM, ReduceOp.MEAN)
+            and not any(map(_is_slices, leaves_of(value)))
         ):
             return self._all_reduce_together(op, value)
         return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
@@ -183,7 +186,17 @@ class ReplicaContext:
         """
         return map_nest(lambda leaf: self._all_gather(leaf, axis), value)
 
+    def _all_reduce_slices(self, op: ReduceOp, slices: Any) -> Any:
+        """The slices of all replicas: rows of one index add up."""
+        values = self.all_gather(slices.values, axis=0)
+        indices = self.all_gather(slices.indices, axis=0)
+        if op is ReduceOp.MEAN:
+            values = values / self.num_replicas_in_sync
+        return type(slices)(values, indices, slices.dense_shape)
+
     def _all_reduce(self, op: ReduceOp, leaf: Any) -> Any:
+        if _is_slices(leaf) and op in (ReduceOp.SUM, ReduceOp.MEAN):
+            return self._all_reduce_slices(op, leaf)
         refuse_sparse(leaf, "all_reduce")
         tensor = ops.convert_to_tensor(leaf)
         if self.num_replicas_in_sync == 1:
@@ -266,6 +279,11 @@ def refuse_sparse(value: Any, method: str) -> None:
         )
 
 
+def _is_slices(value: Any) -> bool:
+    """Whether it is a `tf.IndexedSlices`, a gradient of an embedding."""
+    return type(value).__name__ == "IndexedSlices"
+
+
 def _has_gradients(tensor: Any) -> bool:
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     return bool(keras.backend.is_float_dtype(dtype))
@@ -276,8 +294,11 @@ def get_replica_context() -> ReplicaContext | None:
 
     Returns:
         A `ReplicaContext`; in cross-replica context, under a strategy's
-        scope and outside of `run`, `None`. With no strategy, a context of
-        the default one.
+        scope and outside of `run`, `None`, as with `tf.distribute`, whose
+        users test for it. So `'NoneType' object has no attribute
+        'all_reduce'` means that a function was called by itself rather than
+        by `strategy.run`; in cross-replica context it is `strategy.reduce`.
+        With no strategy, a context of the default one.
 
     Example:
 

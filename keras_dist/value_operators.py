@@ -30,10 +30,13 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     "le": operator.le,
     "gt": operator.gt,
     "ge": operator.ge,
-    "getitem": operator.getitem,
     "round": round,
     "float": float,
     "int": int,
+}
+# What code that knows values of any kind asks of them too.
+_OF_CONTAINERS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
     "bool": bool,
     "len": len,
     "iter": iter,
@@ -56,11 +59,33 @@ def own_component(value: Any) -> tuple[bool, Any]:
     replica = context.current_replica_context()
     if replica is None:
         return False, None
-    return True, value.values[replica.replica_id_in_sync_group]
+    plan, values = replica.strategy.plan, value.values
+    index = replica.replica_id_in_sync_group
+    if len(values) != plan.num_replicas:  # those of this worker only
+        index -= plan.first_replica
+    return True, values[index]
 
 
 def install(cls: type, name: str) -> None:
     """Gives a class of distributed values its operators.
+
+    Args:
+        cls: The class. Operators that it defines itself stay.
+        name: String, what messages call it.
+    """
+    install_arithmetic(cls, name)
+    for key, do in _OF_CONTAINERS.items():
+        setattr(cls, f"__{key}__", _method(do, name))
+
+    def __format__(self: Any, spec: str) -> str:
+        return str(formatted(self, spec) if spec else self)
+
+    formatted = _method(format, name)
+    cls.__format__ = __format__  # type: ignore[method-assign]
+
+
+def install_arithmetic(cls: type, name: str) -> None:
+    """Gives a class that others use too what it would fail at anyway.
 
     Args:
         cls: The class. Operators that it defines itself stay.
@@ -79,14 +104,6 @@ def install(cls: type, name: str) -> None:
         give(f"__{key}__", do)
     if getattr(cls, "__array__", None) is None:
         cls.__array__ = _array(name)  # type: ignore[attr-defined]
-
-    def __format__(self: Any, spec: str) -> str:
-        if not spec:
-            return str(self)
-        return str(formatted(self, spec))
-
-    formatted = _method(format, name)
-    cls.__format__ = __format__  # type: ignore[method-assign]
 
 
 def _swapped(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -72,7 +72,7 @@ class _Current(threading.local):
 _current = _Current()
 
 
-value_operators.install(PerReplica, "PerReplica")
+value_operators.install_arithmetic(PerReplica, "PerReplica")
 
 
 def native_per_replica(values: Sequence[Any]) -> Any:

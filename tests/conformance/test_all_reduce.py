@@ -1,9 +1,12 @@
 """`ReplicaContext.all_reduce`."""
 
 import keras
+import numpy as np
 import pytest
 
+import keras_dist
 from conformance.contract import contract
+from conformance.helpers import BACKEND
 from conformance.helpers import dense
 from conformance.helpers import gradients
 from conformance.helpers import numbers
@@ -197,15 +200,53 @@ def test_updates_in_a_replica(api, strategy, method, expected):
     assert [*map(to_numpy, parts)] == [expected] * len(parts)
 
 
+@contract(87, 88, native=False)
+@pytest.mark.skipif(
+    BACKEND != "tensorflow", reason="only TensorFlow has IndexedSlices"
+)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("ops_class", [None, "ReductionToOneDevice"])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_slices_are_reduced_and_stay_sparse(api, op, ops_class, compiled):
+    import tensorflow as tf
+
+    chosen = ops_class and getattr(api, ops_class)()
+    cpus = ["cpu:0", "cpu:1"]
+    strategy = api.MirroredStrategy(cpus, cross_device_ops=chosen)
+    offset = per_replica(strategy, lambda i: tensor(float(i)))
+
+    def fn(offset):
+        # Row 1 twice: slices of one index add up.
+        slices = tf.IndexedSlices(
+            tf.ones((3, 2)) + offset,
+            tf.constant([0, 1, 1]),
+            tf.constant([4, 2]),
+        )
+        nest = (slices, [offset, {"again": slices}])
+        reduced, [total, rest] = api.get_replica_context().all_reduce(op, nest)
+        assert isinstance(reduced, tf.IndexedSlices)
+        return dense(reduced), total, dense(rest["again"])
+
+    if compiled:
+        fn = keras_dist.function(fn)
+    first, total, second = strategy.run(fn, args=(offset,))
+    factor = 1.0 if op == "SUM" else 0.5
+    expected = [[3.0, 3.0], [6.0, 6.0], [0.0, 0.0], [0.0, 0.0]]
+    expected = (factor * np.array(expected)).tolist()
+    assert numbers(first) == numbers(second) == [expected] * 2
+    assert numbers(total) == [factor] * 2
+
+
 @contract(88, native=False)
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
 def test_sparse_values_are_reduced_when_made_dense(api, mirrored, op):
     rows = [[1.0, 0.0], [0.0, 2.0]]
-    fragment = "(?s)all_reduce does not support.*dense"
-    with pytest.raises(NotImplementedError, match=fragment):
-        mirrored.run(
-            lambda: api.get_replica_context().all_reduce(op, sparse(rows))
-        )
+    if BACKEND != "tensorflow":
+        fragment = "(?s)all_reduce does not support.*dense"
+        with pytest.raises(NotImplementedError, match=fragment):
+            mirrored.run(
+                lambda: api.get_replica_context().all_reduce(op, sparse(rows))
+            )
     seen = mirrored.run(
         lambda: api.get_replica_context().all_reduce(op, dense(sparse(rows)))
     )

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 
@@ -85,10 +86,19 @@ OPERATIONS = {
 }
 
 
+OF_CONTAINERS = {"bool", "len", "iteration", "item", "format"}
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_per_replica_value_is_no_number(name, compiled):
     strategy = KINDS["mirrored"]()
+    if keras.backend.backend() == "tensorflow" and name in OF_CONTAINERS:
+        # A native value, of which native programs ask these.
+        result = keras_dist.PerReplica([1.0, 2.0])
+        with pytest.raises(TypeError, match="`strategy.reduce`"):
+            OPERATIONS[name](result)
+        return
 
     def fn(x):
         return x * 2.0
