@@ -258,7 +258,7 @@ def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
     return dict(model._compile_config.config)
 
 
-class OneBatch(GeneratorDataAdapter):  # type: ignore[misc]
+class OneBatch(GeneratorDataAdapter):
     """Data of one batch, of any structure.
 
     Args:

@@ -1,5 +1,6 @@
 """The batches that both copies of a model get."""
 
+import operator
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class Batch:
         leaves = [x for x in keras.tree.flatten(self.data) if x is not None]
         if not all(_has_rows(leaf, self.rows) for leaf in leaves):
             return None
-        data = _map(lambda leaf: leaf[index], self.data)
+        data = _map(operator.itemgetter(index), self.data)
         return replace(self, data=data, rows=len(index))
 
 
@@ -107,7 +108,7 @@ def batches_of(
         # Rows come again where there are few.
         index = (begin + np.arange(count)) % rows
         begin += count
-        cut = _map(lambda leaf, index=index: leaf[index], data)
+        cut = _map(operator.itemgetter(index), data)
         found.append(Batch(cut, count, class_weight))
     return found
 
@@ -145,7 +146,8 @@ def _elements(x: Any) -> Iterator[Any]:
         for index in range(len(x)):
             yield x[index]
         return
-    yield from (x() if callable(x) else x)
+    if x is not None:
+        yield from (x() if callable(x) else x)
 
 
 def _batch_of(element: Any, class_weight: Any) -> Batch:
@@ -171,7 +173,7 @@ def _is_arrays(x: Any, y: Any) -> bool:
     if y is not None:
         return True
     leaves: Sequence[Any] = keras.tree.flatten(x)
-    if isinstance(x, list) and x and isinstance(x[0], (tuple, list, dict)):
+    if isinstance(x, list) and (not x or isinstance(x[0], (tuple, list, dict))):
         return False  # batches
     return all(hasattr(leaf, "shape") for leaf in leaves)
 

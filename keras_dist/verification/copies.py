@@ -103,12 +103,15 @@ def copy_of(model: keras.Model) -> keras.Model:
     """
     try:
         with keras.saving.custom_object_scope(_classes_of(model)):
+            _check_compile(model)
             copy = type(model).from_config(model.get_config())
             _compile_like(copy, model)
     except Exception as error:
+        told = " ".join(str(error).split())
         raise UnsupportedModelError(
             f"Model '{model.name}' of class {type(model).__name__} can't be "
-            f"copied from its configuration: {type(error).__name__}: {error}. "
+            f"copied from its configuration: {type(error).__name__}: "
+            f"{told[:300].rstrip('.')}. "
             "Pass `verify` the function that makes and compiles it, in place "
             "of the model: `strategy.verify(make_model, x, y)`."
         ) from error
@@ -150,14 +153,20 @@ def _checked(model: Any) -> keras.Model:
     )
 
 
+def _check_compile(model: keras.Model) -> None:
+    """Refuses a `compile` that nobody can repeat."""
+    cls = type(model)
+    own = cls.compile is not keras.Model.compile
+    if own and cls.get_compile_config is keras.Model.get_compile_config:
+        raise TypeError(
+            "its class overrides `compile` and has no `get_compile_config`"
+        )
+
+
 def _compile_like(copy: keras.Model, model: keras.Model) -> None:
     config = keras_internals.compile_arguments(model)
     if config is None:
         # The class has a `compile` of its own, and describes it.
-        if type(model).get_compile_config is keras.Model.get_compile_config:
-            raise TypeError(
-                "its class overrides `compile` and has no `get_compile_config`"
-            )
         copy.compile_from_config(model.get_compile_config())
         return
     config["optimizer"] = _another(model.optimizer)

@@ -10,6 +10,7 @@ import keras
 from keras_dist import context
 from keras_dist.backend import get_backend
 from keras_dist.training import keras_internals
+from keras_dist.training import seams
 from keras_dist.training.randomness import random_state
 from keras_dist.training.randomness import set_random_state
 from keras_dist.verification.agreement import agreed
@@ -63,6 +64,9 @@ def verify(
         steps,
         strategy.num_replicas_in_sync,
     )
+    # Seams that were installed in between would be undone with what is
+    # replaced for a while.
+    seams.install()
     with _everything_put_back():
         report = _run(strategy, model, batches)
     return agreed(report, strategy.executor.workers)

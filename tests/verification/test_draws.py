@@ -5,8 +5,12 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_dist
 from keras_dist.training import keras_internals
+from keras_dist.training import seams
+from keras_dist.verification import trial
 from keras_dist.verification.draws import equal_draws
+from verification import models
 
 DRAWS = {
     "normal": lambda n: keras.random.normal((n, 3, 4), seed=1),
@@ -55,3 +59,19 @@ def test_rows_keep_their_order():
     with equal_draws():
         shuffled = keras.random.shuffle(x, seed=1)
     assert ops.convert_to_numpy(shuffled).tolist() == list(range(9))
+
+
+def test_seams_are_installed_before_anything_is_replaced(monkeypatch):
+    order = []
+    monkeypatch.setattr(seams, "install", lambda: order.append("seams"))
+    hooks = trial.equal_draws
+
+    def noted():
+        order.append("draws")
+        return hooks()
+
+    monkeypatch.setattr(trial, "equal_draws", noted)
+    strategy = keras_dist.OneDeviceStrategy("cpu:0")
+    x = np.ones((4, 6), "float32")
+    assert strategy.verify(models.regressor(), x, x[:, :2], steps=1).same
+    assert order.index("seams") < order.index("draws")

@@ -23,17 +23,17 @@ STRATEGIES = {
     "central": harness.central,
     "one_device": lambda _: keras_dist.OneDeviceStrategy("cpu:0"),
 }
-if shards():
-    STRATEGIES["sharded"] = harness.sharded
 
 
 def mirrored():
     return keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize(
+    "kind", [*STRATEGIES, pytest.param("sharded", marks=shards)]
+)
 def test_a_model_with_batch_statistics_and_dropout_is_the_same(kind):
-    strategy = STRATEGIES[kind](3)
+    strategy = STRATEGIES.get(kind, harness.sharded)(3)
     with strategy.scope():
         model = models.classifier()
     report = strategy.verify(model, X, Y, steps=3 if kind == "mirrored" else 2)
@@ -183,3 +183,43 @@ def test_a_report_is_read_again_from_json():
     assert "same" in str(report)
     assert report._repr_html_().count("<table>") == 1
     assert report.section == ""
+
+
+def test_a_model_of_a_users_own_classes_is_copied():
+    class Halved(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 / (1.0 + keras.ops.cast(step, "float32"))
+
+        def get_config(self):
+            return {}
+
+    class Scaled(keras.metrics.MeanAbsoluteError):
+        pass
+
+    class Own(keras.layers.Layer):
+        def __init__(self, factor, **kwargs):
+            super().__init__(**kwargs)
+            self.factor = factor
+
+        def call(self, x):
+            return x * self.factor
+
+    def squared(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+    model = models.regressor(layer=Own(0.5))
+    model.get_layer("first").trainable = False
+    model.compile(
+        keras.optimizers.Adam(Halved()),
+        squared,
+        metrics=[Scaled(name="scaled"), squared],
+    )
+    strategy = keras_dist.OneDeviceStrategy("cpu:0")
+    report = strategy.verify(model, X, TARGETS, steps=2)
+    assert report.same, report
+    gradients = [d.name for d in report.differences if d.kind == "gradient"]
+    assert gradients == ["last/kernel", "last/bias"]
+    assert {d.name for d in report.differences if d.kind == "metric"} == {
+        "scaled",
+        "squared",
+    }

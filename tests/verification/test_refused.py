@@ -1,0 +1,110 @@
+"""`strategy.verify` refuses what it can't compare, and says the way out."""
+
+import itertools
+import pickle
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+from verification import models
+from verification.models import TARGETS
+from verification.models import X
+from verification.steps import Adversarial
+
+
+@pytest.fixture
+def strategy():
+    return keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def _own_compile():
+    model = Adversarial()
+    model.compile("adam", keras.optimizers.SGD())
+    return model
+
+
+def _without_config():
+    class Wide(keras.Model):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def call(self, x):
+            return self.layer(x)
+
+    model = Wide(lambda x: x)
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda: keras.Sequential([keras.layers.Dense(1)]),
+            "which is not compiled. Call `model.compile(...)` first",
+        ),
+        (_own_compile, "has no `get_compile_config`"),
+        (_without_config, "strategy.verify(make_model, x, y)"),
+        (lambda: "a model", "Received: 'a model' of type str"),
+        (lambda: lambda: None, "has to return a compiled `keras.Model`"),
+    ],
+)
+def test_a_model_that_has_no_copy_is_refused(strategy, make, says):
+    with pytest.raises(keras_dist.UnsupportedModelError, match=re.escape(says)):
+        strategy.verify(make(), X, TARGETS)
+
+
+def test_a_function_has_to_make_the_same_model_again(strategy):
+    sizes = itertools.count(1)
+
+    def make():
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(next(sizes))]
+        )
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(keras_dist.UnsupportedModelError, match="they differ"):
+        strategy.verify(make, X, TARGETS)
+
+
+def test_inside_of_a_scope_nothing_is_plain(strategy):
+    model = models.regressor()
+    with (
+        strategy.scope(),
+        pytest.raises(RuntimeError, match="Call it after the `with"),
+    ):
+        strategy.verify(model, X, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "says"),
+    [
+        ((X[:0], TARGETS[:0]), {}, "arrays of none"),
+        ((X, TARGETS), {"steps": 0}, "Expected: an integer from 1"),
+        (([],), {}, "has no batches"),
+        (([("a", "b")],), {}, "with an axis for rows in front"),
+    ],
+)
+def test_data_without_rows_is_refused(strategy, data, options, says):
+    with pytest.raises(ValueError, match=says):
+        strategy.verify(models.regressor(), *data, **options)
+
+
+def test_what_fails_on_one_device_is_raised(strategy):
+    names = keras.layers.Dense(1).name
+    with pytest.raises(ValueError):
+        strategy.verify(models.regressor(), np.ones((8, 5)), TARGETS[:8])
+    number = int(names.partition("_")[2] or 0)
+    # Nor has it used up names.
+    assert keras.layers.Dense(1).name == f"dense_{number + 1}"
+
+
+def test_the_error_is_an_assertion_and_travels():
+    error = keras_dist.NumbersDifferError("loss 'loss' differs.")
+    assert isinstance(error, AssertionError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
