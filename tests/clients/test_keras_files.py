@@ -16,7 +16,6 @@ from parity.harness import BACKEND
 SAMPLE = [
     "callbacks/early_stopping_test.py::EarlyStoppingTest::test_early_stopping_reuse",
     "metrics/reduction_metrics_test.py",
-    "models/cloning_test.py::CloneModelTest::test_recursive_cloning",
     "optimizers/adam_test.py",
     "optimizers/sgd_test.py",
 ]
