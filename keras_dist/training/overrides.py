@@ -8,7 +8,7 @@ _HOOKED = "_keras_dist_hooked"
 
 
 def hook_overrides(
-    base: type, name: str, hook: Callable[[Any], Callable[..., Any]]
+    base: Any, name: str, hook: Callable[[Any], Callable[..., Any]]
 ) -> None:
     """Wraps a method wherever subclasses outside of Keras define their own.
 
@@ -20,12 +20,12 @@ def hook_overrides(
         hook: Callable from the subclass' own method to what takes its place.
     """
 
-    def __init_subclass__(cls: type, **kwargs: Any) -> None:
+    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
         _hook(cls, name, hook)
 
     base.__init_subclass__ = classmethod(__init_subclass__)
-    classes = base.__subclasses__()
+    classes: list[Any] = base.__subclasses__()
     while classes:
         cls = classes.pop()
         _hook(cls, name, hook)

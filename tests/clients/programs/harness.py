@@ -5,8 +5,8 @@ arguments of `fit` as a dict, in the way of an author who has one device.
 Nothing in it knows of keras_dist. A program may say of itself:
 
 - `FIT`: Dict, further arguments of `fit`.
-- `SHOWS`: Tuple of the methods to compare after `fit`, of `("evaluate",
-  "predict")`.
+- `SHOWS`: Tuple of the methods to compare after `fit`, of `"evaluate"` and
+  `"predict"`. By default, the first.
 - `TOLERANCE`: Float, the largest difference, of an array's largest entry.
 - `train(model, data)`: Callable that trains instead of `fit`, and returns a
   dict of logs.
@@ -79,7 +79,7 @@ def outcome(program, context):
         logs = _train(program, model, data)
         shown = {
             name: getattr(model, name)(**_arguments(name, data), verbose=0)
-            for name in getattr(program, "SHOWS", ("evaluate", "predict"))
+            for name in getattr(program, "SHOWS", ("evaluate",))
         }
     return (
         flat("logs", logs)

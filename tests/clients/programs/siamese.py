@@ -35,7 +35,7 @@ class SiameseModel(keras.Model):
         def loss_fn():
             loss = self._compute_loss(data)
             # A number a row: TensorFlow's tape sums what it is given.
-            return loss if BACKEND == "tensorflow" else ops.sum(loss), loss
+            return loss if BACKEND == "tensorflow" else ops.mean(loss), loss
 
         _, loss = descend(
             self.optimizer,

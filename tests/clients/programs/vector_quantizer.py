@@ -8,6 +8,8 @@ from clients.programs.harness import ROWS
 from clients.programs.harness import rng
 
 CODES, SIZE, DECAY = 4, 3, 0.9
+# A running mean of sums is no sum of those of replicas, and a warning says so.
+REFUSED = {"tensorflow": "assigns variable", "torch": "assigns variable"}
 
 
 class VectorQuantizer(layers.Layer):
