@@ -93,10 +93,15 @@ class SparseSum:
             for each in _as_sent(part)
         ]
         received = iter(workers.concatenate_rows(sent))
+        number = workers.cluster.num_workers
         return [
             SparseSum(
                 [
-                    _received(part, [next(received) for _ in _as_sent(part)])
+                    _received(
+                        part,
+                        [next(received) for _ in _as_sent(part)],
+                        number,
+                    )
                     for part in total.parts
                 ],
                 total.dense_shape,
@@ -287,13 +292,12 @@ def _as_sent(part: _Part) -> list[Any]:
     return [part.values, part.indices, count, is_common]
 
 
-def _received(part: _Part, everyone: Sequence[Any]) -> _Part:
-    """A part as the workers have it together."""
+def _received(part: _Part, everyone: Sequence[Any], number: int) -> _Part:
+    """A part as so many workers have it together."""
     values, indices, *more = everyone
     if not more:
         return _Part(part.kind, values, indices)
     counts, flags = more
-    number = counts.shape[0]
     terms = list(
         zip(
             tf.split(values, counts, num=number),
