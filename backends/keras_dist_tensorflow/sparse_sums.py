@@ -125,7 +125,7 @@ def summed_rows(
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
     if any(other != kinds[0] for other in kinds):  # they took other ways
-        lists = [[(_ROWS, None, each)] for each in gradients]
+        lists = [[(_ROWS, Node(g.indices), g)] for g in gradients]
     parts = []
     for column in zip(*lists, strict=True):
         kind = column[0][0]
@@ -189,8 +189,9 @@ def _kind_of(node: Node) -> str:
     if not depends_on_rows(node):
         return _COMMON
     _, how = through(node, SAME)
-    is_unique = how is not None and how.kind.startswith("Unique")
-    return _UNIQUE if is_unique and how.output == 0 else _ROWS
+    if how is None or not how.kind.startswith("Unique"):
+        return _ROWS
+    return _UNIQUE if how.output == 0 else _ROWS
 
 
 def _are_common(nodes: Sequence[Node], terms: Sequence[tuple[Any, Any]]) -> Any:
@@ -252,10 +253,12 @@ def _combined(
         return tf.add_n(_padded(values, 0)), longest
 
     if kind != _COMMON or is_common is False:
-        return _Part(kind, *joined(), is_common)
-    if is_common is True:
-        return _Part(kind, *summed())
-    return _Part(kind, *tf.cond(is_common, summed, joined), is_common)
+        values, indices = joined()
+    elif is_common is True:
+        values, indices = summed()
+    else:
+        values, indices = tf.cond(is_common, summed, joined)
+    return _Part(kind, values, indices, is_common)
 
 
 def _padded(tensors: Sequence[Any], value: Any) -> list[Any]:
