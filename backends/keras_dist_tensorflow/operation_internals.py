@@ -67,6 +67,8 @@ def install_conversions() -> None:
 
 def _converting(kind: type) -> Callable[[Any], Any]:
     def convert(self: Any) -> Any:
+        if kind is bool and not tf.executing_eagerly():
+            return True  # TensorFlow itself asks so whether there is one
         return kind(self.read_value())
 
     return convert

@@ -93,10 +93,15 @@ class SparseSum:
             for each in _as_sent(part)
         ]
         received = iter(workers.concatenate_rows(sent))
+        number = workers.cluster.num_workers
         return [
             SparseSum(
                 [
-                    _received(part, [next(received) for _ in _as_sent(part)])
+                    _received(
+                        part,
+                        [next(received) for _ in _as_sent(part)],
+                        number,
+                    )
                     for part in total.parts
                 ],
                 total.dense_shape,
@@ -120,7 +125,7 @@ def summed_rows(
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
     if any(other != kinds[0] for other in kinds):  # they took other ways
-        lists = [[(_ROWS, None, each)] for each in gradients]
+        lists = [[(_ROWS, Node(g.indices), g)] for g in gradients]
     parts = []
     for column in zip(*lists, strict=True):
         kind = column[0][0]
@@ -184,8 +189,9 @@ def _kind_of(node: Node) -> str:
     if not depends_on_rows(node):
         return _COMMON
     _, how = through(node, SAME)
-    is_unique = how is not None and how.kind.startswith("Unique")
-    return _UNIQUE if is_unique and how.output == 0 else _ROWS
+    if how is None or not how.kind.startswith("Unique"):
+        return _ROWS
+    return _UNIQUE if how.output == 0 else _ROWS
 
 
 def _are_common(nodes: Sequence[Node], terms: Sequence[tuple[Any, Any]]) -> Any:
@@ -247,10 +253,12 @@ def _combined(
         return tf.add_n(_padded(values, 0)), longest
 
     if kind != _COMMON or is_common is False:
-        return _Part(kind, *joined(), is_common)
-    if is_common is True:
-        return _Part(kind, *summed())
-    return _Part(kind, *tf.cond(is_common, summed, joined), is_common)
+        values, indices = joined()
+    elif is_common is True:
+        values, indices = summed()
+    else:
+        values, indices = tf.cond(is_common, summed, joined)
+    return _Part(kind, values, indices, is_common)
 
 
 def _padded(tensors: Sequence[Any], value: Any) -> list[Any]:
@@ -287,13 +295,12 @@ def _as_sent(part: _Part) -> list[Any]:
     return [part.values, part.indices, count, is_common]
 
 
-def _received(part: _Part, everyone: Sequence[Any]) -> _Part:
-    """A part as the workers have it together."""
+def _received(part: _Part, everyone: Sequence[Any], number: int) -> _Part:
+    """A part as so many workers have it together."""
     values, indices, *more = everyone
     if not more:
         return _Part(part.kind, values, indices)
     counts, flags = more
-    number = counts.shape[0]
     terms = list(
         zip(
             tf.split(values, counts, num=number),

@@ -152,11 +152,8 @@ def sparse_model():
     )
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="Keras has no sparse tensors")
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("name", ["adam", "adagrad", "clipnorm"])
-def test_sparse_inputs(name, eager):
-    case = Case(
+def sparse_case_of(name, eager=False):
+    return Case(
         f"sparse-{name}-{eager}",
         sparse_model,
         sparse_rows,
@@ -168,5 +165,22 @@ def test_sparse_inputs(name, eager):
             "jit_compile": False,
         },
     )
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="Keras has no sparse tensors")
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("name", ["adam", "adagrad", "clipnorm"])
+def test_sparse_inputs(name, eager):
+    case = sparse_case_of(name, eager)
     for make in (None, central):
         assert_same(train(case, 2, make), plain(case))
+
+
+# What `tests/workers/test_lookups.py` trains.
+OVER_WORKERS = {
+    "adam": case_of("adam"),
+    "clipnorm": case_of("clipnorm", rows=16, batch_size=4 * LENGTH),
+    "eager": case_of("adagrad", True),
+}
+if BACKEND == "tensorflow":
+    OVER_WORKERS["sparse"] = sparse_case_of("adagrad")

@@ -12,6 +12,7 @@ import keras_dist
 from parity import cases
 from parity import harness
 from parity import kinds
+from parity import test_lookups
 
 
 def in_cluster():
@@ -36,6 +37,15 @@ def train_cases(names):
     count = strategy.num_replicas_in_sync
     return {
         name: attempted(harness.train, by_name[name], count) for name in names
+    }
+
+
+def train_lookups(names):
+    """Trains models that look variables up; a dict of outcomes by name."""
+    count = in_cluster().num_replicas_in_sync
+    return {
+        name: attempted(harness.train, test_lookups.OVER_WORKERS[name], count)
+        for name in names
     }
 
 
