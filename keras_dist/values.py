@@ -9,6 +9,7 @@ import numpy as np
 from keras import ops
 
 from keras_dist import context
+from keras_dist.errors import TraceError
 
 
 class DistributedValues(ABC):
@@ -54,7 +55,17 @@ class _Components(DistributedValues):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         replica = context.current_replica_context()
         if replica is not None:
-            own = self.values[replica.replica_id_in_sync_group]
+            index = replica.replica_id_in_sync_group
+            if not isinstance(index, int):
+                raise TraceError(
+                    f"A compiled function uses a {self._name} value that was "
+                    "not passed to it. All replicas run one program, in which "
+                    f"nothing knows which replica it is. Received: {self!r}. "
+                    "Expected: an argument. Pass the value in `args` of "
+                    "`strategy.run`, itself or in a list, tuple or dict; each "
+                    "replica gets its component."
+                )
+            own = self.values[index]
             return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
         name = self._name
         raise ValueError(

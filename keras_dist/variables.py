@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_dist.aggregation import set_all_components
@@ -81,6 +82,13 @@ class DistributedVariable(keras.Variable):
         return self._write("assign_sub", value)
 
     def _write(self, method: str, value: Any) -> Any:
+        if isinstance(value, bool):
+            value = int(value)
+        elif isinstance(value, (list, tuple, np.ndarray, np.generic)):
+            is_float = keras.backend.is_float_dtype(self._dtype)
+            value = ops.convert_to_tensor(
+                value, dtype=self._dtype if is_float else None
+            )
         call = current_call()
         if call is not None and base_scope() is call.scope:
             return self._write_in_replica(call, method, value)
