@@ -140,11 +140,12 @@ def inlines() -> bool:
 
 
 @contextlib.contextmanager
-def refusing_variables(name: str) -> Iterator[None]:
+def refusing_variables(name: str | None) -> Iterator[None]:
     """While a function runs or is traced again: it made all in its first call.
 
     Args:
-        name: String, the function's name, for the error.
+        name: String, the function's name, for the error; `None` to allow
+            variables for a while.
     """
     before, _current.has_made_all = _current.has_made_all, name
     try:

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_dist import context
+from keras_dist.errors import TraceError
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
@@ -54,13 +55,25 @@ def misused(name: str, value: Any) -> str:
     )
 
 
-def own_component(value: Any) -> tuple[bool, Any]:
-    """Whether this thread runs a replica, and its component if so."""
+def own_component(value: Any, name: str) -> tuple[bool, Any]:
+    """Says whether this thread runs a replica, and gives its component.
+
+    Raises:
+        TraceError: In a program of which each replica runs the same.
+    """
     replica = context.current_replica_context()
     if replica is None:
         return False, None
     plan, values = replica.strategy.plan, value.values
     index = replica.replica_id_in_sync_group
+    if not isinstance(index, int):
+        raise TraceError(
+            f"A compiled function uses a {name} value that was not passed to "
+            "it. All replicas run one program, in which nothing knows which "
+            f"replica it is. Received: {value!r}. Expected: an argument. Pass "
+            "the value in `args` of `strategy.run`, itself or in a list, "
+            "tuple or dict; each replica gets its component."
+        )
     if len(values) != plan.num_replicas:  # those of this worker only
         index -= plan.first_replica
     return True, values[index]
@@ -112,7 +125,7 @@ def _swapped(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _method(do: Callable[..., Any], name: str) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        in_replica, own = own_component(self)
+        in_replica, own = own_component(self, name)
         if not in_replica:
             raise TypeError(misused(name, self))
         return do(own, *others)
@@ -122,7 +135,7 @@ def _method(do: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _array(name: str) -> Callable[..., Any]:
     def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
-        in_replica, own = own_component(self)
+        in_replica, own = own_component(self, name)
         if not in_replica:
             raise ValueError(misused(name, self))
         return np.asarray(ops.convert_to_numpy(own), dtype=dtype)

@@ -86,6 +86,13 @@ class DistributedVariable(keras.Variable):
         if isinstance(value, np.ndarray):
             # Some backends read it later, when it may be filled anew.
             value = value.copy()
+        if isinstance(value, bool):
+            value = int(value)
+        elif isinstance(value, (list, tuple, np.ndarray, np.generic)):
+            is_float = keras.backend.is_float_dtype(self._dtype)
+            value = ops.convert_to_tensor(
+                value, dtype=self._dtype if is_float else None
+            )
         call = current_call()
         if call is not None and base_scope() is call.scope:
             return self._write_in_replica(call, method, value)

@@ -69,6 +69,10 @@ def _other(item: Any, leaves: list[Any], join: Join) -> Any:
         return _Nest(item, leaves, join)
     if isinstance(item, keras.Variable):
         return _Same(item)
+    if hasattr(item, "__array__") and hasattr(item, "shape"):
+        # A tensor of another framework, such as `tf.data` gives.
+        leaves.append(np.asarray(item))
+        return ARRAY
     return _Static(item)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import keras
 import torch
 from keras import ops
 
@@ -96,6 +96,9 @@ def _traced(leaf: Any) -> Any:
     """An array as a tensor, as it reaches the function on other backends."""
     if isinstance(leaf, (PerReplica, Mirrored)):
         return type(leaf)([map_nest(_traced, value) for value in leaf.values])
-    if isinstance(leaf, (np.ndarray, np.generic)):
+    if isinstance(leaf, (torch.Tensor, keras.Variable)):
+        return leaf
+    # NumPy's, or a tensor of another framework, such as `tf.data` gives.
+    if hasattr(leaf, "__array__") and hasattr(leaf, "shape"):
         return ops.convert_to_tensor(leaf)
     return leaf

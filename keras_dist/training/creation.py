@@ -16,6 +16,7 @@ import keras
 
 from keras_dist import compilation
 from keras_dist import context
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import lone_updates
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
@@ -90,7 +91,11 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
         compilation.check_creation()
         with suspended():
             strategy = context.current_strategy()
-            if strategy is None or not context.in_cross_replica_context():
+            # A single replica makes them as the strategy does.
+            if strategy is None or not (
+                strategy.plan.is_one_device
+                or context.in_cross_replica_context()
+            ):
                 original(self, *args, **kwargs)
                 return
             context.check_creation()
@@ -190,6 +195,7 @@ def _share_new_variables() -> None:
         is_metric_state = _current.makes_metric_state
 
         def make(everyone: list[Any]) -> Any:
+            _check_alike(everyone)
             first_args, first_kwargs = everyone[0]
             _current.makes_metric_state = is_metric_state
             try:
@@ -202,6 +208,32 @@ def _share_new_variables() -> None:
         return call.replica.meet("the creation of a variable", make, own)
 
     keras.Variable.__new__ = __new__
+
+
+def _check_alike(everyone: list[Any]) -> None:
+    """Refuses to make one variable of what replicas declare differently.
+
+    Raises:
+        ReplicaDivergenceError: If names, shapes or types differ.
+    """
+    declared = [
+        (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})
+        for args, kwargs in everyone
+    ]
+    for index, own in enumerate(declared):
+        if own != declared[0]:
+            raise ReplicaDivergenceError(
+                "Replicas made different variables in one place. Received: "
+                f"{_text(*declared[0])} on replica 0, {_text(*own)} on replica "
+                f"{index}. Expected: the same variable on each replica, of "
+                "which each has a copy. Make a variable for each replica "
+                "outside of `run`, or one with an axis for the replicas."
+            )
+
+
+def _text(args: Any, kwargs: Any) -> str:
+    named = [f"{key}={value!r}" for key, value in kwargs.items()]
+    return f"Variable({', '.join([*map(repr, args), *named])})"
 
 
 @contextlib.contextmanager

@@ -212,7 +212,8 @@ def make_global_seed() -> None:
     """
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
         state = random.getstate()
-        with context.in_replica(None):
+        # It is ours, and no variable of a compiled function.
+        with context.in_replica(None), compilation.refusing_variables(None):
             global_seed_generator()
         random.setstate(state)
 
