@@ -17,7 +17,8 @@ def check_arguments(
     Raises:
         TypeError: If there are any, or if one is missing.
     """
-    signature = inspect.signature(functools.partial(cls.__init__, None))
+    made: Any = cls
+    signature = inspect.signature(functools.partial(made.__init__, None))
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -61,7 +62,8 @@ class scope_method:
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, method)
+        wrapper: Any = self
+        functools.update_wrapper(wrapper, method)
         self._method = method
 
     def __get__(self, strategy: Any, owner: type | None = None) -> Any:

@@ -90,11 +90,12 @@ def install(cls: type, name: str) -> None:
     for key, do in _OF_CONTAINERS.items():
         setattr(cls, f"__{key}__", _method(do, name))
 
-    def __format__(self: Any, spec: str) -> str:
+    def with_format(self: Any, spec: str) -> str:
         return str(formatted(self, spec) if spec else self)
 
     formatted = _method(format, name)
-    cls.__format__ = __format__  # type: ignore[method-assign]
+    given: Any = cls
+    given.__format__ = with_format
 
 
 def install_arithmetic(cls: type, name: str) -> None:
