@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from keras_dist.cluster_resolver import launched
@@ -25,10 +26,11 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 Environ = MutableMapping[str, str]
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True)
+class Place:
     """A process' position among the workers that a launcher started.
 
-    Attributes:
+    Args:
         index: Integer, its position.
         number: Integer, how many workers there are.
         role: String, what it is if it is none of the workers.

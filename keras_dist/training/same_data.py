@@ -246,7 +246,9 @@ def _means(values: np.ndarray) -> np.ndarray:
     numbers = numbers / largest
     weights = _weights()[:, : numbers.size]
     means: np.ndarray = weights @ numbers / np.abs(numbers).sum()
-    return means + np.log1p(largest) * 1e-3
+    # Two batches may differ in their size alone.
+    means += np.log1p(largest) * 1e-3
+    return means
 
 
 def _is_complex(values: np.ndarray) -> bool:
