@@ -63,7 +63,8 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         step = current_step()
         local = functools.partial(original, values, sample_weight, mask)
-        if step is None or not len(values.shape):
+        # A loss function may return a number.
+        if step is None or not len(getattr(values, "shape", ())):
             return local(reduction=reduction, dtype=dtype)
         if reduction in (None, "none"):
             own = local(reduction=reduction, dtype=dtype)
