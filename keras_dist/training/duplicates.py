@@ -40,8 +40,9 @@ def strategy_of(thing: Any) -> Any:
     Returns:
         A `Strategy`, or `None`.
     """
-    if isinstance(thing, keras.Model) and binding_of(thing) is not None:
-        return binding_of(thing).strategy
+    binding = binding_of(thing) if isinstance(thing, keras.Model) else None
+    if binding is not None:
+        return binding.strategy
     for variable in getattr(thing, "variables", ()):
         owner = vars(variable).get("distribute_strategy")
         if owner is not None:
@@ -69,7 +70,8 @@ def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """What `copy.deepcopy` does with an object that says how to pickle it."""
-    return copy._reconstruct(self, memo, *self.__reduce_ex__(4))
+    reconstruct = copy._reconstruct  # type: ignore[attr-defined]
+    return reconstruct(self, memo, *self.__reduce_ex__(4))
 
 
 def _remembers(from_config: Callable[..., Any]) -> Callable[..., Any]:

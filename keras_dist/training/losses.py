@@ -104,7 +104,9 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         step = current_step()
         local = functools.partial(original, values, sample_weight, mask)
-        if step is None or not len(values.shape) or reduction in (None, "none"):
+        # A loss function may return a number.
+        is_whole = not len(getattr(values, "shape", ()))
+        if step is None or is_whole or reduction in (None, "none"):
             return local(reduction=reduction, dtype=dtype)
         if reduction == "sum":
             total = local(reduction="sum", dtype=dtype)

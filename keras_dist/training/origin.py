@@ -78,5 +78,5 @@ def _users_level() -> int:
 
 
 def _is_ours(frame: FrameType) -> bool:
-    package = frame.f_globals.get("__name__", "").split(".")[0]
-    return package.startswith("keras")
+    name: str = frame.f_globals.get("__name__", "")
+    return name.split(".")[0].startswith("keras")

@@ -135,3 +135,12 @@ def test_ctc():
         return flat("history", history) | state_of(model)
 
     assert_same(outcome(3), outcome(None))
+
+
+def test_a_loss_function_may_return_a_number():
+    with scope(2):
+        model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
+    model.compile("sgd", lambda y_true, y_pred: 3, jit_compile=False)
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    loss = model.evaluate(x, y, batch_size=4, verbose=0)
+    assert loss == 3.0
