@@ -33,6 +33,7 @@ from keras_dist.training.call import run_on_one
 from keras_dist.training.call import run_on_replicas
 from keras_dist.training.creation import creation_hooks
 from keras_dist.training.differentiation import check_run_counts
+from keras_dist.training.differentiation import current
 from keras_dist.training.togetherness import raise_explained
 from keras_dist.values import DistributedValues
 from keras_dist.values import Mirrored
@@ -86,7 +87,9 @@ class ReplicaMethods(StrategyBase):
           1: 12
         }
         """
-        if self.plan.num_replicas > 1:
+        if (
+            current.depth or keras_internals.has_stateless_scope()
+        ) and self.plan.num_replicas > 1:
             context.check_cross_replica(self, "run")
             check_run_counts(self)
         self.has_run = True

@@ -20,6 +20,7 @@ from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.replica_methods import check_args
 from keras_dist.static_arguments import check_arguments
+from keras_dist.training import keras_internals
 from keras_dist.training.overlay import values_are_replaced
 from keras_dist.values import PerReplica
 from keras_dist_jax.bodies import run_region
@@ -93,7 +94,12 @@ class JaxCompiler(Compiler):
             trace is None
             and isinstance(fn, Function)
             and fn.jit_compile is not False
-            and not values_are_replaced()
+            # Of several replicas, `run` has asked.
+            and (
+                self._several
+                or not keras_internals.has_stateless_scope()
+                or not values_are_replaced()
+            )
         ):
             context.check_cross_replica(strategy, "run")
             if type(args) is not tuple and type(args) is not list:

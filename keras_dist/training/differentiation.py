@@ -49,17 +49,17 @@ class _Current(threading.local):
     depth = 0
 
 
-_current = _Current()
+current = _Current()
 
 
 @contextlib.contextmanager
 def differentiating() -> Iterator[None]:
     """While this thread calls a function that is differentiated."""
-    _current.depth += 1
+    current.depth += 1
     try:
         yield
     finally:
-        _current.depth -= 1
+        current.depth -= 1
 
 
 def check_run_counts(strategy: Any) -> None:
@@ -75,7 +75,7 @@ def check_run_counts(strategy: Any) -> None:
         UnsupportedModelError: In a function that is differentiated, or in a
             `keras.StatelessScope`.
     """
-    if _current.depth:
+    if current.depth:
         raise UnsupportedModelError(
             "`strategy.run` was called in a function that is being "
             f"differentiated. Received: {strategy!r}, whose "

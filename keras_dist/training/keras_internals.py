@@ -427,6 +427,12 @@ def stateless_scope() -> keras.StatelessScope | None:
     return scope
 
 
+def has_stateless_scope() -> bool:
+    """Whether one is open, in one call: it is asked at every step."""
+    tracker = global_state.GLOBAL_STATE_TRACKER
+    return getattr(tracker, "stateless_scope", None) is not None
+
+
 def set_stateless_scope(
     scope: keras.StatelessScope | None,
 ) -> keras.StatelessScope | None:
