@@ -26,8 +26,6 @@ from keras_dist.training.step import current_call
 from keras_dist.training.step import current_step
 
 _COUPLES_ROWS = {"dice", "tversky", "circle"}
-# On a `__call__` that gathers rows.
-_HOOKED = "_keras_dist_gathers"
 
 
 def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,28 +48,8 @@ def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def hook_own_calls(loss_class: Any) -> None:
-    """Has subclasses that define `__call__` compute on gathered rows.
-
-    Those that there are, and those that will be made.
-    """
-
-    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
-        super(loss_class, cls).__init_subclass__(**kwargs)
-        _hook_own_call(cls)
-
-    loss_class.__init_subclass__ = classmethod(__init_subclass__)
-    classes = list(loss_class.__subclasses__())
-    while classes:
-        cls = classes.pop()
-        _hook_own_call(cls)
-        classes += cls.__subclasses__()
-
-
-def _hook_own_call(cls: Any) -> None:
-    original: Any = cls.__call__
-    if _is_from_keras(original) or hasattr(original, _HOOKED):
-        return
+def hook_own_call(original: Any) -> Callable[..., Any]:
+    """Wraps the `__call__` of a user's subclass: it gets gathered rows."""
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,8 +65,7 @@ def _hook_own_call(cls: Any) -> None:
 
         return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
 
-    setattr(__call__, _HOOKED, True)
-    cls.__call__ = __call__
+    return __call__
 
 
 def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,11 +21,9 @@ from keras_dist.training.join import detached
 from keras_dist.training.join import is_row_shaped
 from keras_dist.training.join import join
 from keras_dist.training.join import mean_or_count
+from keras_dist.training.overrides import hook_override
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
-
-# On a `__call__` that replicas meet for.
-_HOOKED = "_keras_dist_meets"
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ def hook_metrics(model: keras.Model) -> None:
     """Gathers the updates of a model's metrics while it runs on replicas."""
     for metric in keras_internals.all_metrics(model):
         if "update_state" not in vars(metric):
-            _hook_own_call(type(metric))
+            hook_override(type(metric), "__call__", _hooked_call)
             object.__setattr__(metric, "update_state", _hooked_update(metric))
             object.__setattr__(metric, "result", _hooked_result(metric))
 
@@ -85,11 +83,8 @@ def flush(step: ReplicaStep) -> None:
         step.forget(update.metric.variables)
 
 
-def _hook_own_call(cls: Any) -> None:
-    """Has a class that defines `__call__` run it once, with all rows."""
-    original: Any = cls.__call__
-    if keras_internals.is_of_keras(original) or hasattr(original, _HOOKED):
-        return
+def _hooked_call(original: Any) -> Callable[..., Any]:
+    """A metric's own `__call__`, which is run once, with all rows."""
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -110,8 +105,7 @@ def _hook_own_call(cls: Any) -> None:
         step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
         return value
 
-    setattr(__call__, _HOOKED, True)
-    cls.__call__ = __call__
+    return __call__
 
 
 def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:

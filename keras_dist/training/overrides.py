@@ -22,13 +22,13 @@ def hook_overrides(
 
     def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
-        _hook(cls, name, hook)
+        hook_override(cls, name, hook)
 
     base.__init_subclass__ = classmethod(__init_subclass__)
     classes: list[Any] = base.__subclasses__()
     while classes:
         cls = classes.pop()
-        _hook(cls, name, hook)
+        hook_override(cls, name, hook)
         classes += cls.__subclasses__()
 
 
@@ -43,7 +43,14 @@ def overrides(cls: type, name: str) -> bool:
     return (method.__module__ or "").split(".")[0] != "keras"
 
 
-def _hook(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:
+def hook_override(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:
+    """Wraps a class' method if it is not as Keras wrote it, once.
+
+    Args:
+        cls: A class.
+        name: String, the method.
+        hook: Callable from that method to what takes its place.
+    """
     original = getattr(cls, name)
     if not overrides(cls, name) or hasattr(original, _HOOKED):
         return

@@ -22,6 +22,7 @@ from keras_dist.training.normalization import hook_moments
 from keras_dist.training.overlay import Overlay
 from keras_dist.training.overlay import base_scope
 from keras_dist.training.overlay import suspended
+from keras_dist.training.overrides import hook_overrides
 from keras_dist.training.probe import ProbeScope
 from keras_dist.training.repeated_warnings import hook_warn
 from keras_dist.training.step import current_call
@@ -33,7 +34,7 @@ from keras_dist.training.step import current_step
 def install() -> None:
     """Installs every seam; again does nothing."""
     _wrap(keras.losses.Loss, "__call__", losses.hook_call)
-    losses.hook_own_calls(keras.losses.Loss)
+    hook_overrides(keras.losses.Loss, "__call__", losses.hook_own_call)
     module = keras_internals.losses
     _wrap(module, "reduce_weighted_values", losses.hook_reduction)
     _wrap(module, "scale_loss_for_distribution", losses.hook_scaling)

@@ -104,7 +104,9 @@ def copy_of(model: keras.Model) -> keras.Model:
     try:
         with keras.saving.custom_object_scope(_classes_of(model)):
             _check_compile(model)
-            copy = type(model).from_config(model.get_config())
+            # The class' own: an instance's tells of the strategy.
+            config = type(model).get_config(model)
+            copy = type(model).from_config(config)
             _compile_like(copy, model)
     except Exception as error:
         told = " ".join(str(error).split())

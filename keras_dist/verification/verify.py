@@ -11,6 +11,7 @@ from keras_dist import context
 from keras_dist.backend import get_backend
 from keras_dist.training import keras_internals
 from keras_dist.training import seams
+from keras_dist.training.alone import alone_on_purpose
 from keras_dist.training.randomness import random_state
 from keras_dist.training.randomness import set_random_state
 from keras_dist.verification.agreement import agreed
@@ -67,7 +68,7 @@ def verify(
     # Seams that were installed in between would be undone with what is
     # replaced for a while.
     seams.install()
-    with _everything_put_back():
+    with _everything_put_back(), alone_on_purpose():
         report = _run(strategy, model, batches)
     return agreed(report, strategy.executor.workers)
 
