@@ -60,12 +60,16 @@ class Kinds:
         kind = Kind.UNKNOWN
         if call is not None:
             kind = self._next_term(step, call)
+        has_rows = is_row_shaped(loss) and _as_many(loss, step.share.rows)
+        if has_rows and kind in (Kind.UNKNOWN, Kind.COUPLED):
+            # Keras sums it. A layer that makes nothing of rows that are made
+            # up may well make a value of each real one.
+            kind = Kind.SUM
         if kind is Kind.COUPLED:
             raise _coupled(call.layer if call else owner)
-        has_rows = is_row_shaped(loss) and _as_many(loss, step.share.rows)
         if kind is Kind.UNKNOWN:
-            self._warn_of_term(step, owner, call, has_rows)
-        if kind is Kind.SUM or (kind is Kind.UNKNOWN and has_rows):
+            self._warn_of_term(step, owner, call)
+        if kind is Kind.SUM:
             if has_rows:
                 self._warn_of_rows(owner)
             if not is_float(loss):
@@ -114,19 +118,17 @@ class Kinds:
         step: ReplicaStep,
         owner: keras.Layer,
         call: LayerCall | None,
-        has_rows: bool,
     ) -> None:
         because = "it is not added in the call of a layer"
         if call is not None:
             owner = call.layer
             because = _because(self._found(step, call))
-        taken = "a sum" if has_rows else "a mean"
         self._tell(
-            (id(owner), has_rows),
+            (id(owner), "term"),
             f"Layer '{owner.name}' adds a loss of which can't be told whether "
-            f"it is a sum or a mean over rows: {because}. It is taken as "
-            f"{taken}. Add a value a row, whose first axis is that of rows, "
-            f"or a mean over rows. {_PROVE}",
+            f"it is a sum or a mean over rows: {because}. It is taken as a "
+            "mean. Add a value a row, whose first axis is that of rows, or a "
+            f"mean over rows. {_PROVE}",
         )
 
     def _warn_of_rows(self, owner: keras.Layer) -> None:

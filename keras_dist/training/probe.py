@@ -57,26 +57,31 @@ class Found:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """How to make rows up.
+    """The rows that a layer is called on.
 
     Args:
-        positive: Boolean, whether numbers are from 0 to 1.
         shift: Boolean, whether variables have other values than theirs, so
             that what is switched off by a zero is seen.
+        own: Boolean, whether they are the replica's, again and again. Else
+            they are made up.
+        positive: Boolean, whether numbers that are made up are from 0 to 1.
         size: Integer, of axes that are as long as the data says.
     """
 
-    positive: bool
     shift: bool
-    size: int
+    own: bool = False
+    positive: bool = False
+    size: int = 8
 
 
 # The first tells nearly all. With their own values, variables may hide a part.
-_ATTEMPTS = (
-    _Attempt(positive=False, shift=True, size=8),
-    _Attempt(positive=False, shift=False, size=8),
-    _Attempt(positive=True, shift=True, size=32),
+_MADE_UP = (
+    _Attempt(shift=True),
+    _Attempt(shift=False),
+    _Attempt(shift=True, positive=True, size=32),
 )
+# What is made up may mean nothing to a layer, such as a label that is no class.
+_OWN = (_Attempt(shift=True, own=True), _Attempt(shift=False, own=True))
 
 
 class ProbeScope(keras.StatelessScope):
@@ -153,6 +158,8 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
         call: The `LayerCall`.
     """
     found = Found()
+    # In a graph no row is known yet.
+    own = () if keras_internals.in_tf_graph() else _OWN
     with (
         outside_replicas(),
         step.runner.probing(),
@@ -160,7 +167,7 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        for attempt in _ATTEMPTS:
+        for attempt in (*own, *_MADE_UP):
             try:
                 _add(found, _compare(step, call, attempt))
             except Exception as error:
@@ -291,10 +298,13 @@ def _made_up(
         if not ops.is_tensor(leaf):
             made.append(leaf)
             continue
-        shape = [attempt.size if n is None else n for n in leaf.shape]
-        if factor:
-            shape[0] = factor * rows
-        values = _values(rng, shape, leaf.dtype, attempt)
+        if attempt.own:
+            values = _repeated(leaf, factor, rows)
+        else:
+            shape = [attempt.size if n is None else n for n in leaf.shape]
+            if factor:
+                shape[0] = factor * rows
+            values = _values(rng, shape, leaf.dtype, attempt)
         if factor:
             own = slice(
                 *(
@@ -306,6 +316,15 @@ def _made_up(
         made.append(ops.convert_to_tensor(values, dtype=leaf.dtype))
     args, kwargs = tree.pack_sequence_as(arguments, made)
     return args, kwargs
+
+
+def _repeated(leaf: Any, factor: int, rows: int) -> Any:
+    """A tensor with its rows again and again, until they are so many."""
+    values = np.asarray(ops.convert_to_numpy(ops.stop_gradient(leaf)))
+    count = factor * rows
+    if not factor or not len(values):
+        return values
+    return values[np.arange(count) % len(values)]
 
 
 def _rows_of(leaves: Sequence[Any], rows: Any) -> list[int]:
