@@ -58,17 +58,15 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
 def install_conversions() -> None:
     """Makes `int(v)` and the like what they are on one device.
 
-    TensorFlow has left them out where a variable has a copy a device; truth
-    would be that of any object.
+    TensorFlow has left them out where a variable has a copy a device. Truth
+    stays that of any object: TensorFlow itself asks so whether there is one.
     """
-    for kind in (bool, complex, float, int):
+    for kind in (complex, float, int):
         setattr(DistributedVariable, f"__{kind.__name__}__", _converting(kind))
 
 
 def _converting(kind: type) -> Callable[[Any], Any]:
     def convert(self: Any) -> Any:
-        if kind is bool and not tf.executing_eagerly():
-            return True  # TensorFlow itself asks so whether there is one
         return kind(self.read_value())
 
     return convert

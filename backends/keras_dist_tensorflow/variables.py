@@ -140,7 +140,10 @@ def snapshot(value: Any, index: int) -> Any:
     if not is_native(value):
         return value
     copies = components(value)
-    return copies[index % len(copies)].read_value()
+    own = copies[index % len(copies)]
+    # A read is on the current device, and not on the variable's.
+    with tf.device(own.device):
+        return own.read_value()
 
 
 def apart(fn: Callable[[], Any], device: Device) -> Any:

@@ -66,13 +66,8 @@ class TorchCompiler(Compiler):
         check_cross_replica(strategy, "run")
         check_arguments(fn, args, kwargs or {})
         args, kwargs = map_nest(_traced, (args, kwargs))
-        compiled = self._callable(fn)
-
-        def with_values(*args: Any, **kwargs: Any) -> Any:
-            return map_nest(value_now, compiled(*args, **kwargs))
-
         with self._running(fn):
-            return strategy.run_uncompiled(with_values, args, kwargs)
+            return strategy.run_uncompiled(self._callable(fn), args, kwargs)
 
     def _callable(self, function: Function) -> Callable[..., Any]:
         if not function.jit_compile:

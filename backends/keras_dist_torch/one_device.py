@@ -9,14 +9,17 @@ import keras
 import torch
 from keras import ops
 
+from keras_dist.compilation import inlines
 from keras_dist.device import Device
 from keras_dist.executor import Executor
 from keras_dist.plan import Plan
+from keras_dist.regroup import map_nest
 from keras_dist.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.snapshots import snapshot
+from keras_dist_torch.snapshots import value_now
 
 
 def torch_device(device: Device) -> torch.device:
@@ -84,6 +87,10 @@ class TorchExecutor(Executor):
         if isinstance(value, torch.Tensor) and value.device != device:
             return value.to(device)
         return value
+
+    def leave(self, nest: Any) -> Any:
+        # Compiled functions return tensors, never variables.
+        return map_nest(value_now, nest) if inlines() else nest
 
     def snapshot(self, value: Any, index: int = 0) -> Any:
         return snapshot(value)

@@ -109,7 +109,7 @@ def test_an_optimizer_of_other_variables(make):
                 model.fit(x, x[:, :1], verbose=0)
 
 
-CONVERSIONS = [int, float, bool, complex]
+CONVERSIONS = [int, float, complex]
 
 
 @pytest.mark.parametrize("value", [3, 2.5, True, 0])
@@ -126,8 +126,6 @@ def test_a_number(convert, value):
 def test_what_is_no_number():
     with strategy_of().scope():
         vector = keras.Variable([1.0, 2.0])
-    with pytest.raises(ValueError, match="truth value"):
-        bool(vector.value)
     with pytest.raises(TypeError, match="size-1|only length-1|scalar"):
         float(vector.value)
 
