@@ -23,6 +23,7 @@ from keras_dist_tensorflow.meetings import MirroredReplica
 from keras_dist_tensorflow.meetings import Round
 from keras_dist_tensorflow.operation_internals import install_conversions
 from keras_dist_tensorflow.steps import StepExecutor
+from keras_dist_tensorflow.variables import apart
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import creates_mirrored
 from keras_dist_tensorflow.variables import devices_of
@@ -110,10 +111,17 @@ class ReplicaExecutor(StepExecutor):
             with named(replica.id, self.plan.num_replicas):
                 results[index] = fn(index, replica)
 
-        try:
+        def run() -> None:
             self._native.run(
                 tf.autograph.experimental.do_not_convert(on_replica)
             )
+
+        try:
+            if _in_native_replica() and tf.executing_eagerly():
+                # An update in an update: no native replica may run others.
+                apart(run, self.plan.primary)
+            else:
+                run()
         except BaseException as error:
             round_.undo()
             if "different number of" not in str(error) or isinstance(
@@ -128,3 +136,10 @@ class ReplicaExecutor(StepExecutor):
     ) -> contextlib.AbstractContextManager[Any]:
         internals.adopt_optimizer(optimizer, self._native, {})
         return internals.applying(optimizer)
+
+
+def _in_native_replica() -> bool:
+    return (
+        tf.distribute.has_strategy()
+        and not tf.distribute.in_cross_replica_context()
+    )

@@ -183,6 +183,20 @@ def test_other_variables_in_update(api, two):
     assert copies(third) == [[1.5, 3.0]] * 2
 
 
+@contract(151)
+def test_an_update_in_an_update(api, two):
+    v, other = (variable(api, two, 1.0, aggregation="mean") for _ in range(2))
+
+    def fn(component):
+        two.extended.update(other, lambda c, x: c.assign_add(x), (tensor(5.0),))
+        component.assign_add(2.0)
+
+    two.extended.update(v, fn)
+    assert copies(v) == [3.0] * 2
+    # Once for each copy of the first one.
+    assert copies(other) == [11.0] * 2
+
+
 @contract(152, native=False)
 @pytest.mark.parametrize("of", [1.0, None, "v"])
 def test_only_variables_are_updated(api, two, of):
