@@ -1,6 +1,7 @@
 """Programs in the manner of keras.io's examples: the numbers of one device."""
 
 import importlib
+import importlib.util
 import pathlib
 
 import pytest
@@ -14,6 +15,7 @@ PROGRAMS = sorted(
     if path.stem not in _HELPERS and not path.stem.startswith("test_")
 )
 
+HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
 # One compilation for each program is enough where there is one.
 COUNTS = {
@@ -28,4 +30,6 @@ COUNTS = {
 )
 def test_numbers_of_one_device(name, num_replicas):
     program = importlib.import_module(f"clients.programs.{name}")
+    if getattr(program, "NEEDS_TENSORFLOW", False) and not HAS_TENSORFLOW:
+        pytest.skip("Keras' layers that look up text need TensorFlow.")
     harness.assert_same_as_one_device(program, num_replicas)

@@ -8,6 +8,7 @@ from keras import ops
 from clients.programs.harness import ROWS
 from clients.programs.harness import rng
 
+NEEDS_TENSORFLOW = True
 COLOURS = np.array(["red", "green", "blue", "none"])
 
 
