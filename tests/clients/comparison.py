@@ -42,7 +42,7 @@ class Comparison:
         return bool(self.passed) and not self.unknown and not self.passes_again
 
 
-def compare(tests, backend, strategy, says=lambda text: None):
+def compare(tests, backend, strategy, says=lambda text: None, folder=None):
     """Runs Keras' tests in a scope, and what fails there in plain Keras.
 
     Args:
@@ -50,13 +50,16 @@ def compare(tests, backend, strategy, says=lambda text: None):
         backend: String, the value of `KERAS_BACKEND`.
         strategy: String, one of `STRATEGIES[backend]`.
         says: Callable that is told, in a string, what is going on.
+        folder: Path of the tests; Keras' own by default.
 
     Returns:
         A `Comparison`.
     """
-    found = outcomes(tests, backend, strategy, says)
+    found = outcomes(tests, backend, strategy, says, folder)
     failed = {t: error for t, (kind, error) in found.items() if kind in FAILED}
-    plain = outcomes(list(failed), backend, PLAIN, says) if failed else {}
+    plain = {}
+    if failed:
+        plain = outcomes(list(failed), backend, PLAIN, says, folder)
     entries = [e for e in read_known() if e.is_of(backend, strategy)]
 
     def is_known(test):

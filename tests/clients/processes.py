@@ -19,23 +19,27 @@ def keras_folder():
     return pathlib.Path(spec.origin).parent / "src"
 
 
-def outcomes(tests, backend, strategy, says=lambda text: None):
+def outcomes(tests, backend, strategy, says=lambda text: None, folder=None):
     """Runs tests, in more than one process where one dies.
 
     Args:
-        tests: List of strings, folders, files or tests of Keras as pytest
-            takes them, relative to `keras/src`.
+        tests: List of strings, folders, files or tests as pytest takes them,
+            relative to `folder`.
         backend: String, the value of `KERAS_BACKEND`.
         strategy: String, one of `STRATEGIES` or `PLAIN`.
         says: Callable that is told, in a string, what is going on.
+        folder: Path of the tests; Keras' own by default.
 
     Returns:
         Dict from each test to a pair of its outcome, `"passed"`, `"failed"`,
         `"skipped"` or `"not collected"`, and the line that it failed with.
     """
-    found = {}
+    found, folder = {}, folder or keras_folder()
+    tests = [str(folder / test) for test in tests]
     while True:
-        new, has_ended, output = _one_process(tests, backend, strategy, found)
+        new, has_ended, output = _one_process(
+            folder, tests, backend, strategy, found
+        )
         if not has_ended and new.keys() <= found.keys():
             raise RuntimeError(f"Keras' tests could not be run.\n{output}")
         found.update(new)
@@ -44,7 +48,7 @@ def outcomes(tests, backend, strategy, says=lambda text: None):
         says(f"{strategy}: the process ended in {list(new)[-1]}")
 
 
-def _one_process(tests, backend, strategy, known):
+def _one_process(root, tests, backend, strategy, known):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder)
         (path / "known").write_text("\n".join(known))
@@ -54,9 +58,9 @@ def _one_process(tests, backend, strategy, known):
                 *(sys.executable, "-m", "pytest", "-q", "--no-header"),
                 *("--tb=short", "-p", "clients.plugin"),
                 *("-p", "no:cacheprovider", "-p", "no:logging"),
-                *("-c", os.devnull, f"--rootdir={keras_folder()}"),
+                *("-c", os.devnull, f"--rootdir={root}"),
                 *("-W", "ignore", "--continue-on-collection-errors"),
-                *(str(keras_folder() / test) for test in tests),
+                *tests,
             ],
             # Keras' folder has modules that are named as Python's own.
             cwd=folder,

@@ -59,9 +59,8 @@ def test_what_passes_in_plain_keras_passes_in_the_scope(strategy):
 
 
 def test_a_difference_is_found(tmp_path):
-    path = tmp_path / "one_test.py"
-    path.write_text(OF_OUR_OWN)
-    done = compare([str(path)], BACKEND, "mirrored")
+    (tmp_path / "one_test.py").write_text(OF_OUR_OWN)
+    done = compare(["one_test.py"], BACKEND, "mirrored", folder=tmp_path)
     names = {
         name: [test.split("::")[-1] for test in getattr(done, name)]
         for name in ("passed", "skipped", "fails_plain", "known", "unknown")
