@@ -30,6 +30,7 @@ from keras_dist.training.differentiation import Differentiated
 from keras_dist.training.differentiation import Differentiates
 from keras_dist.workers import Workers
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
@@ -58,6 +59,8 @@ class TensorFlowBackend(
 
     def __init__(self) -> None:
         self._compiler = TensorFlowCompiler(1)
+        # Before any strategy is there: replicas meet outside of it.
+        install_barrier()
         self._workers: TensorFlowWorkers | None = None
 
     def list_devices(self) -> Sequence[Device]:

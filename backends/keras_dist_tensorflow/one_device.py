@@ -15,7 +15,6 @@ from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.training.steps import STEPS
 from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.trainer import built_first
@@ -40,7 +39,6 @@ class OneDeviceExecutor(Executor):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self.compiler = TensorFlowCompiler(plan.num_replicas)
-        install_barrier()
         default = Device("gpu" if local_devices("GPU") else "cpu", 0)
         self._scope: Callable[[], contextlib.AbstractContextManager[Any]] = (
             contextlib.nullcontext

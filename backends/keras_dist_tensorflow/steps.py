@@ -38,7 +38,6 @@ from keras_dist.training.unequal import UnequalLengths
 from keras_dist.values import PerReplica
 from keras_dist.variables import SyncOnReadVariable
 from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
@@ -92,7 +91,6 @@ class StepExecutor(Executor, StepRunner):
         self.compiler = TensorFlowCompiler(
             plan.num_replicas, workers, plan.is_one_device
         )
-        install_barrier()
         install_plain_models()
         install_tapes()
         self._moves = Moves()

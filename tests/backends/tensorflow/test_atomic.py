@@ -1,5 +1,10 @@
 """In the graph of a step, what is assigned waits for what is checked."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import keras
 import numpy as np
 
@@ -57,3 +62,28 @@ def test_assignments_wait_for_the_check_of_integers():
     late = [op for op in changes if check in _all_before(op)]
     metrics = len(model.metrics_variables)
     assert len(late) >= len(changes) - metrics
+
+
+AFTER_THE_DEFAULT_STRATEGY = """
+import keras_dist
+
+strategy = keras_dist.get_strategy()
+strategy.run(lambda: None)
+with strategy.scope():
+    pass
+from backends.tensorflow import test_atomic
+
+test_atomic.test_assignments_wait_for_the_check_of_integers()
+"""
+
+
+def test_assignments_wait_whichever_strategy_is_the_first():
+    tests = pathlib.Path(__file__).parents[2]
+    paths = [str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_THE_DEFAULT_STRATEGY],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
