@@ -72,6 +72,8 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
     found = None if _on_purpose.get() or is_independent() else place()
     if found is None or found[0].number == 1 or _is_deliberate(strategy):
         return
+    if strategy is None and keras.distribution.distribution() is not None:
+        return  # Keras distributes it, over processes too.
     if strategy is None:
         what = "a model that was made before, or outside of, any scope"
         mend = (
