@@ -72,7 +72,16 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
         if not any(are_sums):
             return of(output_gradients)
         inverse = step.share.inverse
-        if all(are_sums):
+        if not all(are_variables) and not all(are_sums):
+            raise UnsupportedModelError(
+                "`tape.gradient` was asked at once for gradients of targets "
+                "with a value a row and of targets without, with respect to "
+                f"variables and other tensors. Received: targets of shapes "
+                f"{[tuple(each.shape) for each in targets]}. Expected: "
+                "targets of one of the kinds, for each replica has a share of "
+                "the rows. Call it once for each, with a persistent tape."
+            )
+        if not all(are_variables):
             result = of(output_gradients)
             return tf.nest.pack_sequence_as(
                 sources,
@@ -83,17 +92,11 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
                     )
                 ],
             )
-        if not all(are_variables):
-            raise UnsupportedModelError(
-                "`tape.gradient` was asked at once for gradients of targets "
-                "with a value a row and of targets without, with respect to "
-                f"variables and other tensors. Received: targets of shapes "
-                f"{[tuple(each.shape) for each in targets]}. Expected: "
-                "targets of one of the kinds, for each replica has a share of "
-                "the rows. Call it once for each, with a persistent tape."
-            )
-        weights = tf.nest.flatten(output_gradients) if output_gradients else []
-        weights = weights or [None] * len(targets)
+        # On the way in: sums over replicas on the way back, as those of batch
+        # statistics, then weigh each replica's part as it is a mean.
+        weights = [None] * len(targets)
+        if output_gradients is not None:
+            weights = tf.nest.flatten(output_gradients)
         return of(
             tf.nest.pack_sequence_as(
                 target,
