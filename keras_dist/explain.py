@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
@@ -26,8 +25,7 @@ from keras_dist.inputs.sources.choice import source_of
 from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist.regroup import select
-from keras_dist.training.randomness import random_state
-from keras_dist.training.randomness import set_random_state
+from keras_dist.training.randomness import kept_random_state
 from keras_dist.training.shares import ranges
 from keras_dist.training.unequal import text_of_unequal
 from keras_dist.values import PerReplica
@@ -83,7 +81,11 @@ def explain_data(
         ).num_rows
         return _of_batch(strategy, np.zeros((count, 0)))
     source = source_of(x, "explain")
-    with _same_randomness() if source.restarts else contextlib.nullcontext():
+    with (
+        kept_random_state(get_backend())
+        if source.restarts
+        else contextlib.nullcontext()
+    ):
         first = source.peek()
     if not first:
         raise _no_batch(x)
@@ -142,19 +144,8 @@ def _first_of(dataset: DistributedDataset) -> Any:
     if not dataset.restarts:
         # Its one iterator keeps the element.
         return _peeked(iter(dataset))
-    with _same_randomness():
+    with kept_random_state(get_backend()):
         return _peeked(iter(dataset))
-
-
-@contextlib.contextmanager
-def _same_randomness() -> Iterator[None]:
-    """What is shuffled later is shuffled as if nothing had been read."""
-    backend = get_backend()
-    state = random_state(backend)
-    try:
-        yield
-    finally:
-        set_random_state(backend, state)
 
 
 def _no_batch(data: Any) -> ValueError:

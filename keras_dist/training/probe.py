@@ -4,9 +4,7 @@ That tells sums over rows from means. Nothing of the layer changes: what it
 adds and assigns is looked at, and dropped.
 """
 
-import contextlib
 import warnings
-from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -21,8 +19,7 @@ from keras_dist.backend import get_backend
 from keras_dist.training import keras_internals
 from keras_dist.training.keras_internals import LayerCall
 from keras_dist.training.overlay import opened
-from keras_dist.training.randomness import random_state
-from keras_dist.training.randomness import set_random_state
+from keras_dist.training.randomness import kept_random_state
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import outside_replicas
 from keras_dist.training.sums import Kind
@@ -163,7 +160,7 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
     with (
         outside_replicas(),
         step.runner.probing(),
-        _same_randomness(),
+        kept_random_state(get_backend()),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -176,16 +173,6 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
             if found.is_clear:
                 break
     return found
-
-
-@contextlib.contextmanager
-def _same_randomness() -> Iterator[None]:
-    backend = get_backend()
-    state = random_state(backend)
-    try:
-        yield
-    finally:
-        set_random_state(backend, state)
 
 
 def _add(found: Found, more: Found) -> None:

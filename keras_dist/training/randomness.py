@@ -1,8 +1,10 @@
 """Equal randomness: every worker draws what the chief draws."""
 
+import contextlib
 import json
 import random
 import zlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -108,3 +110,17 @@ def everyones_texts(text: str, workers: "Workers") -> list[str]:
         bytes(numbers[index * most : index * most + size]).decode()
         for index, size in enumerate(sizes)
     ]
+
+
+@contextlib.contextmanager
+def kept_random_state(backend: "Backend") -> Iterator[None]:
+    """Puts the global random states back when it ends.
+
+    Args:
+        backend: `Backend`, which knows the framework's own state.
+    """
+    state = random_state(backend)
+    try:
+        yield
+    finally:
+        set_random_state(backend, state)
