@@ -145,11 +145,11 @@ class Group:
         since = min(failure.time for failure in failures)
         settled = time.monotonic() > since + SETTLING_TIME
         if cause.lost_a_peer and self._running():
-            culprit = self._blamed_by(cause)
-            # Without a traceback, it may be about to end and to say why.
-            if not settled and not (culprit and culprit.has_traceback):
+            # One that still runs may be about to end, and to say why: of a
+            # traceback that is being written, only a part is there.
+            if not settled:
                 return
-            cause = culprit or cause
+            cause = self._blamed_by(cause) or cause
         self.failure = cause
         self._on_failure(cause)
         self._screen.release()

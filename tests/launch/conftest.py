@@ -16,6 +16,11 @@ import pytest
 COMMAND = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
+import os
+from keras_dist_cli.launcher import group
+group.SETTLING_TIME = float(
+    os.environ.get("TEST_SETTLING_TIME", group.SETTLING_TIME)
+)
 from keras_dist_cli.main import app
 app(prog_name="keras-dist")
 """

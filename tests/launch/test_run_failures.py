@@ -97,7 +97,7 @@ def test_the_cause_is_shown_not_who_lost_a_peer(launcher, how):
         raise ValueError("my own fault")
         """
     )
-    done = launcher.run("--workers", 3, script)
+    done = launcher.run("--workers", 3, script, TEST_SETTLING_TIME="100")
     assert done.returncode == 1
     assert "worker 1 failed first" in done.stderr
     assert "  ValueError: my own fault" in done.stderr
@@ -242,6 +242,22 @@ if index == 0:
           "the others: worker 1 at 127.0.0.1:9 is lost.", file=sys.stderr)
     sys.exit(42)
 """
+
+
+def test_a_traceback_that_is_being_written_is_awaited(launcher):
+    body = """
+    sys.stderr.write("Traceback (most recent call last):\\n")
+    sys.stderr.flush()
+    mark("failed")
+    # The launcher sees the other end first.
+    time.sleep(0.5)
+    sys.exit("ValueError: my own fault")
+    """
+    script = launcher.script(LOSES + textwrap.dedent(body))
+    done = launcher.run("--workers", 2, script, TEST_SETTLING_TIME="100")
+    assert done.returncode == 1
+    assert "worker 1 failed first: it ended with exit" in done.stderr
+    assert "  ValueError: my own fault" in done.stderr
 
 
 def test_the_lost_one_is_blamed_though_it_still_runs(launcher):
