@@ -289,10 +289,10 @@ class LayerCall:
     kwargs: dict[str, Any]
     training: bool | None
 
-    def again(self, args: Any, kwargs: Any) -> None:
+    def again(self, args: Any, kwargs: Any) -> Any:
         """Calls the layer with other arguments, in the same context."""
         with kept_call_context():
-            self.layer(*args, **kwargs)
+            return self.layer(*args, **kwargs)
 
 
 def innermost_call() -> LayerCall | None:

@@ -44,6 +44,8 @@ class Kinds:
         ] = weakref.WeakKeyDictionary()
         self.variables: dict[int, Kind] = {}
         self._told: set[Any] = set()
+        self._watched: set[str] = set()
+        self._looked_at: set[int] = set()
 
     def term(self, step: ReplicaStep, owner: keras.Layer, loss: Any) -> Any:
         """What a layer adds, such that its mean over rows is the global one.
@@ -95,6 +97,39 @@ class Kinds:
             self._warn_of_variable(variable, call, _because(found))
         elif kind is Kind.COUPLED or (kind is Kind.SUM and variable.trainable):
             self._warn_of_variable(variable, call, "")
+
+    def is_first(self, name: str) -> bool:
+        """Whether a step of that name was never run before; once."""
+        if name in self._watched:
+            return False
+        self._watched.add(name)
+        self._looked_at.clear()
+        return True
+
+    def is_new(self, layer: keras.Layer) -> bool:
+        """Whether the step has not called a layer before; once."""
+        is_new = id(layer) not in self._looked_at
+        self._looked_at.add(id(layer))
+        return is_new
+
+    def warn_of_coupling(self, strategy: Any, layer: keras.Layer) -> None:
+        """Warns, once, of a layer in which rows act on each other.
+
+        Args:
+            strategy: The `Strategy`.
+            layer: The `keras.Layer`.
+        """
+        self._tell(
+            (id(layer), "rows"),
+            f"Layer '{layer.name}' of class {type(layer).__name__} couples "
+            "the rows of a batch: what it gives for a row depends on the rows "
+            f"beside it. A replica of {strategy!r} calls it on its own rows, "
+            "which gives other numbers than one device. Expected: layers that "
+            "treat each row alone, and BatchNormalization, which gets the "
+            "statistics of all rows. Compute it in a `keras.losses.Loss`, "
+            "which gets the rows of all replicas, or train on one device, or "
+            f"on the JAX backend, which keeps a batch together. {_PROVE}",
+        )
 
     def _found(self, step: ReplicaStep, call: LayerCall) -> Found:
         known = self._calls.setdefault(call.layer, {})

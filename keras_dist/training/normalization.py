@@ -9,6 +9,8 @@ import keras
 from keras import ops
 
 from keras_dist import context
+from keras_dist.training import keras_internals
+from keras_dist.training.probe import ProbeScope
 from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import current_call
 from keras_dist.training.step import current_step
@@ -26,8 +28,15 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
         call = current_call()
         if call is not None and self.synchronized:
             step = call
+        moving = [self.moving_mean, self.moving_variance]
+        scope = keras_internals.stateless_scope()
+        if isinstance(scope, ProbeScope):
+            # Halves of a batch have to get the statistics of the whole.
+            scope.same_on_all(moving)
+            mean, variance = (ops.cast(x, inputs.dtype) for x in moving)
+            return mean, variance
         if step is not None:
-            step.same_on_all([self.moving_mean, self.moving_variance])
+            step.same_on_all(moving)
             return _global_moments(step, self, inputs, mask)
         if not self.synchronized or _MADE_HERE not in vars(self):
             mean, variance = original(self, inputs, mask)

@@ -4,7 +4,9 @@ That tells sums over rows from means. Nothing of the layer changes: what it
 adds and assigns is looked at, and dropped.
 """
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
@@ -17,6 +19,7 @@ from keras import tree
 
 from keras_dist.backend import get_backend
 from keras_dist.training import keras_internals
+from keras_dist.training.attributes import kept_attributes
 from keras_dist.training.keras_internals import LayerCall
 from keras_dist.training.overlay import opened
 from keras_dist.training.randomness import kept_random_state
@@ -26,7 +29,7 @@ from keras_dist.training.sums import Kind
 from keras_dist.training.sums import clearer
 from keras_dist.training.sums import kind_of
 
-_FEW_ROWS, _MANY_ROWS = 4, 64
+FEW_ROWS, _MANY_ROWS = 4, 64
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class Attempt:
     """The rows that a layer is called on.
 
     Args:
@@ -73,12 +76,12 @@ class _Attempt:
 
 # The first tells nearly all. With their own values, variables may hide a part.
 _MADE_UP = (
-    _Attempt(shift=True),
-    _Attempt(shift=False),
-    _Attempt(shift=True, positive=True, size=32),
+    Attempt(shift=True),
+    Attempt(shift=False),
+    Attempt(shift=True, positive=True, size=32),
 )
 # What is made up may mean nothing to a layer, such as a label that is no class.
-_OWN = (_Attempt(shift=True, own=True), _Attempt(shift=False, own=True))
+_OWN = (Attempt(shift=True, own=True), Attempt(shift=False, own=True))
 
 
 class ProbeScope(keras.StatelessScope):
@@ -105,6 +108,7 @@ class ProbeScope(keras.StatelessScope):
         self._reseeded = reseeded
         self.terms: list[Any] = []
         self.assigned: dict[int, tuple[Any, Any]] = {}
+        self.alike: set[int] = set()
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = self.state_mapping.get(id(variable))
@@ -125,6 +129,10 @@ class ProbeScope(keras.StatelessScope):
         call = keras_internals.innermost_call()
         if call is not None and call.layer is self._layer:
             self.terms += tree.flatten(loss)
+
+    def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
+        """Notes that each replica gives variables the same values."""
+        self.alike.update(map(id, variables))
 
     def _value_of(self, variable: keras.Variable) -> Any:
         value = None
@@ -157,13 +165,7 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
     found = Found()
     # In a graph no row is known yet.
     own = () if keras_internals.in_tf_graph() else _OWN
-    with (
-        outside_replicas(),
-        step.runner.probing(),
-        kept_random_state(get_backend()),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
+    with nothing_kept(step, call.layer):
         for attempt in (*own, *_MADE_UP):
             try:
                 _add(found, _compare(step, call, attempt))
@@ -173,6 +175,25 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
             if found.is_clear:
                 break
     return found
+
+
+@contextlib.contextmanager
+def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
+    """Inside, a layer is called, and computes, without leaving a trace.
+
+    Args:
+        step: The `ReplicaStep` in which the layer is called.
+        layer: The `keras.Layer`.
+    """
+    with (
+        kept_attributes(layer),
+        outside_replicas(),
+        step.runner.probing(),
+        kept_random_state(get_backend()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _add(found: Found, more: Found) -> None:
@@ -186,15 +207,15 @@ def _add(found: Found, more: Found) -> None:
         found.variables[key] = variable, clearer(before, kind)
 
 
-def _compare(step: ReplicaStep, call: LayerCall, attempt: _Attempt) -> Found:
-    rows = _FEW_ROWS
+def _compare(step: ReplicaStep, call: LayerCall, attempt: Attempt) -> Found:
+    rows = FEW_ROWS
     whole, first, second = _on_parts(step, call, attempt, rows)
     again = _observed(step, call, attempt, rows, slice(None), reseeded=True)
     is_noisy = _differ(whole, again)
     if is_noisy:
         rows = _MANY_ROWS
         whole, first, second = _on_parts(step, call, attempt, rows)
-    tolerance = _tolerance_of(call)
+    tolerance = tolerance_of(call.layer)
 
     def kind(whole: Any, first: Any, second: Any) -> Kind:
         return kind_of(whole, first, second, is_noisy, tolerance)
@@ -209,9 +230,9 @@ def _compare(step: ReplicaStep, call: LayerCall, attempt: _Attempt) -> Found:
     return found
 
 
-def _tolerance_of(call: LayerCall) -> float:
+def tolerance_of(layer: keras.Layer) -> float:
     """How far numbers may be apart that are the same but for rounding."""
-    is_half = call.layer.compute_dtype in ("float16", "bfloat16")
+    is_half = layer.compute_dtype in ("float16", "bfloat16")
     return 3e-2 if is_half else 2e-3
 
 
@@ -220,7 +241,7 @@ _Observed = tuple[list[Any], dict[int, tuple[Any, Any]]]
 
 
 def _on_parts(
-    step: ReplicaStep, call: LayerCall, attempt: _Attempt, rows: int
+    step: ReplicaStep, call: LayerCall, attempt: Attempt, rows: int
 ) -> list[_Observed]:
     half = rows // 2
     parts = slice(None), slice(None, half), slice(half, None)
@@ -230,12 +251,12 @@ def _on_parts(
 def _observed(
     step: ReplicaStep,
     call: LayerCall,
-    attempt: _Attempt,
+    attempt: Attempt,
     rows: int,
     part: slice,
     reseeded: bool = False,
 ) -> _Observed:
-    args, kwargs = _made_up(step, call, attempt, rows, part)
+    args, kwargs = made_up(step, call, attempt, rows, part)
     scope = ProbeScope(step, call, attempt.shift, reseeded)
     with opened(scope):
         call.again(args, kwargs)
@@ -246,7 +267,7 @@ def _observed(
             _to_numpy(scope.state_mapping[key]) - _to_numpy(before),
         )
         for key, (variable, before) in scope.assigned.items()
-        if not keras_internals.is_seed(variable)
+        if not keras_internals.is_seed(variable) and key not in scope.alike
     }
     return terms, changes
 
@@ -268,10 +289,10 @@ def _differ(one: _Observed, other: _Observed) -> bool:
     )
 
 
-def _made_up(
+def made_up(
     step: ReplicaStep,
     call: LayerCall,
-    attempt: _Attempt,
+    attempt: Attempt,
     rows: int,
     part: slice,
 ) -> tuple[Any, Any]:
@@ -329,7 +350,7 @@ def _rows_of(leaves: Sequence[Any], rows: Any) -> list[int]:
 
 
 def _values(
-    rng: np.random.Generator, shape: list[int], dtype: Any, attempt: _Attempt
+    rng: np.random.Generator, shape: list[int], dtype: Any, attempt: Attempt
 ) -> Any:
     name = keras.backend.standardize_dtype(dtype)
     if name == "bool":

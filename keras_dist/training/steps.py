@@ -6,6 +6,7 @@ what one device would have returned. The rest of the trainer is Keras'.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.training import seams
 from keras_dist.training.binding import binding_of
+from keras_dist.training.coupling import watched
 from keras_dist.training.kinds import Kinds
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import StepRunner
@@ -76,7 +78,9 @@ def _run(
         with ReplicaStep(replica, runner, strategy, kinds) as step:
             is_predicting = name == "predict_step"
             step.counts_losses = not is_predicting
-            result = method(model, part)
+            watch = watched if kinds.is_first(name) else nullcontext
+            with watch(step):
+                result = method(model, part)
             return finish(step, result, join_rows=is_predicting)
 
     return runner.run(on_replica, data)[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_dist.training.draws import equal_draws
 from keras_dist.training.keras_internals import is_of_keras
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.causes import Clues
@@ -19,7 +21,6 @@ from keras_dist.verification.compare import Tolerance
 from keras_dist.verification.compare import change
 from keras_dist.verification.compare import compare
 from keras_dist.verification.compare import depends_on_order
-from keras_dist.verification.draws import equal_draws
 from keras_dist.verification.pair import Pair
 from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
@@ -92,7 +93,13 @@ class Trial:
 
     def run(self) -> Found:
         """Runs all phases."""
-        with equal_draws() as drawn, _noting_losses(self._adding):
+        with (
+            equal_draws() as drawn,
+            _noting_losses(self._adding),
+            warnings.catch_warnings(),
+        ):
+            # The report says by how much, and in what.
+            warnings.filterwarnings("ignore", ".* couples the rows of a batch")
             self._without_training("predict")
             self._without_training("evaluate")
             keeps_order = self._gradients()

@@ -342,3 +342,39 @@ def test_what_can_not_be_told_is_said_once():
         actual = _train(3, Reentered)
     assert len([w for w in caught if "Not twice" in str(w.message)]) == 1
     assert_same(actual, _train(None, Reentered))
+
+
+class OfAModel(keras.Model):
+    """A model that adds a loss in its own call, of what it normalized."""
+
+    def __init__(self, reduce):
+        super().__init__()
+        self.hidden, self.result = layers.Dense(5), layers.Dense(1)
+        self.normalization = layers.BatchNormalization()
+        self.reduce = reduce
+
+    def call(self, x, training=None):
+        self.latent = self.normalization(self.hidden(x), training=training)
+        self.add_loss(0.1 * self.reduce(ops.square(self.latent)))
+        return self.result(self.latent)
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("reduce", [ops.sum, ops.mean])
+def test_a_model_with_batch_normalization(reduce, run_eagerly):
+    """Neither statistics nor attributes are left by the calls on halves."""
+
+    def outcome(count):
+        with scope(count):
+            model = OfAModel(reduce)
+            model(np.zeros((2, 4)))
+            set_initial_weights(model).compile(
+                keras.optimizers.SGD(0.05),
+                "mse",
+                run_eagerly=run_eagerly,
+                jit_compile=False if run_eagerly else JIT,
+            )
+        history = model.fit(**models.table(21), **FIT).history
+        return flat("history", history) | state_of(model)
+
+    assert_same(outcome(3), outcome(None))

@@ -8,8 +8,8 @@ from keras import ops
 import keras_dist
 from keras_dist.training import keras_internals
 from keras_dist.training import seams
+from keras_dist.training.draws import equal_draws
 from keras_dist.verification import trial
-from keras_dist.verification.draws import equal_draws
 from verification import models
 
 DRAWS = {
