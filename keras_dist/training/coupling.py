@@ -166,7 +166,8 @@ def _coupled(
             return _to_numpy(call.again(args, kwargs))
 
     def recorded(part: slice) -> list[_Called]:
-        _watching.calls = calls = []
+        calls: list[_Called] = []
+        _watching.calls = calls
         try:
             observed(part)
         finally:
@@ -218,7 +219,8 @@ def _is_apart(whole: Any, first: Any, second: Any, tolerance: float) -> bool:
     if not _differ(whole, joined, tolerance):
         return False
     # The same rows in another order, such as those of two views in turn.
-    return _differ(*(_sorted(x, axes[0]) for x in (whole, joined)), tolerance)
+    ordered = _sorted(whole, axes[0]), _sorted(joined, axes[0])
+    return _differ(*ordered, tolerance)
 
 
 def _differ(one: Any, other: Any, tolerance: float) -> bool:
