@@ -133,7 +133,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         >>> strategy.distribute(model) is model
         True
         """
-        if not isinstance(model, keras.Model):
+        if not isinstance(model, keras_internals.Trainer):
             raise ValueError(
                 "`distribute` takes a `keras.Model`. Received: "
                 f"{model!r} of type {type(model).__name__}."

@@ -63,6 +63,7 @@ from tensorflow.python.ops.resource_variable_ops import (
 )
 
 from keras_dist import value_operators
+from keras_dist.training.keras_internals import Trainer
 
 
 class _Current(threading.local):
@@ -249,7 +250,7 @@ def set_native_strategy(model: keras.Model, strategy: Any) -> None:
 def forget_functions(model: keras.Model) -> None:
     """Drops the compiled steps of a model and of the models in it."""
     for layer in model._flatten_layers():
-        if isinstance(layer, keras.Model):
+        if isinstance(layer, Trainer):
             layer.train_function = None
             layer.test_function = None
             layer.predict_function = None

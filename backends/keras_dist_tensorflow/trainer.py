@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import tree
 
 from keras_dist.training.binding import binding_of
+from keras_dist.training.keras_internals import Trainer
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.variables import outside_of_traces
 
@@ -58,11 +59,8 @@ def install_plain_models() -> None:
     """Tells models of no strategy that share variables with one that has."""
     for name in ("train", "test", "predict"):
         method = f"make_{name}_function"
-        setattr(
-            keras.Model,
-            method,
-            _knowing_its_variables(getattr(keras.Model, method), name),
-        )
+        original = getattr(Trainer, method)
+        setattr(Trainer, method, _knowing_its_variables(original, name))
 
 
 def _knowing_its_variables(

@@ -5,7 +5,6 @@ import contextvars
 import functools
 import os
 import warnings
-import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -18,9 +17,10 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.membership import has_joined
 from keras_dist.membership import is_independent
 from keras_dist.training.binding import binding_of
+from keras_dist.training.keras_internals import Trainer
+from keras_dist.training.origin import told
 
 _TRAINING = ("fit", "train_on_batch")
-_warned: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 _on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
 
 
@@ -48,7 +48,7 @@ def alone_on_purpose() -> Iterator[None]:
 @functools.cache
 def _install() -> None:
     for name in _TRAINING:
-        setattr(keras.Model, name, _checked(getattr(keras.Model, name), name))
+        setattr(Trainer, name, _checked(getattr(Trainer, name), name))
 
 
 def _checked(original: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -97,8 +97,8 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
     )
     if os.environ.get(WORKERS):
         raise StrategyMismatchError(message)
-    if model not in _warned:
-        _warned.add(model)
+    if model not in told:
+        told.add(model)
         warnings.warn(message, stacklevel=3)
 
 

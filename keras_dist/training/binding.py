@@ -191,7 +191,8 @@ class Binding:
             replacements["get_config"] = self._description()
         for name in _ENTRY_POINTS:
             replacements[name] = self._entry_point(name)
-        if self.strategy.executor.workers is not None:
+        is_saved = isinstance(model, keras.Model)  # Other layers are not.
+        if is_saved and self.strategy.executor.workers is not None:
             for name in SAVING:
                 replacements[name] = self._saving_method(name)
         replacements.update(self.strategy.executor.bind(model))

@@ -20,6 +20,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.training import lone_updates
 from keras_dist.training.binding import bind_model
 from keras_dist.training.binding import claim_variable
+from keras_dist.training.keras_internals import Trainer
 from keras_dist.training.normalization import hook_constructor
 from keras_dist.training.overlay import base_scope
 from keras_dist.training.overlay import suspended
@@ -52,6 +53,7 @@ def creation_hooks() -> Iterator[None]:
         if _open_scopes == 0:
             for cls, method, hook in (
                 (keras.Model, "__init__", _hook_model),
+                (Trainer, "__init__", _hook_trainer),
                 (keras.Variable, "__init__", _hook_variable),
                 (keras.Metric, "add_variable", _hook_metric_state),
                 (
@@ -76,11 +78,27 @@ def _hook_model(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        strategy = context.current_strategy()
-        if strategy is not None and context.in_cross_replica_context():
-            bind_model(self, strategy)
+        _bind(self)
 
     return __init__
+
+
+def _hook_trainer(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # Models are bound when they are layers too. One that trainers are
+        # mixed into may be either first.
+        if not isinstance(self, keras.Model):
+            _bind(self)
+
+    return __init__
+
+
+def _bind(model: Any) -> None:
+    strategy = context.current_strategy()
+    if strategy is not None and context.in_cross_replica_context():
+        bind_model(model, strategy)
 
 
 def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:

@@ -40,7 +40,8 @@ def strategy_of(thing: Any) -> Any:
     Returns:
         A `Strategy`, or `None`.
     """
-    binding = binding_of(thing) if isinstance(thing, keras.Model) else None
+    is_trained = isinstance(thing, keras_internals.Trainer)
+    binding = binding_of(thing) if is_trained else None
     if binding is not None:
         return binding.strategy
     for variable in getattr(thing, "variables", ()):
@@ -114,5 +115,6 @@ def _reads_origin(deserialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remember(model: Any, source: str) -> None:
-    if isinstance(model, keras.Model) and binding_of(model) is None:
+    is_trained = isinstance(model, keras_internals.Trainer)
+    if is_trained and binding_of(model) is None:
         origin.remember(model, source)

@@ -7,6 +7,7 @@
 | `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
 | `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
 | the name `seed_generator_state` | of the states of seed generators |
+| `keras.Model.__bases__[0]` | the class of trainers, layers have it too |
 | `keras.Model._initial_epoch` | where `fit` goes on after a restart |
 | `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
@@ -71,6 +72,8 @@ from keras_dist import compilation
 from keras_dist import context
 from keras_dist.errors import UnsupportedKerasError
 
+# `fit` and its relatives. A layer that it is mixed into trains as models do.
+Trainer: type[Any] = keras.Model.__bases__[0]
 random_backend = keras_backend.random
 get_mask = keras_backend.get_keras_mask
 set_mask = keras_backend.set_keras_mask
@@ -110,6 +113,7 @@ __all__ = [
     "OneBatch",
     "LayerCall",
     "Saveable",
+    "Trainer",
     "all_metrics",
     "all_variables",
     "build_from",
@@ -199,7 +203,7 @@ def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
     Keras' steps update the latter too: the running loss, for instance.
     """
-    metrics = [*model.metrics, *keras.Model.metrics.fget(model)]
+    metrics = [*model.metrics, *Trainer.metrics.fget(model)]
     return list({id(m): m for m in metrics}.values())
 
 

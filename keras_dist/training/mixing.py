@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,15 +10,16 @@ import keras
 from keras_dist import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.training.binding import binding_of
+from keras_dist.training.keras_internals import Trainer
 from keras_dist.training.keras_internals import all_variables
 from keras_dist.training.origin import notice
+from keras_dist.training.origin import notice_scope
 
 
 @functools.cache
 def install() -> None:
     """Has models keep apart from strategies from now on."""
-    build = keras.Model._symbolic_build
-    make = keras.Model.make_train_function
+    build = Trainer._symbolic_build
 
     @functools.wraps(build)
     def _symbolic_build(self: keras.Model, *args: Any, **kwargs: Any) -> None:
@@ -26,16 +28,29 @@ def install() -> None:
         with context.left() if is_plain else contextlib.nullcontext():
             build(self, *args, **kwargs)
 
-    @functools.wraps(make)
-    def make_train_function(self: keras.Model, force: bool = False) -> Any:
-        # What is made already was checked: `compile` has it made anew.
-        if binding_of(self) is None and not self.train_function:
-            _check(self)
-            notice(self)
-        return make(self, force)
+    Trainer._symbolic_build = _symbolic_build
+    for name in ("train", "test", "predict"):
+        method = f"make_{name}_function"
+        original = getattr(Trainer, method)
+        setattr(Trainer, method, _looks_at_plain(original, name == "train"))
 
-    keras.Model._symbolic_build = _symbolic_build
-    keras.Model.make_train_function = make_train_function
+
+def _looks_at_plain(
+    original: Callable[..., Any], trains: bool
+) -> Callable[..., Any]:
+    """Wraps what `fit` and its relatives begin with."""
+
+    @functools.wraps(original)
+    def make_function(self: keras.Model, force: bool = False) -> Any:
+        if binding_of(self) is None:
+            notice_scope(self)
+            # What is made already was checked: `compile` has it made anew.
+            if trains and not self.train_function:
+                _check(self)
+                notice(self)
+        return original(self, force)
+
+    return make_function
 
 
 def _check(model: keras.Model) -> None:

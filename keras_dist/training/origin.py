@@ -1,18 +1,25 @@
-"""Plain models that were made from data of a distributed one.
+"""Plain models that were perhaps meant to be distributed: they say so, once.
 
 A model that is loaded, unpickled or made from a configuration outside of any
 scope belongs to no strategy: its data may be another process's. It remembers
-where it comes from, and says so when it begins to train on one device.
+where it comes from, and says so when it begins to train on one device. One
+that is used while a scope is open says so at once.
 """
 
 import sys
 import warnings
+import weakref
 from types import FrameType
 from typing import Any
 
 import keras
 
+from keras_dist import context
+
+SECTION = "A loop that is not distributed"
 _ATTRIBUTE = "_keras_dist_origin"
+# Models that have said so, of which once is enough.
+told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
 class DistributedConfig(dict[str, Any]):
@@ -67,6 +74,30 @@ def notice(model: keras.Model) -> None:
             "its first `fit`.",
             stacklevel=_users_level(),
         )
+
+
+def notice_scope(model: keras.Model) -> None:
+    """Warns, once, if a plain model is used where a scope is open.
+
+    Args:
+        model: A `keras.Model` of no strategy.
+    """
+    if not context.in_cross_replica_context() or model in told:
+        return
+    strategy: Any = context.current_strategy()
+    if strategy is None or strategy.plan.num_replicas == 1:
+        return
+    told.add(model)
+    forget(model)
+    warnings.warn(
+        f"Model '{model.name}' runs on one device, though the scope of "
+        f"{strategy!r} is open. Received: a model that was made outside of "
+        "any scope. Expected, to distribute it: make it inside of `with "
+        "strategy.scope():`, or call `strategy.distribute(model)` before its "
+        "first `fit`. If one device is meant, use it outside of the scope. "
+        f"See '{SECTION}' in tutorials/errors.md.",
+        stacklevel=_users_level(),
+    )
 
 
 def _users_level() -> int:

@@ -38,6 +38,10 @@ from keras_dist.training import keras_internals
             ["shape", "initializer", "dtype", "aggregation", "name"],
         ),
         (keras.Model, "_symbolic_build", ["iterator", "data_batch"]),
+        (keras_internals.Trainer, "__init__", []),
+        (keras_internals.Trainer, "make_train_function", ["force"]),
+        (keras_internals.Trainer, "make_test_function", ["force"]),
+        (keras_internals.Trainer, "make_predict_function", ["force"]),
         (
             keras.optimizers.Optimizer,
             "apply",
