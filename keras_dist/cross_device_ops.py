@@ -20,6 +20,7 @@ from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_shapes
 from keras_dist.reduction import combine
 from keras_dist.reduction import parse_reduce_op
+from keras_dist.reduction import widened
 
 
 class CrossDeviceOps:
@@ -210,7 +211,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         if self._accumulation_fn is None or not is_sum:
             return combine(op, here)
         check_shapes(here)
-        total = self._accumulation_fn(here)
+        total = self._accumulation_fn([widened(op, v) for v in here])
         if op is ReduceOp.MEAN:
             return ops.true_divide(total, len(here))
         return total

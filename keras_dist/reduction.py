@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
+_SMALL = ("bool", "int8", "int16", "uint8", "uint16")
+
 
 class ReduceOp(enum.Enum):
     """How values of several replicas are combined.
@@ -103,12 +105,13 @@ def checked_axes(axis: Any, rank: int) -> tuple[int, ...]:
 def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
     """Combines tensors of one shape, on one device, element by element.
 
-    A mean of integers is a float.
+    A mean of integers is a float; booleans are counted, as `widened` says.
 
     Raises:
         ValueError: If their shapes differ.
     """
     check_shapes(values)
+    values = [widened(op, value) for value in values]
     if op in (ReduceOp.MIN, ReduceOp.MAX) and len(values) > 1:
         # Not two by two: Keras on torch would cut `int64` down to `int32`,
         # and on TensorFlow a tie's gradient would go to the first of them.
@@ -121,6 +124,42 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
     if op is ReduceOp.MEAN:
         result = ops.true_divide(result, len(values))
     return result
+
+
+def widened(op: ReduceOp, value: Any) -> Any:
+    """A tensor as sums, means and products take it, as `keras.ops.sum` does.
+
+    Booleans are 0 and 1, and integers of less than 32 bits, whose sums would
+    not fit, are `int32`.
+
+    Args:
+        op: `ReduceOp`. Extremes are of the dtype that they are taken from.
+        value: Tensor.
+    """
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        return value
+    is_small = keras.backend.standardize_dtype(value.dtype) in _SMALL
+    return ops.cast(value, "int32") if is_small else value
+
+
+def check_numbers(value: Any) -> None:
+    """Refuses what is no number, nor an array of some.
+
+    Raises:
+        TypeError: If it is a string, `None` or another object.
+    """
+    dtype = getattr(value, "dtype", None)
+    if dtype is None and not isinstance(value, (list, tuple)):
+        dtype = np.asarray(value).dtype
+    is_text = str(getattr(dtype, "name", dtype)) == "string"
+    if not is_text and getattr(dtype, "kind", None) not in ("O", "S", "U"):
+        return
+    raise TypeError(
+        f"Only numbers and booleans can be reduced. Received: {value!r}. "
+        "Expected: tensors, arrays or numbers of Python. "
+        "`strategy.experimental_local_results` gives the replicas' values as "
+        "they are, and `gather` joins tensors of strings."
+    )
 
 
 def is_zero(value: Any) -> bool:
@@ -217,6 +256,7 @@ def reduce_axes(
         ValueError: If an axis does not exist, or nothing is left to reduce.
     """
     axes = checked_axes(axis, len(values[0].shape))
+    values = [widened(op, value) for value in values]
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         values = [v for v in values if 0 not in tuple(v.shape)] or values[:1]
         if has_others and 0 in tuple(values[0].shape):

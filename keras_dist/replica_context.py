@@ -12,6 +12,7 @@ from keras import ops
 from keras_dist import context
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
+from keras_dist.reduction import check_numbers
 from keras_dist.reduction import combine
 from keras_dist.reduction import parse_reduce_op
 from keras_dist.regroup import leaves_of
@@ -153,9 +154,12 @@ class ReplicaContext:
 
         Raises:
             ValueError: If shapes differ between replicas.
+            TypeError: If a value is no number.
             ReplicaDivergenceError: If another replica makes no such call.
         """
         op = parse_reduce_op(reduce_op)
+        for leaf in leaves_of(value):
+            check_numbers(leaf)
         if (
             self._strategy.cross_device_ops is not None
             and self.num_replicas_in_sync > 1

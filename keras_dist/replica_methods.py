@@ -17,6 +17,7 @@ from keras_dist.function import Function
 from keras_dist.inputs.options import ValueContext
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
+from keras_dist.reduction import check_numbers
 from keras_dist.reduction import combine
 from keras_dist.reduction import is_zero
 from keras_dist.reduction import parse_reduce_op
@@ -166,11 +167,11 @@ class ReplicaMethods(StrategyBase):
 
         Returns:
             Nest of tensors on the first replica's device. A mean of integers
-            is a float.
+            is a float. Sums of booleans are counts.
 
         Raises:
             ValueError: If the operation, the shapes or the axes don't fit.
-            TypeError: If `reduce_op` is no operation.
+            TypeError: If `reduce_op` is no operation, or a value is no number.
 
         Example:
 
@@ -221,8 +222,11 @@ class ReplicaMethods(StrategyBase):
 
         Raises:
             ValueError: If such a value is to be combined in another way.
+            TypeError: If the components are no numbers.
         """
         values = self._components(leaf)
+        for value in values or ():
+            check_numbers(value)
         if (
             values is None
             and op is not ReduceOp.MEAN

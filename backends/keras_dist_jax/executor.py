@@ -17,6 +17,7 @@ from keras_dist.executor import Executor
 from keras_dist.plan import Plan
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import combine
+from keras_dist.reduction import widened
 from keras_dist.training.replica import ReplicaRunner
 from keras_dist.values import PerReplica
 from keras_dist_jax import batches
@@ -261,6 +262,7 @@ class JaxExecutor(Executor):
 
 
 def _sum(stacked: Any) -> Any:
+    stacked = widened(ReduceOp.SUM, stacked)
     return jax.numpy.sum(stacked, axis=0, dtype=stacked.dtype)
 
 

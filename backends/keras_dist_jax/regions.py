@@ -19,6 +19,7 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
 from keras_dist.reduction import check_shapes
+from keras_dist.reduction import widened
 from keras_dist.regroup import map_nest
 from keras_dist.training.binding import check_owner
 from keras_dist.training.call import ReplicaCall
@@ -174,7 +175,7 @@ class Region:
         collective = _COLLECTIVES.get(op)
         if not isinstance(known, Local) or collective is None:
             return None
-        local = known.local
+        local = widened(op, known.local)
         if op is ReduceOp.MEAN:
             local = ops.true_divide(local, 1)  # a mean of integers is a float
         return collective(self.traced(local), AXIS)

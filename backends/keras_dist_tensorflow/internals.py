@@ -2,10 +2,6 @@
 
 | name | why |
 |---|---|
-| `StrategyExtended._use_merge_call` | an optimizer updates where replicas |
-| | have met already |
-| `LossScaleOptimizer._tf_apply`, | the former refuses to run there, the |
-| `._common_apply` | latter does the same and doesn't |
 | `Optimizer._distribution_strategy`, | an adopted optimizer knows variables |
 | `._trainable_variables_indices`, | by the names that they had before |
 | `._exclude_from_weight_decay`, | |
@@ -42,7 +38,6 @@ import contextlib
 import functools
 import json
 import secrets
-import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -64,14 +59,6 @@ from tensorflow.python.ops.resource_variable_ops import (
 
 from keras_dist import value_operators
 from keras_dist.training.keras_internals import Trainer
-
-
-class _Current(threading.local):
-    is_applying = False
-
-
-_current = _Current()
-
 
 value_operators.install_arithmetic(PerReplica, "PerReplica")
 
@@ -159,33 +146,6 @@ def register_loop(kind: type) -> None:
             control_flow._tf_distributed_iterable_for_stmt(iterable, *args)
 
     control_flow.for_loop_registry.register(kind, loop)
-
-
-def install_applying(native: tf.distribute.Strategy) -> None:
-    """Prepares a strategy for `applying`."""
-    extended = native.extended
-    original = extended._use_merge_call
-
-    def _use_merge_call() -> bool:
-        return not _current.is_applying and original()
-
-    extended._use_merge_call = _use_merge_call
-
-
-@contextlib.contextmanager
-def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Makes `optimizer.apply` legal in cross-replica context."""
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if scales:
-        # `object`: Keras tracks what is set in the other way.
-        object.__setattr__(optimizer, "_tf_apply", optimizer._common_apply)
-    _current.is_applying = True
-    try:
-        yield
-    finally:
-        _current.is_applying = False
-        if scales:
-            object.__delattr__(optimizer, "_tf_apply")
 
 
 def native_variable(variable: keras.Variable) -> Any:

@@ -19,6 +19,7 @@ from keras_dist.training.replica import divergence
 from keras_dist.training.replica import named
 from keras_dist.training.shares import Share
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import update_internals
 from keras_dist_tensorflow.meetings import MirroredReplica
 from keras_dist_tensorflow.meetings import Round
 from keras_dist_tensorflow.operation_internals import install_conversions
@@ -62,7 +63,7 @@ class ReplicaExecutor(StepExecutor):
         internals.silence_advice()
         install_slots()
         install_conversions()
-        internals.install_applying(self._native)
+        update_internals.install_applying(self._native)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         return creates_mirrored(self._native, self.plan.primary)
@@ -135,7 +136,7 @@ class ReplicaExecutor(StepExecutor):
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
         internals.adopt_optimizer(optimizer, self._native, {})
-        return internals.applying(optimizer)
+        return update_internals.applying(optimizer)
 
 
 def _in_native_replica() -> bool:

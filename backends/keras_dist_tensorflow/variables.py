@@ -16,6 +16,7 @@ from keras_dist.components import Component
 from keras_dist.device import Device
 from keras_dist.device import parse_device
 from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import update_internals
 
 _ON_READ = tf.VariableSynchronization.ON_READ
 
@@ -277,18 +278,27 @@ def install_slots() -> None:
     def add_variable_from_reference(
         self: Any, reference_variable: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        def slot() -> Any:
+            return original(self, reference_variable, *args, **kwargs)
+
+        is_inside = tf.distribute.has_strategy()
+        if is_inside and tf.distribute.get_replica_context() is not None:
+            return slot()  # a native program's own replica
         reference = internals.native_variable(reference_variable)
-        if (
-            not isinstance(reference, tf.distribute.DistributedValues)
-            # A native program's own replica.
-            or tf.distribute.get_replica_context() is not None
-            and tf.distribute.has_strategy()
-        ):
-            return original(self, reference_variable, *args, **kwargs)
-        native = reference.distribute_strategy
-        internals.set_optimizer_strategy(self, native)
-        with native.scope():
-            return original(self, reference_variable, *args, **kwargs)
+        if update_internals.is_distributed(reference):
+            native = reference.distribute_strategy
+            internals.set_optimizer_strategy(self, native)
+            with native.scope():
+                return slot()
+        if is_inside:
+            native = tf.distribute.get_strategy()
+            internals.set_optimizer_strategy(self, native)
+            return slot()
+        made = slot()
+        copies = internals.native_variable(made)
+        if update_internals.is_distributed(copies):  # of what has one copy only
+            internals.set_optimizer_strategy(self, copies.distribute_strategy)
+        return made
 
     original_build = optimizer.build
 
@@ -297,7 +307,7 @@ def install_slots() -> None:
         # Not all have slots, and each updates its variables by its strategy.
         for variable in variables:
             native = internals.native_variable(variable)
-            if isinstance(native, tf.distribute.DistributedValues):
+            if update_internals.is_distributed(native):
                 internals.set_optimizer_strategy(
                     self, native.distribute_strategy
                 )

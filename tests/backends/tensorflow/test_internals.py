@@ -1,7 +1,8 @@
 """The private names that this backend uses are where it looks for them.
 
-A failure here means that Keras or TensorFlow moved something: the table in
-`keras_dist_tensorflow/internals.py` says what each is for.
+A failure here means that Keras or TensorFlow moved something: the tables in
+`internals.py` and `update_internals.py` of `keras_dist_tensorflow` say what
+each is for.
 """
 
 import inspect
@@ -67,7 +68,7 @@ def make_model():
             lambda model: (
                 tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).extended
             ),
-            ["_use_merge_call"],
+            ["_use_merge_call", "_update", "colocate_vars_with"],
         ),
     ],
     ids=[

@@ -80,6 +80,33 @@ def _new(strategy, kind):
         return made(kind)
 
 
+class Noting(optimizers.SGD):
+    """Notes of what kind the updates of tables are."""
+
+    def __init__(self):
+        super().__init__(0.1)
+        self.kinds = set()
+
+    def assign_sub(self, variable, value):
+        self.kinds.add(type(value))
+        super().assign_sub(variable, value)
+
+
+@pytest.mark.parametrize("make", [strategy_of, central_of])
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_sparse_gradients_stay_sparse(make, is_scaled):
+    with make().scope():
+        optimizer = noting = Noting()
+        if is_scaled:
+            optimizer = optimizers.LossScaleOptimizer(noting)
+        model = keras.Sequential([keras.layers.Embedding(9, 1)])
+        model.build((None, 2))
+        model.compile(optimizer, "mse")
+        model.fit(np.ones((4, 2)), np.ones((4, 2, 1)), verbose=0)
+        optimizer.apply([sparse()], model.trainable_variables)
+    assert noting.kinds == {tf.IndexedSlices}
+
+
 def test_apply_in_a_function():
     with strategy_of().scope():
         variable = made(keras.Variable)

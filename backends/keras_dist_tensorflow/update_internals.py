@@ -1,0 +1,74 @@
+"""The door to private names about who updates variables, and where.
+
+| name | why |
+|---|---|
+| `StrategyExtended._use_merge_call` | an optimizer updates where replicas |
+| | have met already |
+| `StrategyExtended._update` | it may be given variables of no strategy, |
+| | which have one copy only |
+| `LossScaleOptimizer._tf_apply`, | the former refuses to run there, the |
+| `._common_apply` | latter does the same and doesn't |
+
+`tests/backends/tensorflow/test_internals.py` fails readably when one moves.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class _Current(threading.local):
+    is_applying = False
+
+
+_current = _Current()
+
+
+def install_applying(native: tf.distribute.Strategy) -> None:
+    """Prepares a strategy for `applying`, to variables of none as well."""
+    extended = native.extended
+    use_merge_call = extended._use_merge_call
+    update, colocate = extended._update, extended.colocate_vars_with
+
+    def _use_merge_call() -> bool:
+        return not _current.is_applying and use_merge_call()
+
+    def _update(var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if is_distributed(var):
+            return update(var, fn, args, kwargs, group)
+        with tf.device(var.device):  # there is one copy of it
+            return fn(var, *args, **kwargs)
+
+    def colocate_vars_with(variable: Any) -> Any:
+        if is_distributed(variable):
+            return colocate(variable)
+        return contextlib.nullcontext()
+
+    extended._use_merge_call = _use_merge_call
+    extended._update = _update
+    extended.colocate_vars_with = colocate_vars_with
+
+
+def is_distributed(native: Any) -> bool:
+    """Whether a `tf.Variable` has a copy for each replica of a strategy."""
+    return isinstance(native, tf.distribute.DistributedValues)
+
+
+@contextlib.contextmanager
+def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Makes `optimizer.apply` legal in cross-replica context."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scales:
+        # `object`: Keras tracks what is set in the other way.
+        object.__setattr__(optimizer, "_tf_apply", optimizer._common_apply)
+    _current.is_applying = True
+    try:
+        yield
+    finally:
+        _current.is_applying = False
+        if scales:
+            object.__delattr__(optimizer, "_tf_apply")
