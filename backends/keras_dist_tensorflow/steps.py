@@ -274,9 +274,10 @@ class StepExecutor(Executor, StepRunner):
         """Sums over this worker's replicas, for `finished`."""
         return weighted_sum(gradients, weights, sorted(self._counts))
 
-    def probing(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = tf.init_scope()
-        return context
+    @contextlib.contextmanager
+    def probing(self) -> Iterator[None]:
+        with tf.init_scope(), tf.summary.record_if(False):
+            yield
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:
