@@ -187,6 +187,9 @@ class _Update:
         trainable_variables: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
         """Keras' `stateless_apply`."""
+        if not grads:
+            # A model without trainable weights, as Keras takes it.
+            return list(trainable_variables), list(optimizer_variables)
         found = self._sharded.checked(list(grads))
         return self._new(found, trainable_variables, optimizer_variables)
 

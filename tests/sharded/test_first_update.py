@@ -113,3 +113,21 @@ def test_in_run(setting, kind):
 
     with strategy.scope():
         _assert_same(_updated(SETTINGS[setting], run), expected)
+
+
+@shards
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable")
+def test_a_model_without_trainable_weights():
+    strategy = keras_dist.MirroredStrategy(
+        ["cpu:0", "cpu:1"], optimizer_state="sharded"
+    )
+    with strategy.scope():
+        frozen = keras.layers.Dense(1, trainable=False)
+        model = keras.Sequential([keras.Input((3,)), frozen])
+        model.compile("adam", "mse")
+    before = frozen.kernel.numpy()
+    x = np.ones((6, 3), "float32")
+    logs = model.fit(x, x[:, :1], batch_size=4, verbose=0).history
+    loss = model.evaluate(x, x[:, :1], verbose=0)
+    assert logs["loss"][0] == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_array_equal(frozen.kernel.numpy(), before)
