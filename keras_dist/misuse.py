@@ -33,6 +33,20 @@ def check_arguments(
         ) from None
 
 
+def check_args(args: Any) -> None:
+    """Refuses what are no positional arguments.
+
+    Raises:
+        ValueError: Unless it is a list or a tuple.
+    """
+    if not isinstance(args, (list, tuple)):
+        raise ValueError(
+            "positional args must be a list or tuple. Received: "
+            f"args={args!r} of type {type(args).__name__}. Pass "
+            "`args=(value,)` for one argument."
+        )
+
+
 class _BoundScope:
     """`strategy.scope`, without the parentheses."""
 

@@ -10,6 +10,7 @@ import keras
 from keras import ops
 
 from keras_dist import context
+from keras_dist.objects import refuse_objects
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
 from keras_dist.reduction import check_numbers
@@ -154,6 +155,7 @@ class ReplicaContext:
 
         Raises:
             ValueError: If shapes differ between replicas.
+<<<<<<< HEAD
             TypeError: If a value is no number.
             ReplicaDivergenceError: If another replica makes no such call.
         """
@@ -168,6 +170,24 @@ class ReplicaContext:
         ):
             return self._all_reduce_together(op, value)
         return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
+=======
+            TypeError: If there is an object that is neither tensor nor number.
+            ReplicaDivergenceError: If another replica makes no such call.
+        """
+        op = parse_reduce_op(reduce_op)
+        try:
+            if (
+                self._strategy.cross_device_ops is not None
+                and self.num_replicas_in_sync > 1
+                and op in (ReduceOp.SUM, ReduceOp.MEAN)
+                and not any(map(_is_slices, leaves_of(value)))
+            ):
+                return self._all_reduce_together(op, value)
+            return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "all_reduce", error)
+            raise
+>>>>>>> part-B
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Joins the replicas' values along an axis; each gets the result.
@@ -188,7 +208,11 @@ class ReplicaContext:
             ValueError: If ranks, or sizes along other axes, differ.
             ReplicaDivergenceError: If another replica makes no such call.
         """
-        return map_nest(lambda leaf: self._all_gather(leaf, axis), value)
+        try:
+            return map_nest(lambda leaf: self._all_gather(leaf, axis), value)
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "all_gather", error)
+            raise
 
     def _all_reduce_slices(self, op: ReduceOp, slices: Any) -> Any:
         """The slices of all replicas: rows of one index add up."""

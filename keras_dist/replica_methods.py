@@ -15,6 +15,8 @@ from keras_dist import context
 from keras_dist.compilation import inlines
 from keras_dist.function import Function
 from keras_dist.inputs.options import ValueContext
+from keras_dist.misuse import check_args
+from keras_dist.objects import refuse_objects
 from keras_dist.reduction import ReduceOp
 from keras_dist.reduction import check_gather
 from keras_dist.reduction import check_numbers
@@ -182,8 +184,14 @@ class ReplicaMethods(StrategyBase):
         """
         context.check_cross_replica(self, "reduce")
         op = parse_reduce_op(reduce_op)
-        with self._on_one_device():
-            return map_nest(lambda leaf: self._reduce(op, leaf, axis), value)
+        try:
+            with self._on_one_device():
+                return map_nest(
+                    lambda leaf: self._reduce(op, leaf, axis), value
+                )
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "reduce", error)
+            raise
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[Any]:
         """The only device, as the default one; several are chosen by value."""
@@ -266,7 +274,11 @@ class ReplicaMethods(StrategyBase):
         array([1, 2, 3], dtype=int32)
         """
         context.check_cross_replica(self, "gather")
-        return map_nest(lambda leaf: self._gather(leaf, axis), value)
+        try:
+            return map_nest(lambda leaf: self._gather(leaf, axis), value)
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "gather", error)
+            raise
 
     def _gather(self, leaf: Any, axis: int) -> Any:
         values = self._components(leaf)
@@ -385,17 +397,3 @@ class ReplicaMethods(StrategyBase):
 def _is_array(leaf: Any) -> bool:
     """Whether a compiled function has it as a tensor."""
     return ops.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic))
-
-
-def check_args(args: Any) -> None:
-    """Refuses what are no positional arguments.
-
-    Raises:
-        ValueError: Unless it is a list or a tuple.
-    """
-    if not isinstance(args, (list, tuple)):
-        raise ValueError(
-            "positional args must be a list or tuple. Received: "
-            f"args={args!r} of type {type(args).__name__}. Pass "
-            "`args=(value,)` for one argument."
-        )

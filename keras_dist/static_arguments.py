@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from typing import Any
 
+from keras_dist.objects import hidden_field
 from keras_dist.regroup import leaves_of
 
 if TYPE_CHECKING:
@@ -20,11 +21,17 @@ def check_arguments(function: "Function", args: Any, kwargs: Any) -> None:
         kwargs: Its keyword arguments, likewise.
 
     Raises:
-        TypeError: If an argument that is no tensor can't be hashed.
+        TypeError: If an argument that is no tensor can't be hashed, or has
+            tensors or per-replica values in it.
     """
     if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
         for leaf in leaves_of((args, kwargs)):
-            if not hasattr(leaf, "shape") and not _is_hashable(leaf):
+            if hasattr(leaf, "shape"):
+                continue
+            field = hidden_field(leaf)
+            if field is not None:
+                raise TypeError(_of_object(function, args, kwargs, leaf, field))
+            if not _is_hashable(leaf):
                 raise TypeError(_message(function, args, kwargs, leaf))
 
 
@@ -44,6 +51,20 @@ def _message(function: "Function", args: Any, kwargs: Any, leaf: Any) -> str:
         "tensor or array, which is traced, or something hashable, of which "
         "each value is compiled on its own. Pass a tuple in place of a set, "
         "give the class a `__hash__`, or let the function close over it."
+    )
+
+
+def _of_object(
+    function: "Function", args: Any, kwargs: Any, leaf: Any, field: str
+) -> str:
+    return (
+        f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
+        f"function '{function.name}' is an object with values in it, which "
+        f"would not be seen to change. Received: {leaf!r} of type "
+        f"{type(leaf).__name__}, with a value in `{field}`. Expected: tensors "
+        "and per-replica values in lists, tuples, dicts and named tuples. "
+        "Pass the values, in a dict for instance, and make the object of them "
+        "in the function."
     )
 
 

@@ -15,10 +15,10 @@ from keras import ops
 from keras_dist import context
 from keras_dist.compilation import Compiler
 from keras_dist.function import Function
+from keras_dist.misuse import check_args
 from keras_dist.regroup import check_counts
 from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
-from keras_dist.replica_methods import check_args
 from keras_dist.static_arguments import check_arguments
 from keras_dist.training import keras_internals
 from keras_dist.training.overlay import values_are_replaced
@@ -188,6 +188,7 @@ class JaxCompiler(Compiler):
         except TypeError as error:
             raise _UnhashableError from error
         if program is None:
+            _check_again(function, key, leaves)
             program = programs[key] = self._made(
                 function,
                 strategy,
@@ -276,6 +277,15 @@ class JaxCompiler(Compiler):
         ]
         agreed = layout.everyones(shapes)
         self._everyones = dict(zip(map(id, values), agreed, strict=True))
+
+
+def _check_again(function: Function, key: Any, leaves: Sequence[Any]) -> None:
+    """Looks at arguments once for each program that is made of them."""
+    rest = iter(leaves)
+    _, args, kwargs = key
+    positional = unflatten(args, rest)
+    named = unflatten(kwargs, rest) if kwargs else {}
+    check_arguments(function, positional, named)
 
 
 class _UnhashableError(Exception):

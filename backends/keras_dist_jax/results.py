@@ -5,15 +5,14 @@ nest that Python had to rebuild would let an interrupt in, after the program has
 run and before anybody has its arrays.
 """
 
-import dataclasses
-import types
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 
-from keras_dist.errors import TraceError
+from keras_dist.objects import held_in
+from keras_dist.objects import refuse_result
 from keras_dist.regroup import leaves_of
 from keras_dist.regroup import map_nest
 from keras_dist_jax.joined import JoinedPerReplica
@@ -120,24 +119,5 @@ def check_constant(value: Any) -> None:
     Raises:
         TraceError: If there is one in its attributes or closure.
     """
-    held: list[Any] = []
-    if dataclasses.is_dataclass(value):
-        held = [
-            getattr(value, field.name, None)
-            for field in dataclasses.fields(value)
-        ]
-    elif isinstance(value, types.FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
-    elif isinstance(value, types.GeneratorType):
-        held = list(
-            (value.gi_frame.f_locals if value.gi_frame else {}).values()
-        )
-    elif not isinstance(value, type) and not isinstance(value, keras.Layer):
-        held = list(getattr(value, "__dict__", {}).values())
-    if any(isinstance(each, jax.core.Tracer) for each in held):
-        raise TraceError(
-            "A compiled function returned an object with a tensor in it, which "
-            f"has no value outside. Received: a {type(value).__name__}. "
-            "Expected: tensors in lists, tuples, dicts and named tuples. "
-            "Return the tensors, and make the object of them outside."
-        )
+    if any(isinstance(each, jax.core.Tracer) for each in held_in(value)):
+        refuse_result(value)

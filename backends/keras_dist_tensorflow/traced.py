@@ -14,6 +14,8 @@ from keras_dist.compilation import inlining
 from keras_dist.compilation import refusing_variables
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
+from keras_dist.objects import held_in
+from keras_dist.objects import refuse_result
 from keras_dist.regroup import map_nest
 from keras_dist.trace_log import TraceLog
 from keras_dist.training.creation import creation_hooks
@@ -181,6 +183,8 @@ def _closed_result(leaf: Any) -> Any:
         return _mapped(_closed_result, leaf)
     if leaf is None or tf.is_tensor(leaf) or internals.is_composite(leaf):
         return leaf
+    if any(tf.is_symbolic_tensor(each) for each in held_in(leaf)):
+        refuse_result(leaf)
     return _Static(leaf)
 
 
