@@ -155,27 +155,13 @@ class ReplicaContext:
 
         Raises:
             ValueError: If shapes differ between replicas.
-<<<<<<< HEAD
-            TypeError: If a value is no number.
-            ReplicaDivergenceError: If another replica makes no such call.
-        """
-        op = parse_reduce_op(reduce_op)
-        for leaf in leaves_of(value):
-            check_numbers(leaf)
-        if (
-            self._strategy.cross_device_ops is not None
-            and self.num_replicas_in_sync > 1
-            and op in (ReduceOp.SUM, ReduceOp.MEAN)
-            and not any(map(_is_slices, leaves_of(value)))
-        ):
-            return self._all_reduce_together(op, value)
-        return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
-=======
-            TypeError: If there is an object that is neither tensor nor number.
+            TypeError: If a value is neither tensor nor number.
             ReplicaDivergenceError: If another replica makes no such call.
         """
         op = parse_reduce_op(reduce_op)
         try:
+            for leaf in leaves_of(value):
+                check_numbers(leaf)
             if (
                 self._strategy.cross_device_ops is not None
                 and self.num_replicas_in_sync > 1
@@ -187,7 +173,6 @@ class ReplicaContext:
         except (TypeError, ValueError) as error:
             refuse_objects(value, "all_reduce", error)
             raise
->>>>>>> part-B
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Joins the replicas' values along an axis; each gets the result.

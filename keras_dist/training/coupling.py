@@ -160,8 +160,8 @@ def _coupled(
 ) -> keras.Layer | None:
     """The innermost layer in which rows act on each other, if there is one."""
 
-    def observed(part: slice) -> list[Any]:
-        args, kwargs = made_up(step, call, attempt, FEW_ROWS, part)
+    def observed(part: slice, alone: int | None = None) -> list[Any]:
+        args, kwargs = made_up(step, call, attempt, FEW_ROWS, part, alone)
         with opened(ProbeScope(step, call, attempt.shift)):
             return _to_numpy(call.again(args, kwargs))
 
@@ -182,6 +182,9 @@ def _coupled(
     if any(_differ(*pair, 1e-4) for pair in zip(whole, again, strict=True)):
         # What it gives is random, by other means than Keras' own.
         return None
+    if _takes_any_lengths(call, observed):
+        # If the arrays of a batch differ in length, it is not cut.
+        return None
     for calls in zip(*map(recorded, _PARTS), strict=False):
         if are_apart(*(x.outputs for x in calls)) and not are_apart(
             *(x.inputs for x in calls)
@@ -190,12 +193,55 @@ def _coupled(
     return call.layer
 
 
-def _are_apart(
-    tolerance: float, whole: list[Any], first: list[Any], second: list[Any]
+def _takes_any_lengths(
+    call: LayerCall, observed: Callable[[slice, int], list[Any]]
 ) -> bool:
-    """Whether halves have other rows than the whole."""
+    """Whether each of several arrays may have a number of rows of its own.
+
+    Args:
+        call: The `LayerCall`.
+        observed: Callable, what the layer gives of a part of one array.
+    """
+    leaves = tree.flatten((call.args, call.kwargs))
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if ops.is_tensor(leaf) and len(leaf.shape) and leaf.shape[0] is None
+    ]
+    try:
+        return len(places) > 1 and not any(
+            _are_apart(
+                tolerance_of(call.layer),
+                *(observed(part, place) for part in _PARTS),
+                keep_values=True,
+            )
+            for place in places
+        )
+    except Exception:
+        # It refuses them, in words of its own.
+        return False
+
+
+def _are_apart(
+    tolerance: float,
+    whole: list[Any],
+    first: list[Any],
+    second: list[Any],
+    keep_values: bool = False,
+) -> bool:
+    """Whether halves have other rows than the whole.
+
+    Args:
+        tolerance: Float, relative to the largest number.
+        whole: List of arrays.
+        first: List of arrays, of the first half of the rows.
+        second: List of arrays, of the second half.
+        keep_values: Boolean, whether arrays without rows have to be the same.
+    """
     return len(whole) == len(first) == len(second) and any(
         _is_apart(*arrays, tolerance)
+        or (keep_values and arrays[0].shape == arrays[1].shape)
+        and _differ(arrays[0], arrays[1], tolerance)
         for arrays in zip(whole, first, second, strict=True)
     )
 

@@ -295,14 +295,25 @@ def made_up(
     attempt: Attempt,
     rows: int,
     part: slice,
+    alone: int | None = None,
 ) -> tuple[Any, Any]:
-    """Arguments like those of a call, of some of so many rows."""
+    """Arguments like those of a call, of some of so many rows.
+
+    Args:
+        step: The `ReplicaStep`.
+        call: The `LayerCall`.
+        attempt: The `Attempt`.
+        rows: Integer, how many rows are made.
+        part: Slice of them.
+        alone: Integer, the place of the one tensor of which only a part is
+            taken. All that have rows by default.
+    """
     arguments = (call.args, dict(call.kwargs))
     leaves = tree.flatten(arguments)
     factors = _rows_of(leaves, step.share.rows)
     rng = np.random.default_rng(3)
     made = []
-    for leaf, factor in zip(leaves, factors, strict=True):
+    for place, (leaf, factor) in enumerate(zip(leaves, factors, strict=True)):
         if not ops.is_tensor(leaf):
             made.append(leaf)
             continue
@@ -313,7 +324,7 @@ def made_up(
             if factor:
                 shape[0] = factor * rows
             values = _values(rng, shape, leaf.dtype, attempt)
-        if factor:
+        if factor and alone in (None, place):
             own = slice(
                 *(
                     None if end is None else factor * end
