@@ -91,8 +91,15 @@ class SumsOnTheTape(keras.Model):
         return {"loss": ops.mean(loss)}
 
 
-def _made(layer, loss="mse", optimizer="sgd", cls=keras.Model, **options):
-    inputs = keras.Input((5,))
+def _made(
+    layer,
+    loss="mse",
+    optimizer="sgd",
+    cls=keras.Model,
+    is_sparse=False,
+    **options,
+):
+    inputs = keras.Input((5,), sparse=is_sparse)
     hidden = inputs if layer is None else layer(inputs)
     model = cls(inputs, keras.layers.Dense(1, name="last")(hidden))
     model.compile(optimizer, loss, **options)
@@ -140,6 +147,12 @@ REPAIRS = {
         _take_out_rows_of_positions,
         "sparse gradients",
     ),
+    "sparse_input_eagerly": (
+        lambda: _made(None, optimizer="adam", is_sparse=True, run_eagerly=True),
+        TARGETS,
+        _take_out_rows_of_positions,
+        "sparse gradients",
+    ),
     "positions_eagerly": (
         lambda: _made(Positions(), optimizer="adam", run_eagerly=True),
         TARGETS,
@@ -180,7 +193,9 @@ REPAIRS = {
 CASES = [
     pytest.param(
         name,
-        marks=[ON_TENSORFLOW] if name.startswith(("positions", "tape")) else [],
+        marks=[ON_TENSORFLOW]
+        if name.startswith(("positions", "sparse", "tape"))
+        else [],
     )
     for name in REPAIRS
 ]
@@ -189,7 +204,16 @@ CASES = [
 def _verify(name):
     make, y, *_ = REPAIRS[name]
     strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    if name.startswith("sparse"):
+        return strategy.verify(make, _sparse_batches(y), steps=1)
     return strategy.verify(make, X, y, batch_size=8, steps=1)
+
+
+def _sparse_batches(y):
+    import tensorflow as tf
+
+    rows = tf.sparse.from_dense(X * (X > 0.2))
+    return tf.data.Dataset.from_tensor_slices((rows, y)).batch(8)
 
 
 @pytest.mark.parametrize("name", CASES)
