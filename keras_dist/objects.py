@@ -121,6 +121,8 @@ def refuse_objects(nest: Any, method: str, cause: Exception) -> None:
 
 
 def _is_object(value: Any) -> bool:
+    if value is None:
+        return False
     if _declared(value) is not None:
         return True
     plain = (numbers.Number, np.generic, str, bytes, list, tuple, Mapping)
