@@ -39,10 +39,11 @@ from keras_dist_torch.batches import cut
 from keras_dist_torch.batches import lengths_of
 from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
+from keras_dist_torch.derivatives import Derivatives
+from keras_dist_torch.derivatives import install_derivatives
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import install_clipping
 from keras_dist_torch.gradients import install_zero_grad
-from keras_dist_torch.gradients import is_changed
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.keras_internals import parameter_of
@@ -78,6 +79,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         _check_memory(plan)
         install_zero_grad()
         install_clipping()
+        install_derivatives()
         self._devices = [torch_device(device) for device in plan.devices]
         self._are_away = [
             transfers.are_apart(device, plan.primary) for device in plan.devices
@@ -309,6 +311,7 @@ class TorchReplica(Replica):
         super().__init__(index, share, group)
         self.moved = moved
         self.overlap = overlap
+        self.derivatives = Derivatives()
         self._meeting_place = meeting_place
         self._one_device = one_device
         self._device = device
@@ -359,7 +362,7 @@ class TorchReplica(Replica):
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> bool:
-        return is_changed(state, gradients, variables)
+        return self.derivatives.are_changed(gradients)
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
         held: torch.Tensor = value.detach()

@@ -275,6 +275,8 @@ class ReplicaStep(ReplicaState):
         terms_seen: By layer and training, how many losses were added.
         counts_losses: Boolean, whether losses that layers add make any
             difference.
+        looks_at_gradients: Boolean, whether it remembers what its gradients
+            are when they come.
     """
 
     def __init__(
@@ -286,6 +288,7 @@ class ReplicaStep(ReplicaState):
     ) -> None:
         super().__init__(replica, runner, strategy)
         self.kinds = kinds
+        self.looks_at_gradients = kinds.looks_at_gradients
         self.alike: set[int] = set()
         self.updates: list[Any] = []
         self.results: dict[int, Any] = {}
