@@ -133,5 +133,7 @@ def _train(count):
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_same_numbers_and_no_warning(num_replicas):
+    # Plain Keras has no `train_step(self, data)` on JAX.
+    alone = 1 if BACKEND == "jax" else None
     # A warning would be an error.
-    assert_same(_train(num_replicas), _train(None), rtol=1e-4)
+    assert_same(_train(num_replicas), _train(alone), rtol=1e-4)
