@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from keras_dist.training.rehearsal import RehearsedStep
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
 
@@ -96,16 +97,21 @@ def _looking() -> ReplicaStep | None:
 def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(outputs, inputs, *args, **kwargs)
         step = _looking()
-        if step is not None:
-            sources = [inputs] if isinstance(inputs, torch.Tensor) else inputs
-            leaves = {id(leaf) for leaf in _leaves(step)}
-            step.replica.derivatives.add(
-                gradient
-                for gradient, source in zip(result, sources, strict=True)
-                if id(source) in leaves
-            )
+        if step is None:
+            return original(outputs, inputs, *args, **kwargs)
+        sources = [inputs] if isinstance(inputs, torch.Tensor) else [*inputs]
+        leaves = {id(leaf) for leaf in _leaves(step)}
+        are_leaves = [id(source) in leaves for source in sources]
+        if isinstance(step, RehearsedStep) and any(are_leaves):
+            step.differentiated(outputs)
+            return tuple(map(torch.zeros_like, sources))
+        result = original(outputs, inputs, *args, **kwargs)
+        step.replica.derivatives.add(
+            gradient
+            for gradient, is_leaf in zip(result, are_leaves, strict=True)
+            if is_leaf
+        )
         return result
 
     return grad
@@ -113,14 +119,19 @@ def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         step = _looking()
         if step is None:
-            original(*args, **kwargs)
+            original(tensors, *args, **kwargs)
+            return
+        if isinstance(step, RehearsedStep):
+            step.differentiated(tensors)
+            for leaf in _leaves(step):
+                leaf.grad = torch.zeros_like(leaf)
             return
         derivatives: Derivatives = step.replica.derivatives
         derivatives.check(leaf.grad for leaf in _leaves(step))
-        original(*args, **kwargs)
+        original(tensors, *args, **kwargs)
         derivatives.add(leaf.grad for leaf in _leaves(step))
 
     return backward

@@ -107,10 +107,16 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         check_layers(model)
         hook_metrics(model)
 
-    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+    def run(
+        self,
+        fn: Callable[[Replica, Any], T],
+        batch: Any,
+        is_whole: bool = False,
+    ) -> list[T]:
         rows, alike = count_rows(batch)
         if not alike and self.plan.num_replicas > 1:
             self._unequal.tell(lengths_of(batch), on_each=False)
+        alike = alike and not is_whole
         edges = self._edges(rows, alike)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
@@ -260,6 +266,10 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 
     def probing(self) -> contextlib.AbstractContextManager[Any]:
         context: contextlib.AbstractContextManager[Any] = torch.no_grad()
+        return context
+
+    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = torch.enable_grad()
         return context
 
     def building(self) -> contextlib.AbstractContextManager[Any]:

@@ -137,6 +137,9 @@ class ReplicaState(ABC):
         writes: Dict of the variables that this replica has assigned.
     """
 
+    # Whether nothing of what it does is to be kept.
+    is_rehearsal = False
+
     def __init__(
         self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
     ) -> None:
