@@ -15,6 +15,7 @@ def cut_batch(
     parts: int,
     own: slice = slice(None),
     unequal: UnequalLengths | None = None,
+    is_whole: bool = False,
 ) -> tuple[list[Any], list[Share], list[Any]]:
     """The rows of each replica, in order.
 
@@ -31,6 +32,7 @@ def cut_batch(
         own: Slice, which of them are asked for.
         unequal: `UnequalLengths`, which says of a batch that it is not cut,
             or `None` to say nothing.
+        is_whole: Boolean, whether the first replica's share is all of it.
 
     Returns:
         Tuple of a list of nested structures like `batch`, a list of
@@ -52,6 +54,8 @@ def cut_batch(
     alike = _all_equal(known)
     if unequal is not None and parts > 1:
         _tell_unless(alike, known, unequal)
+    if is_whole:
+        alike = False
     # If rows are not alike, all of them are the first replica's.
     edges = [
         edge if index == 0 else _where(alike, edge, total)

@@ -83,6 +83,7 @@ class StepExecutor(Executor, StepRunner):
 
     workers: TensorFlowWorkers | None
     updater: Any
+    traces_steps = True
 
     def __init__(
         self, plan: Plan, workers: TensorFlowWorkers | None = None
@@ -208,13 +209,19 @@ class StepExecutor(Executor, StepRunner):
         # A trace that failed would fail the next `fit` in another way.
         internals.forget_functions(model)
 
-    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+    def run(
+        self,
+        fn: Callable[[Replica, Any], T],
+        batch: Any,
+        is_whole: bool = False,
+    ) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
         parts, shares, edges = cut_batch(
             batch,
             self.plan.num_replicas,
             slice(first, first + count),
             self._unequal,
+            is_whole,
         )
         self._mark(tree.flatten(parts))
 
@@ -278,6 +285,9 @@ class StepExecutor(Executor, StepRunner):
     def probing(self) -> Iterator[None]:
         with tf.init_scope(), tf.summary.record_if(False):
             yield
+
+    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
+        return self.probing()
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

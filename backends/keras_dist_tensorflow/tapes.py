@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.training.rehearsal import RehearsedStep
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import scaled
 from keras_dist.training.step import ReplicaStep
@@ -26,7 +27,31 @@ from keras_dist_tensorflow.meetings import TensorFlowReplica
 def install_tapes() -> None:
     """Makes `tf.GradientTape.gradient` know of replicas."""
     tape = tf.GradientTape
-    tape.gradient = _remembered(_counted(tape.gradient))
+    tape.gradient = _rehearsed(_remembered(_counted(tape.gradient)))
+
+
+def _rehearsed(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A tape's `gradient`, which a rehearsal only asks what it is of."""
+
+    @functools.wraps(original)
+    def gradient(
+        self: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        step = current_step()
+        if not isinstance(step, RehearsedStep) or not any(
+            map(_is_variable, tf.nest.flatten(sources))
+        ):
+            return original(self, target, sources, *args, **kwargs)
+        step.differentiated(tf.nest.flatten(target))
+        return tf.nest.map_structure(
+            lambda source: tf.zeros(source.shape, source.dtype), sources
+        )
+
+    return gradient
 
 
 def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,6 @@ import torch
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.reduction import check_shapes
 from keras_dist.training.replica import Replica
-from keras_dist.training.step import ReplicaState
 from keras_dist.training.step import current_replica
 from keras_dist.training.step import current_step
 
@@ -117,29 +116,6 @@ def install_zero_grad() -> None:
                 leaf.grad = None
 
     keras.Layer.zero_grad = zero_grad
-
-
-def is_changed(
-    state: ReplicaState,
-    gradients: Sequence[Any],
-    variables: Sequence[keras.Variable],
-) -> bool:
-    """Whether some gradient is not the one that the backward pass left.
-
-    Args:
-        state: The `ReplicaState` that holds the replica's leaves.
-        gradients: Sequence of tensors or `None`.
-        variables: Sequence of the variables they belong to.
-    """
-    held = state.scope.state_mapping
-    leaves = [held.get(id(variable)) for variable in variables]
-    return any(
-        leaf is not None
-        and leaf.grad is not None
-        and gradient is not None
-        and gradient is not leaf.grad
-        for leaf, gradient in zip(leaves, gradients, strict=False)
-    )
 
 
 @functools.cache

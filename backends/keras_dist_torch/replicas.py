@@ -39,10 +39,11 @@ from keras_dist_torch.batches import cut
 from keras_dist_torch.batches import lengths_of
 from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
+from keras_dist_torch.derivatives import Derivatives
+from keras_dist_torch.derivatives import install_derivatives
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import install_clipping
 from keras_dist_torch.gradients import install_zero_grad
-from keras_dist_torch.gradients import is_changed
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.keras_internals import parameter_of
@@ -78,6 +79,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         _check_memory(plan)
         install_zero_grad()
         install_clipping()
+        install_derivatives()
         self._devices = [torch_device(device) for device in plan.devices]
         self._are_away = [
             transfers.are_apart(device, plan.primary) for device in plan.devices
@@ -105,10 +107,16 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         check_layers(model)
         hook_metrics(model)
 
-    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+    def run(
+        self,
+        fn: Callable[[Replica, Any], T],
+        batch: Any,
+        is_whole: bool = False,
+    ) -> list[T]:
         rows, alike = count_rows(batch)
         if not alike and self.plan.num_replicas > 1:
             self._unequal.tell(lengths_of(batch), on_each=False)
+        alike = alike and not is_whole
         edges = self._edges(rows, alike)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
@@ -260,6 +268,10 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         context: contextlib.AbstractContextManager[Any] = torch.no_grad()
         return context
 
+    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
+        context: contextlib.AbstractContextManager[Any] = torch.enable_grad()
+        return context
+
     def building(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()
 
@@ -309,6 +321,7 @@ class TorchReplica(Replica):
         super().__init__(index, share, group)
         self.moved = moved
         self.overlap = overlap
+        self.derivatives = Derivatives()
         self._meeting_place = meeting_place
         self._one_device = one_device
         self._device = device
@@ -359,7 +372,7 @@ class TorchReplica(Replica):
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> bool:
-        return is_changed(state, gradients, variables)
+        return self.derivatives.are_changed(gradients)
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
         held: torch.Tensor = value.detach()

@@ -17,7 +17,7 @@ from keras_dist.inputs.leaves import shape_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.regroup import leaves_of
 from keras_dist.training import keras_internals
-from keras_dist.training.overrides import overrides
+from keras_dist.training.overrides import own_steps
 
 if TYPE_CHECKING:
     from keras_dist.strategy_base import StrategyBase
@@ -56,19 +56,6 @@ def introduce(
         _introduced.add(strategy)
         size = _batch_size(given.get("x"), given.get("batch_size"))
         print(banner(strategy, size, own_steps(model)), flush=True)
-
-
-def own_steps(model: keras.Model) -> list[str]:
-    """The methods of a training step that a model's class wrote anew.
-
-    Args:
-        model: A `keras.Model`.
-    """
-    return [
-        name
-        for name in ("train_step", "compute_loss")
-        if overrides(type(model), name)
-    ]
 
 
 def banner(

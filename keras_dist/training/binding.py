@@ -29,6 +29,7 @@ from keras_dist.training.entry import Entry
 from keras_dist.training.entry import check_batch
 from keras_dist.training.origin import DistributedConfig
 from keras_dist.training.origin import forget
+from keras_dist.training.rehearsal import first_batch_held
 from keras_dist.training.step import current_call
 from keras_dist.training.togetherness import not_taken
 from keras_dist.training.togetherness import raise_explained
@@ -274,6 +275,8 @@ class Binding:
             with self._running(each_batch, agree):
                 if name == "fit":
                     introduce(self.strategy, model, method, args, kwargs)
+                    with first_batch_held(self.strategy, model):
+                        return call()
                 return call()
 
         entry_point.__name__ = name

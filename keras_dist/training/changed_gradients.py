@@ -34,6 +34,10 @@ def warn_if_changed(
     """
     if not isinstance(step, ReplicaStep) or optimizer in _known:
         return
+    if not step.looks_at_gradients:
+        step.kinds.looks_at_gradients = True  # from the next step on
+        return
+    step.kinds.looks_at_gradients = False
     _known.add(optimizer)
     if not step.replica.has_changed(step, gradients, variables or ()):
         return

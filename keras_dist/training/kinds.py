@@ -35,6 +35,8 @@ class Kinds:
 
     Attributes:
         variables: Dict from the ids of variables to what is known of them.
+        looks_at_gradients: Boolean, whether the next step remembers what its
+            gradients are when they come.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -43,6 +45,7 @@ class Kinds:
             keras.Layer, dict[bool | None, Found]
         ] = weakref.WeakKeyDictionary()
         self.variables: dict[int, Kind] = {}
+        self.looks_at_gradients = True
         self._told: set[Any] = set()
         self._watched: set[str] = set()
         self._looked_at: set[int] = set()

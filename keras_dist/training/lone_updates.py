@@ -27,8 +27,8 @@ def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             _look_at(self, trainable_variables)
             original(self, grads, trainable_variables)
-            return
-        update(step, self, original, grads, trainable_variables)
+        elif not step.is_rehearsal:
+            update(step, self, original, grads, trainable_variables)
 
     return apply
 

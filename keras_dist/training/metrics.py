@@ -92,6 +92,8 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
         own = functools.partial(original, self)
         if step is None or "update_state" not in vars(self):
             return own(*args, **kwargs)
+        if step.is_rehearsal:
+            return self.result()
         flush(step)
         leaves = detached([*args, *kwargs.values()])
         update = MetricUpdate(self, own, args, kwargs, leaves)
@@ -116,6 +118,8 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
         step = current_step()
         if step is None:
             return update_state(*args, **kwargs)
+        if step.is_rehearsal:
+            return None
         if len(args) > 1 and parameters[len(args) - 1] == "sample_weight":
             kwargs["sample_weight"] = args[-1]
             args = args[:-1]

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 # On a method that is wrapped already.
 _HOOKED = "_keras_dist_hooked"
 
@@ -41,6 +43,19 @@ def overrides(cls: type, name: str) -> bool:
     """
     method = getattr(cls, name)
     return (method.__module__ or "").split(".")[0] != "keras"
+
+
+def own_steps(model: keras.Model) -> list[str]:
+    """The methods of a training step that a model's class wrote anew.
+
+    Args:
+        model: A `keras.Model`.
+    """
+    return [
+        name
+        for name in ("train_step", "compute_loss")
+        if overrides(type(model), name)
+    ]
 
 
 def hook_override(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:

@@ -327,19 +327,32 @@ class ReplicaRunner(ABC):
 class StepRunner(ReplicaRunner):
     """Runs the steps of `fit` on replicas."""
 
+    # Whether a step may be called before its batch has values.
+    traces_steps = False
+
     @abstractmethod
-    def run(self, fn: Callable[[Replica, Any], T], batch: Any) -> list[T]:
+    def run(
+        self,
+        fn: Callable[[Replica, Any], T],
+        batch: Any,
+        is_whole: bool = False,
+    ) -> list[T]:
         """Cuts a global batch and calls `fn(replica, part)` on each replica.
 
         Args:
             fn: Callable. May use the replica's meetings.
             batch: Nested structure of arrays, rows along axis 0. Leaves
                 without rows go to each replica whole.
+            is_whole: Boolean, whether the first replica gets all rows.
 
         Returns:
             List of what the replicas returned, replica 0 first. Replicas
             without rows may be left out.
         """
+
+    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered while a step is called that computes, and keeps nothing."""
+        return contextlib.nullcontext()
 
 
 class OnlyReplica(Replica):

@@ -131,6 +131,9 @@ def _hook_build(original: Callable[..., Any]) -> Callable[..., Any]:
         if self.built:
             original(self, call_spec)
             return
+        step = current_step()
+        if step is not None and step.is_rehearsal:
+            raise RuntimeError(f"Layer '{self.name}' is not built yet.")
         if call is None:
             with suspended():
                 original(self, call_spec)

@@ -137,6 +137,9 @@ class ReplicaState(ABC):
         writes: Dict of the variables that this replica has assigned.
     """
 
+    # Whether nothing of what it does is to be kept.
+    is_rehearsal = False
+
     def __init__(
         self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
     ) -> None:
@@ -275,6 +278,8 @@ class ReplicaStep(ReplicaState):
         terms_seen: By layer and training, how many losses were added.
         counts_losses: Boolean, whether losses that layers add make any
             difference.
+        looks_at_gradients: Boolean, whether it remembers what its gradients
+            are when they come.
     """
 
     def __init__(
@@ -286,6 +291,7 @@ class ReplicaStep(ReplicaState):
     ) -> None:
         super().__init__(replica, runner, strategy)
         self.kinds = kinds
+        self.looks_at_gradients = kinds.looks_at_gradients
         self.alike: set[int] = set()
         self.updates: list[Any] = []
         self.results: dict[int, Any] = {}

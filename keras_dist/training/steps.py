@@ -7,6 +7,7 @@ what one device would have returned. The rest of the trainer is Keras'.
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -16,10 +17,14 @@ from keras_dist.training import seams
 from keras_dist.training.binding import binding_of
 from keras_dist.training.coupling import watched
 from keras_dist.training.kinds import Kinds
+from keras_dist.training.rehearsal import Rehearsal
 from keras_dist.training.replica import Replica
 from keras_dist.training.replica import StepRunner
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.updates import finish
+
+if TYPE_CHECKING:
+    from keras_dist.strategy import Strategy
 
 STEPS = ("train_step", "test_step", "predict_step")
 
@@ -39,8 +44,17 @@ def step_overrides(
     seams.install()
     kinds = Kinds(model)
 
+    rehearsal: list[Rehearsal] = []
+
+    def rehearse(data: Any) -> None:
+        if not rehearsal:
+            rehearsal.append(Rehearsal(model, runner, _strategy_of(model)))
+        rehearsal[0].look(data)
+
     def step(name: str) -> Callable[[Any], Any]:
         def replicated(data: Any) -> Any:
+            if name == "train_step":
+                rehearse(data)
             # Once for all replicas, which share the layers' lists of losses.
             model._clear_losses()
             return _run(model, name, runner, kinds, data)
@@ -66,12 +80,16 @@ def check_layers(model: keras.Model) -> None:
             )
 
 
+def _strategy_of(model: keras.Model) -> "Strategy":
+    binding = binding_of(model)
+    assert binding is not None
+    return binding.strategy
+
+
 def _run(
     model: keras.Model, name: str, runner: StepRunner, kinds: Kinds, data: Any
 ) -> Any:
-    binding = binding_of(model)
-    assert binding is not None
-    strategy = binding.strategy
+    strategy = _strategy_of(model)
     method = getattr(type(model), name)
 
     def on_replica(replica: Replica, part: Any) -> Any:

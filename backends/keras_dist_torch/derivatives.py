@@ -1,0 +1,159 @@
+"""What autograd gave a replica, to tell it from what a step made of it.
+
+A step may change gradients in place, or through `.data`, so that they are the
+same tensors. So replicas remember how each was when the backward pass ended.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from keras_dist.training.rehearsal import RehearsedStep
+from keras_dist.training.step import ReplicaStep
+from keras_dist.training.step import current_step
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A gradient as it was when autograd had computed it.
+
+    Args:
+        tensor: Weak reference to it.
+        version: Integer, how often it had been changed in place.
+        size: Float, the sum of its absolute values.
+    """
+
+    tensor: "weakref.ref[torch.Tensor]"
+    version: int
+    size: float
+
+    def is_now(self, gradient: torch.Tensor) -> bool:
+        """Whether a tensor in the same memory is as this one was."""
+        tensor = self.tensor()
+        # `tensor.data` is changed without a trace, but for its values.
+        return (
+            tensor is not None
+            and tensor._version == self.version
+            and _size(gradient) == self.size
+        )
+
+
+class Derivatives:
+    """The gradients that autograd gave a replica in one step.
+
+    It keeps no tensor alive.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._is_changed = False
+
+    def add(self, gradients: Iterable[Any]) -> None:
+        """Remembers gradients as they are now."""
+        for gradient in gradients:
+            if _is_dense(gradient):
+                self._seen[gradient.data_ptr()] = _Seen(
+                    weakref.ref(gradient), gradient._version, _size(gradient)
+                )
+
+    def check(self, gradients: Iterable[Any]) -> None:
+        """Looks at gradients that more is about to be added to."""
+        self._is_changed |= not all(map(self._is_as_computed, gradients))
+
+    def are_changed(self, gradients: Sequence[Any]) -> bool:
+        """Whether some gradient is not one of these, or not as it was."""
+        if not self._seen:
+            return False  # Nobody knows where they come from.
+        return self._is_changed or not all(map(self._is_as_computed, gradients))
+
+    def _is_as_computed(self, gradient: Any) -> bool:
+        if not _is_dense(gradient):
+            return True
+        seen = self._seen.get(gradient.data_ptr())
+        if seen is not None and seen.is_now(gradient):
+            return True
+        # Zeros stand for `None`, or begin a sum.
+        return not _size(gradient)
+
+
+@functools.cache
+def install_derivatives() -> None:
+    """Makes autograd tell replicas what it has computed."""
+    torch.autograd.grad = _remembered(torch.autograd.grad)
+    torch.autograd.backward = _watched(torch.autograd.backward)
+
+
+def _looking() -> ReplicaStep | None:
+    step = current_step()
+    return step if step is not None and step.looks_at_gradients else None
+
+
+def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        step = _looking()
+        if step is None:
+            return original(outputs, inputs, *args, **kwargs)
+        sources = [inputs] if isinstance(inputs, torch.Tensor) else [*inputs]
+        leaves = {id(leaf) for leaf in _leaves(step)}
+        are_leaves = [id(source) in leaves for source in sources]
+        if isinstance(step, RehearsedStep) and any(are_leaves):
+            step.differentiated(outputs)
+            return tuple(map(torch.zeros_like, sources))
+        result = original(outputs, inputs, *args, **kwargs)
+        step.replica.derivatives.add(
+            gradient
+            for gradient, is_leaf in zip(result, are_leaves, strict=True)
+            if is_leaf
+        )
+        return result
+
+    return grad
+
+
+def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        step = _looking()
+        if step is None:
+            original(tensors, *args, **kwargs)
+            return
+        if isinstance(step, RehearsedStep):
+            step.differentiated(tensors)
+            for leaf in _leaves(step):
+                leaf.grad = torch.zeros_like(leaf)
+            return
+        derivatives: Derivatives = step.replica.derivatives
+        derivatives.check(leaf.grad for leaf in _leaves(step))
+        original(tensors, *args, **kwargs)
+        derivatives.add(leaf.grad for leaf in _leaves(step))
+
+    return backward
+
+
+def _leaves(step: ReplicaStep) -> list[torch.Tensor]:
+    return [
+        value
+        for value in list(step.scope.state_mapping.values())
+        if isinstance(value, torch.Tensor)
+        and value.requires_grad
+        and value.is_leaf
+    ]
+
+
+def _is_dense(gradient: Any) -> bool:
+    return (
+        isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided
+    )
+
+
+def _size(gradient: torch.Tensor) -> float:
+    """The sum of what is finite of the absolute values."""
+    with torch.no_grad():
+        return float(gradient.detach().abs().nan_to_num(0.0, 1.0).sum())
