@@ -339,11 +339,10 @@ def _own_value(leaf: Any) -> Any:
 
 def _row_counts(leaves: Sequence[Any]) -> set[int]:
     """How many rows a replica may have, where that is known."""
-    return {
-        leaf.shape[0]
-        for leaf in leaves
-        if tf.is_tensor(leaf) and leaf.shape.rank and leaf.shape[0] != 1
-    } - {None}
+    # `train_on_batch` gives arrays of NumPy to a step that is not compiled.
+    arrays = [x for x in leaves if tf.is_tensor(x) or isinstance(x, np.ndarray)]
+    shapes = [tf.TensorShape(x.shape) for x in arrays]
+    return {shape[0] for shape in shapes if shape.rank} - {None, 1}
 
 
 def _is_number(value: Any) -> bool:
