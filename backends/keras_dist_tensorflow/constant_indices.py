@@ -101,7 +101,7 @@ def _value_of(tensor: Any) -> bool | None:
                 return None
 
 
-def _warn(name: str, count: int) -> None:
+def _warn(name: str, count: int | None) -> None:
     warnings.warn(
         f"Variable '{name}' is looked up by {count} equal indices that no row "
         f"of the batch is in, as many as each replica has rows: they may be "
