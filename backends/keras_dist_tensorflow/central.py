@@ -158,12 +158,14 @@ class CentralExecutor(StepExecutor):
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
         if len(self.plan.variable_devices) == 1:
-            return self.weighted_sum(gradients, weights)
+            return super().sum_gradients(replica, gradients, weights, variables)
         sums = []
         columns = zip(*gradients, strict=True)
         for variable, column in zip(variables, columns, strict=True):
             with tf.device(native_name(self.owners.of(variable))):
-                sums += self.locally_summed([[own] for own in column], weights)
+                sums += self.locally_summed(
+                    [[own] for own in column], weights, [variable.path]
+                )
         return finished(sums, self.workers)
 
     @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_dist_tensorflow.constant_indices import StepSizes
 from keras_dist_tensorflow.sparse_sums import SparseSum
 from keras_dist_tensorflow.sparse_sums import summed_rows
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 def weighted_sum(
     gradients: Sequence[Sequence[Any]],
     weights: Sequence[Any],
-    counts: Sequence[int] = (),
+    sizes: StepSizes,
+    names: Sequence[str],
 ) -> list[Any]:
     """Sums each variable's gradients, weighted by replica.
 
@@ -26,7 +28,8 @@ def weighted_sum(
         gradients: For each replica, its gradients, `None` where it has none.
             Dense, or `tf.IndexedSlices`.
         weights: For each replica, a float or float scalar tensor.
-        counts: The numbers of rows that replicas may have, as far as known.
+        sizes: `StepSizes`, what is known of the replicas' rows.
+        names: Sequence of the variables' names.
 
     Returns:
         List with a gradient for each variable, `None` where no replica has
@@ -39,9 +42,10 @@ def weighted_sum(
                 for g, w in zip(each, weights, strict=True)
                 if g is not None
             ],
-            counts,
+            sizes,
+            name,
         )
-        for each in zip(*gradients, strict=True)
+        for name, *each in zip(names, *gradients, strict=True)
     ]
 
 
@@ -81,7 +85,7 @@ def finished(
     return results
 
 
-def _sum(terms: list[tuple[Any, Any]], counts: Sequence[int]) -> Any:
+def _sum(terms: list[tuple[Any, Any]], sizes: StepSizes, name: str) -> Any:
     if not terms:
         return None
     if all(isinstance(gradient, tf.IndexedSlices) for gradient, _ in terms):
@@ -91,7 +95,8 @@ def _sum(terms: list[tuple[Any, Any]], counts: Sequence[int]) -> Any:
                 for g, w in terms
             ],
             terms[0][0].dense_shape,
-            counts,
+            sizes,
+            name,
         )
     return tf.add_n([_weighted(tf.convert_to_tensor(g), w) for g, w in terms])
 

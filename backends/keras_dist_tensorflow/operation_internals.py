@@ -9,6 +9,10 @@
 | `tensorflow.python.framework.op_callbacks` | what operations replicas run |
 | | outside of graphs: where sparse gradients' indices come from |
 | `tensorflow.python.framework.ops.EagerTensor` | whether it is in a graph |
+| `EagerTensor._id`, `tensorflow.python.pywrap_tfe.TFE_Py_UID` | whether it |
+| | was made before a step |
+| `FuncGraph.function_captures.by_val_internal` | or before a step's graph: |
+| | small ones are in it as constants |
 | `tf.Graph._get_function` | what is in a `tf.function` in a graph |
 
 `tests/backends/tensorflow/test_origins.py` fails readably when one moves.
@@ -21,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager import context
 from tensorflow.python.framework import op_callbacks
@@ -30,6 +35,26 @@ from tensorflow.python.framework.ops import EagerTensor
 def is_eager(tensor: Any) -> bool:
     """Whether a tensor has its value already, in no graph."""
     return isinstance(tensor, EagerTensor)
+
+
+def tensors_so_far() -> int:
+    """A number that tensors which are made later have a larger one than."""
+    return int(pywrap_tfe.TFE_Py_UID())
+
+
+def is_made_outside(tensor: Any, start: int) -> bool:
+    """Whether a tensor was made before a step, or outside of its graph.
+
+    Args:
+        tensor: Tensor.
+        start: Integer, `tensors_so_far` when the step began.
+    """
+    if is_eager(tensor):
+        return bool(tensor._id < start)
+    captures = getattr(tensor.graph, "function_captures", None)
+    if captures is None:
+        return False
+    return any(own is tensor for own in captures.by_val_internal.values())
 
 
 def body_of(call: tf.Operation) -> Any:

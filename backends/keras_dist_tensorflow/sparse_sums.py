@@ -18,6 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_dist_tensorflow.constant_indices import StepSizes
+from keras_dist_tensorflow.constant_indices import and_not_a_row_each
 from keras_dist_tensorflow.origins import SAME
 from keras_dist_tensorflow.origins import Node
 from keras_dist_tensorflow.origins import are_equal
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
 _ROWS = "rows"
 _UNIQUE = "unique"
 _COMMON = "common"
-_READS = ("ReadVariableOp", "Placeholder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +114,16 @@ class SparseSum:
 def summed_rows(
     gradients: Sequence[tf.IndexedSlices],
     dense_shape: Any,
-    counts: Sequence[int],
+    sizes: StepSizes,
+    name: str,
 ) -> SparseSum:
     """Sums the sparse gradients of this worker's replicas.
 
     Args:
         gradients: Sequence with a `tf.IndexedSlices` for each replica.
         dense_shape: Of the sum.
-        counts: The numbers of rows that replicas may have, as far as known.
+        sizes: `StepSizes`, what is known of the replicas' rows.
+        name: String, the variable's.
     """
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
@@ -132,8 +135,9 @@ def summed_rows(
         terms = [(slices.values, slices.indices) for *_, slices in column]
         is_common: Any = True
         if kind == _COMMON:
-            is_common = _are_common([node for _, node, _ in column], terms)
-            is_common = _and_not_a_row_each(is_common, column[0][1], counts)
+            nodes = [node for _, node, _ in column]
+            is_common = _are_common(nodes, terms)
+            is_common = and_not_a_row_each(is_common, nodes, sizes, name)
         parts.append(_combined(kind, terms, is_common))
     return SparseSum(parts, dense_shape)
 
@@ -209,32 +213,6 @@ def _agree(each: Sequence[Any]) -> Any:
     longest = tf.reduce_max(padded, axis=0)
     same = tf.reduce_all((padded == longest) | (padded == -1))
     return bool(same) if tf.executing_eagerly() else same
-
-
-def _and_not_a_row_each(
-    is_common: Any, node: Node, counts: Sequence[int]
-) -> Any:
-    """Finds indices that are constant, but as many as the batch has rows.
-
-    Nothing else but equal rows can be such: no row is computed from another.
-    What is read from a variable has a shape of its own.
-    """
-    inner, how = through(node, ("Identity", "Cast"))
-    if how is not None and how.kind == "Reshape":
-        inner = how.inputs[0]
-    _, how = through(inner, SAME)
-    shape = inner.tensor.shape
-    if (
-        inner.calls
-        or not shape.rank
-        or shape[0] not in counts
-        or (how is not None and how.kind in _READS)
-    ):
-        return is_common
-    one_a_row = tf.reduce_all(inner.tensor == inner.tensor[:1])
-    if tf.executing_eagerly():
-        return is_common and not bool(one_a_row)
-    return tf.logical_and(is_common, ~one_a_row)
 
 
 def _combined(

@@ -41,9 +41,11 @@ from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.constant_indices import StepSizes
 from keras_dist_tensorflow.first_seen import FirstSeen
 from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.operation_internals import tensors_so_far
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
 from keras_dist_tensorflow.tapes import install_tapes
@@ -95,8 +97,7 @@ class StepExecutor(Executor, StepRunner):
         install_plain_models()
         install_tapes()
         self._moves = Moves()
-        # How many rows replicas have now, where that is known.
-        self._counts: set[int] = set()
+        self._sizes = StepSizes()
         self._unequal = UnequalLengths()
 
     def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
@@ -223,7 +224,7 @@ class StepExecutor(Executor, StepRunner):
             self._unequal,
             is_whole,
         )
-        self._mark(tree.flatten(parts))
+        self._mark([tree.flatten(part) for part in parts])
 
         def on_replica(index: int, replica: Replica) -> T:
             with noting():
@@ -254,32 +255,54 @@ class StepExecutor(Executor, StepRunner):
             for leaf in leaves_of(nest)
             if isinstance(leaf, PerReplica)
         ]
-        self._mark(tree.flatten(values))
+        self._mark([tree.flatten(own) for own in zip(*values, strict=True)])
 
     def leave(self, nest: Any) -> Any:
         return nest if tf.executing_eagerly() else map_nest(_own_value, nest)
 
-    def _mark(self, parts: Sequence[Any]) -> None:
-        """Marks the replicas' rows, for sums of sparse gradients."""
-        mark_rows(parts)
-        self._counts = {
-            part.shape[0]
-            for part in parts
-            if tf.is_tensor(part) and part.shape.rank and part.shape[0] != 1
-        } - {None}
+    def _mark(self, each: Sequence[Sequence[Any]]) -> None:
+        """Marks the replicas' rows, for sums of sparse gradients.
+
+        Args:
+            each: Sequence of each replica's tensors.
+        """
+        mark_rows(leaf for own in each for leaf in own)
+        rows = [_row_counts(own) for own in each]
+        self._sizes = StepSizes(rows, tensors_so_far())
 
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
+        return self._summed(gradients, weights, [""] * len(gradients[0]))
+
+    def sum_gradients(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
+        names = [getattr(v, "path", v.name) for v in variables]
+        return self._summed(gradients, weights, names)
+
+    def _summed(
+        self,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        names: Sequence[str],
+    ) -> list[Any]:
         with tf.device(native_name(self.plan.primary)):
-            own = self.locally_summed(gradients, weights)
+            own = self.locally_summed(gradients, weights, names)
             return finished(own, self.workers)
 
     def locally_summed(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+        self,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        names: Sequence[str],
     ) -> list[Any]:
         """Sums over this worker's replicas, for `finished`."""
-        return weighted_sum(gradients, weights, sorted(self._counts))
+        return weighted_sum(gradients, weights, self._sizes, names)
 
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:
@@ -323,6 +346,14 @@ def _own_value(leaf: Any) -> Any:
     if is_written or isinstance(leaf, SyncOnReadVariable):
         return tf.identity(leaf.value)
     return leaf
+
+
+def _row_counts(leaves: Sequence[Any]) -> set[int]:
+    """How many rows a replica may have, where that is known."""
+    # `train_on_batch` gives arrays of NumPy to a step that is not compiled.
+    arrays = [x for x in leaves if tf.is_tensor(x) or isinstance(x, np.ndarray)]
+    shapes = [tf.TensorShape(x.shape) for x in arrays]
+    return {shape[0] for shape in shapes if shape.rank} - {None, 1}
 
 
 def _is_number(value: Any) -> bool:

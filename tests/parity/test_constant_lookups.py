@@ -1,0 +1,88 @@
+"""Variables that are looked up by constant indices, as many as rows.
+
+On TensorFlow, a gradient has a row for each index. Where nobody can tell
+whether a constant has one for each row of the batch, a warning says so.
+"""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from keras import ops
+
+from parity.harness import BACKEND
+from parity.harness import assert_same
+from parity.harness import central
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+
+ROWS = 4  # of a replica
+WIDTH = 3
+
+
+class Segments(keras.Model):
+    """Adds the mean of what constant indices look up to each row."""
+
+    def __init__(self, indices, is_made_before):
+        super().__init__()
+        self.table = layers.Embedding(3, WIDTH)
+        self.head = layers.Dense(1)
+        self.make = indices
+        self.made = indices() if is_made_before else None
+
+    def call(self, x):
+        indices = self.make() if self.made is None else self.made
+        looked_up = ops.mean(self.table(indices), axis=0)
+        return self.head(ops.tanh(x + looked_up))
+
+
+def zeros():
+    return ops.zeros((ROWS,), "int32")
+
+
+def trained(indices, is_made_before, rows, eager, num_replicas, make=None):
+    """What `train_on_batch`, whose batches are of known size, leaves."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, WIDTH)).astype("float32")
+    with scope(num_replicas, make):
+        model = Segments(indices, is_made_before)
+        model(x[:2])
+        set_initial_weights(model)
+        model.compile(
+            keras.optimizers.Adam(0.05),
+            "mse",
+            run_eagerly=eager,
+            jit_compile=False,
+        )
+    for _ in range(3):
+        model.train_on_batch(x, x[:, :1])
+    return state_of(model)
+
+
+# The warning is an error, as each is in these tests.
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
+@pytest.mark.parametrize(
+    ("indices", "is_made_before", "rows"),
+    [
+        pytest.param(zeros, True, 2 * ROWS, id="made before"),
+        pytest.param(zeros, False, 2 * ROWS - 1, id="uneven shares"),
+        pytest.param(lambda: ops.arange(ROWS) // 2, False, 2 * ROWS, id="more"),
+    ],
+)
+def test_one_device_has_them_once(indices, is_made_before, rows, eager, make):
+    case = indices, is_made_before, rows, eager
+    assert_same(trained(*case, 2, make), trained(*case, None))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
+def test_a_warning_names_the_variable(eager, make):
+    says = contextlib.nullcontext()
+    if BACKEND == "tensorflow":
+        says = pytest.warns(UserWarning, match="/embeddings' is looked up by 4")
+    with says:
+        trained(zeros, False, 2 * ROWS, eager, 2, make)
