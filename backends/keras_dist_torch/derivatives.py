@@ -10,13 +10,18 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from typing import Any
+from typing import cast
 
 import torch
 
 from keras_dist.training.rehearsal import RehearsedStep
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
+
+if TYPE_CHECKING:
+    from keras_dist_torch.replicas import TorchReplica
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,10 @@ def _looking() -> ReplicaStep | None:
     return step if step is not None and step.looks_at_gradients else None
 
 
+def _derivatives_of(step: ReplicaStep) -> Derivatives:
+    return cast("TorchReplica", step.replica).derivatives
+
+
 def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +116,7 @@ def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
             step.differentiated(outputs)
             return tuple(map(torch.zeros_like, sources))
         result = original(outputs, inputs, *args, **kwargs)
-        step.replica.derivatives.add(
+        _derivatives_of(step).add(
             gradient
             for gradient, is_leaf in zip(result, are_leaves, strict=True)
             if is_leaf
@@ -129,7 +138,7 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
             for leaf in _leaves(step):
                 leaf.grad = torch.zeros_like(leaf)
             return
-        derivatives: Derivatives = step.replica.derivatives
+        derivatives = _derivatives_of(step)
         derivatives.check(leaf.grad for leaf in _leaves(step))
         original(tensors, *args, **kwargs)
         derivatives.add(leaf.grad for leaf in _leaves(step))

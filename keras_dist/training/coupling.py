@@ -208,15 +208,14 @@ def _takes_any_lengths(
         for place, leaf in enumerate(leaves)
         if ops.is_tensor(leaf) and len(leaf.shape) and leaf.shape[0] is None
     ]
+    tolerance = tolerance_of(call.layer)
+
+    def keeps_rows(place: int) -> bool:
+        whole, first, second = (observed(part, place) for part in _PARTS)
+        return not _are_apart(tolerance, whole, first, second, True)
+
     try:
-        return len(places) > 1 and not any(
-            _are_apart(
-                tolerance_of(call.layer),
-                *(observed(part, place) for part in _PARTS),
-                keep_values=True,
-            )
-            for place in places
-        )
+        return len(places) > 1 and all(map(keeps_rows, places))
     except Exception:
         # It refuses them, in words of its own.
         return False

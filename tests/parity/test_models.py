@@ -285,9 +285,9 @@ def test_freeze_then_compile_again():
 @pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
 def test_models_made_outside_are_plain():
     model = _compile(set_initial_weights(models.mlp()), "sgd")
-    with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        with pytest.warns(UserWarning, match="runs on one device"):
-            model.fit(**models.table(21), **FIT)
+    scope = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope()
+    with scope, pytest.warns(UserWarning, match="runs on one device"):
+        model.fit(**models.table(21), **FIT)
     other = _compile(set_initial_weights(models.mlp()), "sgd")
     other.fit(**models.table(21), **FIT)
     assert_same(state_of(model), state_of(other), rtol=0, atol=0)
