@@ -107,7 +107,7 @@ def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
             step.differentiated(outputs)
             return tuple(map(torch.zeros_like, sources))
         result = original(outputs, inputs, *args, **kwargs)
-        step.replica.derivatives.add(
+        _derivatives_of(step).add(
             gradient
             for gradient, is_leaf in zip(result, are_leaves, strict=True)
             if is_leaf
@@ -129,12 +129,17 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
             for leaf in _leaves(step):
                 leaf.grad = torch.zeros_like(leaf)
             return
-        derivatives: Derivatives = step.replica.derivatives
+        derivatives = _derivatives_of(step)
         derivatives.check(leaf.grad for leaf in _leaves(step))
         original(tensors, *args, **kwargs)
         derivatives.add(leaf.grad for leaf in _leaves(step))
 
     return backward
+
+
+def _derivatives_of(step: ReplicaStep) -> Derivatives:
+    found: Derivatives = vars(step.replica)["derivatives"]
+    return found
 
 
 def _leaves(step: ReplicaStep) -> list[torch.Tensor]:
