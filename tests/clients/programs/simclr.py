@@ -86,8 +86,11 @@ class ContrastiveModel(keras.Model):
 
 train_step_of = ContrastiveModel
 SHOWS = ()
-# Replicas see their own rows, and have matrices of other sizes.
-REFUSED = {"tensorflow": "ConcatOp", "torch": "Sizes of tensors must match"}
+# Replicas see their own rows, and a warning says so before the first step.
+REFUSED = {
+    "tensorflow": "computes a loss that is not",
+    "torch": "computes a loss that is not",
+}
 
 
 def make():
