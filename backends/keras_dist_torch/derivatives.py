@@ -146,11 +146,6 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _derivatives_of(step: ReplicaStep) -> Derivatives:
-    found: Derivatives = vars(step.replica)["derivatives"]
-    return found
-
-
 def _leaves(step: ReplicaStep) -> list[torch.Tensor]:
     return [
         value
