@@ -218,7 +218,7 @@ class StepExecutor(Executor, StepRunner):
     ) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
         parts, shares, edges = cut_batch(
-            batch,
+            tree.map_structure(_as_tensor, batch),
             self.plan.num_replicas,
             slice(first, first + count),
             self._unequal,
@@ -348,11 +348,17 @@ def _own_value(leaf: Any) -> Any:
     return leaf
 
 
+def _as_tensor(leaf: Any) -> Any:
+    """A tensor, so that what is computed of rows is known to be.
+
+    `train_on_batch` gives arrays of NumPy to a step that is not compiled.
+    """
+    return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
 def _row_counts(leaves: Sequence[Any]) -> set[int]:
     """How many rows a replica may have, where that is known."""
-    # `train_on_batch` gives arrays of NumPy to a step that is not compiled.
-    arrays = [x for x in leaves if tf.is_tensor(x) or isinstance(x, np.ndarray)]
-    shapes = [tf.TensorShape(x.shape) for x in arrays]
+    shapes = [tf.TensorShape(x.shape) for x in leaves if tf.is_tensor(x)]
     return {shape[0] for shape in shapes if shape.rank} - {None, 1}
 
 

@@ -13,10 +13,14 @@ from keras import ops
 from keras import optimizers
 
 from parity.harness import BACKEND
+from parity.harness import JIT
 from parity.harness import Case
 from parity.harness import assert_same
 from parity.harness import central
 from parity.harness import plain
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import state_of
 from parity.harness import train
 
 LENGTH = 4
@@ -137,6 +141,35 @@ def test_eager(batch_size, make):
     rows = 2 * batch_size
     case = case_of("adagrad", True, rows=rows, batch_size=batch_size)
     assert_same(train(case, 2, make), plain(case))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_rows_that_are_equal_by_chance(eager):
+    """Each replica looks up the same ids, of its own rows all the same."""
+    ids = np.array([[1], [2], [1], [2]], "int32")
+    y = np.float32([[1], [0], [0], [1]])
+
+    def outcome(count):
+        with scope(count):
+            model = keras.Sequential(
+                [
+                    keras.Input((1,), dtype="int32"),
+                    keras.layers.Embedding(4, 3),
+                    keras.layers.Flatten(),
+                    keras.layers.Dense(1),
+                ]
+            )
+            set_initial_weights(model).compile(
+                keras.optimizers.Adam(0.1),
+                "mse",
+                run_eagerly=eager,
+                jit_compile=False if eager else JIT,
+            )
+        for _ in range(3):
+            model.train_on_batch(ids, y)
+        return state_of(model)
+
+    assert_same(outcome(2), outcome(None))
 
 
 def sparse_rows(rows):
