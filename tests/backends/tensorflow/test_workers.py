@@ -12,6 +12,11 @@ from keras_dist_cli.launcher.addresses import free_addresses
 TOPOLOGIES = {"2x1": (2, 1), "2x2": (2, 2), "3x1": (3, 1)}
 
 
+# Seconds that everything may take, by far: on a busy machine the import of
+# TensorFlow alone took 30.
+LIMIT = 300
+
+
 class Launched:
     """What each worker of a topology found.
 
@@ -34,7 +39,7 @@ class Launched:
         )
         try:
             for index in range(workers):
-                status = launched.wait(index, 100)
+                status = launched.wait(index, LIMIT)
                 assert status == 0, launched.printed(index)[-3000:]
         finally:
             launched.end()

@@ -17,8 +17,8 @@ from keras_dist.plan import Plan
 from keras_dist_cli.launcher.addresses import free_addresses
 from keras_dist_tensorflow.addresses import check_addresses
 
-# For processes that import TensorFlow while others do.
-STARTING = 60
+# For processes that import TensorFlow while others do; less than `timeout`.
+STARTING = 200
 
 
 @contextlib.contextmanager
