@@ -190,15 +190,17 @@ def adopt_optimizer(
         set_optimizer_strategy(optimizer, native)
         if renamed:
             indices = optimizer._trainable_variables_indices
-            moved = {renamed.get(k, k): i for k, i in indices.items()}
-            indices.clear()
-            indices.update(moved)
+            # A new one: TensorFlow saves no dict that was cleared.
+            optimizer._trainable_variables_indices = {
+                renamed.get(key, key): i for key, i in indices.items()
+            }
             excluded = known.get("_exclude_from_weight_decay")
             if excluded:
                 optimizer._exclude_from_weight_decay = {
                     renamed.get(key, key) for key in excluded
                 }
-            known.get("_exclude_from_weight_decay_cache", {}).clear()
+            if known.get("_exclude_from_weight_decay_cache"):
+                optimizer._exclude_from_weight_decay_cache = {}
         optimizer = known.get("inner_optimizer")
 
 

@@ -180,3 +180,17 @@ def test_a_counter_that_a_callback_reads():
     x = np.ones((4, 2), "float32")
     model.fit(x, x[:, :1], epochs=3, callbacks=[callback], verbose=0)
     assert seen == [1, 2, 3]
+
+
+def test_an_adopted_model_is_exported(tmp_path):
+    """TensorFlow saves no dict that was changed behind its back."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile("adam", "mse")
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 3), "float32")
+    model.fit(x, y, verbose=0)
+    keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).distribute(model)
+    model.fit(x, y, verbose=0)
+    model.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(loaded.serve(x), expected, rtol=1e-5)
