@@ -7,6 +7,7 @@ another.
 """
 
 import dataclasses
+import enum
 import warnings
 from collections.abc import Sequence
 from collections.abc import Set
@@ -38,33 +39,49 @@ class StepSizes:
     start: int = 0
 
 
-def and_not_a_row_each(
-    is_common: Any, nodes: Sequence[Node], sizes: StepSizes, name: str
-) -> Any:
-    """Whether indices that are no rows' are the same for any batch.
+class Owner(enum.IntEnum):
+    """Whose indices are that no row of the batch is in."""
+
+    # Each replica has its own, as by its number.
+    REPLICA = 0
+    # As many on each replica as it has rows, which is one: can't be told.
+    UNKNOWN = 1
+    # All equal, and as many on each replica as it has rows.
+    ROWS = 2
+    # The same for any batch: one device has them once.
+    BATCH = 3
+
+
+def owner_of(nodes: Sequence[Node], sizes: StepSizes, name: str) -> Any:
+    """Who owns indices that are the same on this worker's replicas.
 
     Args:
-        is_common: Boolean or tensor, whether all replicas have the same.
         nodes: Sequence of each replica's indices.
         sizes: `StepSizes`.
         name: String, the variable's, for a warning where it can't be told.
+
+    Returns:
+        An `Owner`, or an integer tensor of its value if values decide.
     """
     inner = [_as_made(node) for node in nodes]
     lengths = [_length(node, sizes.start) for node in inner]
     if len(lengths) != len(sizes.rows) or not all(
         length in rows for length, rows in zip(lengths, sizes.rows, strict=True)
     ):
-        return is_common
-    first = inner[0].tensor
-    are_equal: Any = tf.reduce_all(first == first[:1])
+        return Owner.BATCH
+    most = max(length or 0 for length in lengths)
+    if most == 1:
+        return Owner.UNKNOWN
+    longest = inner[lengths.index(most)].tensor
+    are_equal: Any = tf.reduce_all(longest == longest[:1])
     value = _value_of(are_equal)
     if value is None:
-        return tf.logical_and(is_common, ~are_equal)
+        return tf.where(are_equal, int(Owner.ROWS), int(Owner.BATCH))
     if not value:
-        return is_common
+        return Owner.BATCH
     if len(set(lengths)) == 1:
-        _warn(name, lengths[0])
-    return False
+        _warn(name, most)
+    return Owner.ROWS
 
 
 def _as_made(node: Node) -> Node:

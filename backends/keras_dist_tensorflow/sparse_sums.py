@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_dist_tensorflow.constant_indices import Owner
 from keras_dist_tensorflow.constant_indices import StepSizes
-from keras_dist_tensorflow.constant_indices import and_not_a_row_each
+from keras_dist_tensorflow.constant_indices import owner_of
 from keras_dist_tensorflow.origins import SAME
 from keras_dist_tensorflow.origins import Node
 from keras_dist_tensorflow.origins import are_equal
@@ -42,14 +43,16 @@ class _Part:
         kind: String, one of the three kinds above.
         values: Tensor.
         indices: Vector of as many.
-        is_common: Whether a part of common indices is one for sure: boolean,
-            or a tensor if values decide.
+        counts: Vector of how many of them each replica has, if they may yet
+            turn out to be common.
+        owner: `Owner` of a part of common indices, or a tensor of its value.
     """
 
     kind: str
     values: Any
     indices: Any
-    is_common: Any = True
+    counts: Any = None
+    owner: Any = Owner.BATCH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +69,8 @@ class SparseSum:
 
     def slices(self) -> tf.IndexedSlices:
         """The sum as one gradient."""
-        parts = [_once_each(part) for part in self.parts]
-        values = [part.values for part in parts]
-        indices = [part.indices for part in parts]
-        if len(parts) == 1:
+        values, indices = zip(*map(_finished, self.parts), strict=True)
+        if len(self.parts) == 1:
             return tf.IndexedSlices(values[0], indices[0], self.dense_shape)
         return tf.IndexedSlices(
             tf.concat(values, axis=0),
@@ -94,15 +95,10 @@ class SparseSum:
             for each in _as_sent(part)
         ]
         received = iter(workers.concatenate_rows(sent))
-        number = workers.cluster.num_workers
         return [
             SparseSum(
                 [
-                    _received(
-                        part,
-                        [next(received) for _ in _as_sent(part)],
-                        number,
-                    )
+                    _received(part, [next(received) for _ in _as_sent(part)])
                     for part in total.parts
                 ],
                 total.dense_shape,
@@ -132,13 +128,13 @@ def summed_rows(
     parts = []
     for column in zip(*lists, strict=True):
         kind = column[0][0]
-        terms = [(slices.values, slices.indices) for *_, slices in column]
-        is_common: Any = True
+        values = [slices.values for *_, slices in column]
+        indices = [slices.indices for *_, slices in column]
+        part = _Part(kind, _joined(values), _joined(indices))
         if kind == _COMMON:
             nodes = [node for _, node, _ in column]
-            is_common = _are_common(nodes, terms)
-            is_common = and_not_a_row_each(is_common, nodes, sizes, name)
-        parts.append(_combined(kind, terms, is_common))
+            part = _common_part(nodes, values, indices, sizes, name)
+        parts.append(part)
     return SparseSum(parts, dense_shape)
 
 
@@ -198,96 +194,90 @@ def _kind_of(node: Node) -> str:
     return _UNIQUE if how.output == 0 else _ROWS
 
 
-def _are_common(nodes: Sequence[Node], terms: Sequence[tuple[Any, Any]]) -> Any:
-    """Whether all have the same indices; some may have less of them."""
-    first, *others = nodes
-    if all(are_equal(first, other) for other in others):
-        return True
-    return _agree([indices for _, indices in terms])
-
-
-def _agree(each: Sequence[Any]) -> Any:
-    if len(each) == 1:
-        return True
-    padded = tf.stack(_padded(each, -1))
-    longest = tf.reduce_max(padded, axis=0)
-    same = tf.reduce_all((padded == longest) | (padded == -1))
-    return bool(same) if tf.executing_eagerly() else same
-
-
-def _combined(
-    kind: str, terms: Sequence[tuple[Any, Any]], is_common: Any
+def _common_part(
+    nodes: Sequence[Node],
+    values: Sequence[Any],
+    indices: Sequence[Any],
+    sizes: StepSizes,
+    name: str,
 ) -> _Part:
-    def joined() -> tuple[Any, Any]:
-        values, indices = zip(*terms, strict=True)
-        return tf.concat(values, axis=0), tf.concat(indices, axis=0)
+    """The part of indices that no row is in."""
+    counts = tf.stack([tf.shape(each)[0] for each in indices])
+    owner = owner_of(nodes, sizes, name)
+    if any(not are_equal(nodes[0], other) for other in nodes[1:]):
+        owner = _unless_they_differ(owner, _joined(indices), counts)
+    elif owner is Owner.BATCH and _are_as_long(indices):
+        total = tf.add_n(list(values))
+        return _Part(_COMMON, total, indices[0], counts[:1])
+    return _Part(_COMMON, _joined(values), _joined(indices), counts, owner)
+
+
+def _joined(tensors: Sequence[Any]) -> Any:
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0)
+
+
+def _are_as_long(vectors: Sequence[Any]) -> bool:
+    lengths = {vector.shape[0] for vector in vectors}
+    return len(lengths) == 1 and None not in lengths
+
+
+def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:
+    """The owner, if all have the same indices; some may have less of them."""
+    padded = _of_each(indices, counts, -1)
+    longest = tf.reduce_max(padded, axis=0)
+    are_same = tf.reduce_all((padded == longest) | (padded == -1))
+    return tf.where(are_same, _number(owner), int(Owner.REPLICA))
+
+
+def _of_each(rows: Any, counts: Any, default: int) -> Any:
+    """Rows with an axis of replicas before theirs, filled up to the most."""
+    ragged = tf.RaggedTensor.from_row_lengths(rows, counts, validate=False)
+    return ragged.to_tensor(tf.cast(default, rows.dtype))
+
+
+def _number(owner: Any) -> Any:
+    return tf.cast(int(owner) if isinstance(owner, Owner) else owner, tf.int32)
+
+
+def _finished(part: _Part) -> tuple[Any, Any]:
+    """The rows and indices that one device would have."""
+    if part.kind == _UNIQUE:
+        indices, places = tf.unique(part.indices)
+        size = tf.size(indices)
+        return tf.math.unsorted_segment_sum(part.values, places, size), indices
+    if part.kind == _ROWS:
+        return part.values, part.indices
 
     def summed() -> tuple[Any, Any]:
-        values, indices = zip(*terms, strict=True)
-        padded = _padded(indices, -1)
-        if padded[0] is indices[0]:  # all are as long
-            return tf.add_n(values), indices[0]
-        longest = tf.reduce_max(tf.stack(padded), axis=0)
-        return tf.add_n(_padded(values, 0)), longest
+        values = _of_each(part.values, part.counts, 0)
+        indices = _of_each(part.indices, part.counts, -1)
+        return tf.reduce_sum(values, axis=0), tf.reduce_max(indices, axis=0)
 
-    if kind != _COMMON or is_common is False:
-        values, indices = joined()
-    elif is_common is True:
-        values, indices = summed()
-    else:
-        values, indices = tf.cond(is_common, summed, joined)
-    return _Part(kind, values, indices, is_common)
-
-
-def _padded(tensors: Sequence[Any], value: Any) -> list[Any]:
-    """Tensors with as many rows as the one that has most."""
-    counts = [each.shape[0] for each in tensors]
-    if None not in counts and len(set(counts)) == 1:
-        return list(tensors)
-    counts = [tf.shape(each)[0] for each in tensors]
-    most = tf.reduce_max(tf.stack(counts))
-    return [
-        tf.pad(
-            each,
-            [(0, most - count)] + [(0, 0)] * (each.shape.rank - 1),
-            constant_values=tf.cast(value, each.dtype),
-        )
-        for each, count in zip(tensors, counts, strict=True)
-    ]
-
-
-def _once_each(part: _Part) -> _Part:
-    if part.kind != _UNIQUE:
-        return part
-    indices, places = tf.unique(part.indices)
-    values = tf.math.unsorted_segment_sum(part.values, places, tf.size(indices))
-    return _Part(_UNIQUE, values, indices)
+    joined = part.values, part.indices
+    if part.owner is Owner.ROWS or part.counts.shape[0] == 1:
+        return joined
+    owner = _number(part.owner)
+    is_common = (owner == int(Owner.BATCH)) | (owner == int(Owner.UNKNOWN))
+    rows, indices = tf.cond(is_common, summed, lambda: joined)
+    return rows, indices
 
 
 def _as_sent(part: _Part) -> list[Any]:
     """What other workers have to know of a part."""
-    if part.kind != _COMMON:
-        return [part.values, part.indices]
-    count = tf.shape(part.values)[:1]
-    is_common = tf.reshape(tf.cast(part.is_common, tf.int32), [1])
-    return [part.values, part.indices, count, is_common]
+    sent = [part.values, part.indices]
+    if part.kind == _COMMON:
+        sent += [part.counts, tf.reshape(_number(part.owner), [1])]
+    return sent
 
 
-def _received(part: _Part, everyone: Sequence[Any], number: int) -> _Part:
-    """A part as so many workers have it together."""
+def _received(part: _Part, everyone: Sequence[Any]) -> _Part:
+    """A part as all workers have it together."""
     values, indices, *more = everyone
     if not more:
         return _Part(part.kind, values, indices)
-    counts, flags = more
-    terms = list(
-        zip(
-            tf.split(values, counts, num=number),
-            tf.split(indices, counts, num=number),
-            strict=True,
-        )
-    )
-    is_common = tf.reduce_all(flags == 1)
-    agreed = tf.logical_and(is_common, _agree([i for _, i in terms]))
-    if tf.executing_eagerly():
-        agreed = bool(agreed)
-    return _combined(_COMMON, terms, agreed)
+    counts, owners = more
+    # The worker that can tell decides.
+    differ = tf.reduce_any(owners == int(Owner.REPLICA))
+    owner = tf.where(differ, int(Owner.REPLICA), tf.reduce_max(owners))
+    owner = _unless_they_differ(owner, indices, counts)
+    return _Part(_COMMON, values, indices, counts, owner)

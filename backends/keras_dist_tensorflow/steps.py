@@ -359,7 +359,7 @@ def _as_tensor(leaf: Any) -> Any:
 def _row_counts(leaves: Sequence[Any]) -> set[int]:
     """How many rows a replica may have, where that is known."""
     shapes = [tf.TensorShape(x.shape) for x in leaves if tf.is_tensor(x)]
-    return {shape[0] for shape in shapes if shape.rank} - {None, 1}
+    return {shape[0] for shape in shapes if shape.rank} - {None}
 
 
 def _is_number(value: Any) -> bool:

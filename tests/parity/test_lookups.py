@@ -136,7 +136,8 @@ def test_batches_of_known_size(make):
 
 @MAY_BE_ROWS
 @pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
-@pytest.mark.parametrize("batch_size", [7, 2 * LENGTH])
+# Of 3 rows, a replica has one.
+@pytest.mark.parametrize("batch_size", [7, 3, 2 * LENGTH])
 def test_eager(batch_size, make):
     rows = 2 * batch_size
     case = case_of("adagrad", True, rows=rows, batch_size=batch_size)
