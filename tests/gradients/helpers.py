@@ -39,3 +39,15 @@ def cut(rows, num_replicas):
 def total(strategy, value):
     """The sum over replicas of a scalar, as a float."""
     return float(array(strategy.reduce("SUM", value, axis=None)))
+
+
+def weights_after_fit(make, num_replicas=2):
+    """What a model with a `train_step` of its own learns, as one vector."""
+    keras.utils.set_random_seed(3)
+    with strategy_of(num_replicas).scope():
+        inputs = keras.Input((3,))
+        model = make(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=7, epochs=4, shuffle=False, verbose=0)
+    return np.concatenate([w.ravel() for w in model.get_weights()])

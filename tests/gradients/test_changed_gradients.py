@@ -8,7 +8,7 @@ import pytest
 
 import keras_dist
 from gradients.helpers import BACKEND
-from gradients.helpers import strategy_of
+from gradients.helpers import weights_after_fit
 
 SEES_ALL_ROWS = BACKEND == "jax"
 
@@ -57,32 +57,24 @@ class Signs(Native):
         return [keras.ops.sign(slope) for slope in slopes]
 
 
-def _fit(make, num_replicas=2):
-    keras.utils.set_random_seed(3)
-    with strategy_of(num_replicas).scope():
-        inputs = keras.Input((3,))
-        model = make(inputs, keras.layers.Dense(1)(inputs))
-        model.compile("sgd", "mse", jit_compile=False)
-    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
-    model.fit(x, x[:, :1], batch_size=7, epochs=2, shuffle=False, verbose=0)
-    return np.concatenate([w.ravel() for w in model.get_weights()])
-
-
 def test_changed_ones_are_warned_of_once():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        ours = _fit(Signs)
+        ours = weights_after_fit(Signs)
     seen = [w for w in seen if "`train_step` has changed" in str(w.message)]
     assert len(seen) == (0 if SEES_ALL_ROWS else 1)
     if SEES_ALL_ROWS:
-        np.testing.assert_allclose(ours, _fit(Signs, 1), rtol=1e-5)
+        np.testing.assert_allclose(ours, weights_after_fit(Signs, 1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [keras.Model, Changing, Native])
 def test_those_that_are_as_they_came_say_nothing(make):
     # A warning would be an error.
     np.testing.assert_allclose(
-        _fit(make), _fit(keras.Model, 1), rtol=1e-5, atol=1e-6
+        weights_after_fit(make),
+        weights_after_fit(keras.Model, 1),
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
@@ -96,7 +88,7 @@ def test_clipping_by_torch_is_refused():
             return slopes
 
     with pytest.raises(keras_dist.UnsupportedModelError, match="clipnorm"):
-        _fit(Clipped)
+        weights_after_fit(Clipped)
     parameter = torch.ones(2).requires_grad_()
     (parameter * 3.0).sum().backward()
     torch.nn.utils.clip_grad_norm_([parameter], 0.1)

@@ -237,6 +237,7 @@ def test_a_signal_to_the_launcher_is_no_reason_for_a_restart(launcher):
 
 LOSES = """
 if index == 0:
+    mark("pid", os.getpid())
     await_mark("failed-1")
     print("keras_dist.errors.WorkerLostError: Worker 0 can't go on without "
           "the others: worker 1 at 127.0.0.1:9 is lost.", file=sys.stderr)
@@ -248,10 +249,16 @@ def test_a_traceback_that_is_being_written_is_awaited(launcher):
     body = """
     sys.stderr.write("Traceback (most recent call last):\\n")
     sys.stderr.flush()
+    await_mark("pid-0")
     mark("failed")
-    # The launcher sees the other end first.
-    time.sleep(0.5)
-    sys.exit("ValueError: my own fault")
+    # The launcher sees the other end first: it's gone when that has asked.
+    other = int((here / "pid-0").read_text())
+    try:
+        while True:
+            os.kill(other, 0)
+            time.sleep(0.01)
+    except ProcessLookupError:
+        sys.exit("ValueError: my own fault")
     """
     script = launcher.script(LOSES + textwrap.dedent(body))
     done = launcher.run("--workers", 2, script, TEST_SETTLING_TIME="100")
