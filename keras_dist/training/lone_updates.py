@@ -1,8 +1,11 @@
 """The warning about a training loop that nothing distributes."""
 
+import contextlib
 import functools
+import threading
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -16,6 +19,25 @@ from keras_dist.training.updates import update
 SECTION = "A loop that is not distributed"
 
 
+class _Here(threading.local):
+    """Whether this thread is in an `apply` outside of replicas."""
+
+    applies = False
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def _outermost() -> Iterator[bool]:
+    """Whether an `apply` is called by no other one, as a wrapped one is."""
+    before, _here.applies = _here.applies, True
+    try:
+        yield not before
+    finally:
+        _here.applies = before
+
+
 def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     """An optimizer's `apply`, which meets the other replicas first."""
 
@@ -25,8 +47,10 @@ def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         if step is None:
-            _look_at(self, trainable_variables)
-            original(self, grads, trainable_variables)
+            with _outermost() as is_outermost:
+                if is_outermost:
+                    _look_at(self, trainable_variables)
+                original(self, grads, trainable_variables)
         elif not step.is_rehearsal:
             update(step, self, original, grads, trainable_variables)
 

@@ -116,10 +116,22 @@ def test_two_strategies_that_print_alike_are_told_apart():
     assert hex(id(again)) in str(caught.value)
 
 
-def train_natively(strategy, steps, inside=True):
+class OwnApply(keras.optimizers.Adam):
+    def apply(self, grads, trainable_variables=None):
+        super().apply(grads, trainable_variables)
+
+
+OPTIMIZERS = {
+    "Keras' own": lambda: keras.optimizers.Adam(0.1),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(OwnApply(0.1)),
+    "overridden": lambda: OwnApply(0.1),
+}
+
+
+def train_natively(strategy, steps, inside=True, make=OPTIMIZERS["Keras' own"]):
     with strategy.scope():
         model = make_model()
-        optimizer = keras.optimizers.Adam(0.1)
+        optimizer = make()
     step = step_of(model, optimizer)
     scope = strategy.scope() if inside else contextlib.nullcontext()
     with scope:
@@ -158,8 +170,15 @@ def test_a_loop_beside_run_or_fit_is_not(use):
             step(X, Y)
 
 
-def test_one_update_that_makes_the_slots_is_not():
-    train_natively(make_strategy(), 1)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_update_that_makes_the_slots_is_not(name):
+    train_natively(make_strategy(), 1, make=OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_second_update_is(name):
+    with pytest.warns(UserWarning, match="Nothing is distributed"):
+        train_natively(make_strategy(), 2, make=OPTIMIZERS[name])
 
 
 def test_a_loop_on_one_device_is_not():
