@@ -210,6 +210,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
 
         Raises:
             UnsupportedModelError: If the model can't be copied.
+            TypeError: If arrays can't be cut by rows, as sparse tensors can't.
             RuntimeError: Inside of a `strategy.scope()`.
 
         Example:

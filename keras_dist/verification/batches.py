@@ -1,5 +1,6 @@
 """The batches that both copies of a model get."""
 
+import functools
 import operator
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -86,6 +87,7 @@ def batches_of(
 
     Raises:
         ValueError: If there are no rows, or `steps` is below 1.
+        TypeError: If rows can't be taken out of `x`, `y` or `sample_weight`.
     """
     if steps < 1:
         raise ValueError(
@@ -108,9 +110,21 @@ def batches_of(
         # Rows come again where there are few.
         index = (begin + np.arange(count)) % rows
         begin += count
-        cut = _map(operator.itemgetter(index), data)
+        cut = _map(functools.partial(_rows_of, index), data)
         found.append(Batch(cut, count, class_weight))
     return found
+
+
+def _rows_of(index: Any, leaf: Any) -> Any:
+    try:
+        return leaf[index]
+    except (TypeError, ValueError, IndexError) as error:
+        raise TypeError(
+            "`verify` cuts arrays into batches by their rows. Received: "
+            f"{type(leaf).__name__}, whose rows can't be taken out by number. "
+            "Expected: arrays, or data in batches, as "
+            "`tf.data.Dataset.from_tensor_slices((x, y)).batch(8)` has them."
+        ) from error
 
 
 def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:

@@ -72,6 +72,21 @@ def test_a_function_has_to_make_the_same_model_again(strategy):
         strategy.verify(make, X, TARGETS)
 
 
+def test_arrays_without_numbered_rows_are_refused(strategy):
+    class Sparse:
+        shape = (8, 6)
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        tensor = tf.sparse.from_dense(X)
+    else:
+        tensor = Sparse()
+    says = f"Received: {type(tensor).__name__}, .*Expected: arrays, or data in"
+    with pytest.raises(TypeError, match=says):
+        strategy.verify(models.regressor(), tensor, TARGETS)
+
+
 def test_inside_of_a_scope_nothing_is_plain(strategy):
     model = models.regressor()
     with (
