@@ -72,6 +72,7 @@ class CentralExecutor(StepExecutor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
+        internals.install_early_kernels()
         self.updater = AtOwners()
         self._threads = BatonPool(capture_thread)
         # What was made and no step can have seen, by `id`.

@@ -14,6 +14,8 @@
 | `CompileMetrics._user_metrics`, | metrics that the model does not know of |
 | `._user_weighted_metrics` | yet start anew |
 | `keras.Layer._flatten_layers` | whether the model is built |
+| `keras.src.backend.tensorflow.nn.conv` | reads a kernel where variables |
+| | of another device can be read |
 
 | `tensorflow.python.autograph.operators.control_flow` | `for` over a |
 | | distributed dataset in a `tf.function` |
@@ -45,6 +47,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import nn
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.operators import control_flow
 from tensorflow.python.distribute.values import PerReplica
@@ -158,6 +161,24 @@ def native_variable(variable: keras.Variable) -> Any:
 def replace_native_variable(variable: keras.Variable, native: Any) -> None:
     """Puts another `tf.Variable` behind a variable."""
     variable._value = native
+
+
+@functools.cache
+def install_early_kernels() -> None:
+    """Has convolutions read their kernel before they use it.
+
+    Keras has XLA compile those with groups, each on its own, and that reads
+    no variable of another device.
+    """
+    original = nn.conv
+
+    @functools.wraps(original)
+    def conv(inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kernel, keras.Variable):
+            kernel = tf.convert_to_tensor(kernel)
+        return original(inputs, kernel, *args, **kwargs)
+
+    nn.conv = conv
 
 
 def native_key(native: Any) -> Any:

@@ -328,6 +328,16 @@ LAYERS = [
         full=True,
     ),
     layer(
+        "grouped_convolution",
+        models.image(
+            lambda: layers.Conv2D(4, 1),
+            lambda: layers.Conv2D(4, 3, groups=2),
+            layers.GlobalAveragePooling2D,
+            models.dense(),
+        ),
+        data=models.images,
+    ),
+    layer(
         "regularizers",
         models.sequence(
             models.dense(

@@ -10,6 +10,7 @@ import inspect
 import keras
 import pytest
 import tensorflow as tf
+from keras.src.backend.tensorflow import nn
 from tensorflow.python import pywrap_tfe
 
 
@@ -58,6 +59,7 @@ def make_model():
             lambda model: keras.optimizers.LossScaleOptimizer,
             ["_tf_apply", "_common_apply"],
         ),
+        (lambda model: nn, ["conv"]),
         (lambda model: model.weights[0], ["_value"]),
         (lambda model: model.weights[0]._value, ["_unique_id"]),
         (
@@ -76,6 +78,7 @@ def make_model():
         "metrics",
         "optimizer",
         "loss_scale",
+        "convolution",
         "variable",
         "native",
         "tapes",
