@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.sharding_power import UpdatesParts
 from keras_dist.training import nests
 from keras_dist.training.changed_gradients import warn_if_changed
@@ -47,6 +48,7 @@ def update(
         step.commit([_of_trainable(own) for own in writes], shares)
         step.check_owners([*optimizer.variables, *(variables or [])])
         step.check_trained(variables or trainable_variables(optimizer))
+        _check_gradients_add_up(step, variables, optimizer)
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
@@ -74,6 +76,26 @@ def update(
         del step.writes[key]
     step.forget([*(variables or ()), *trainable_variables(optimizer)])
     step.forget(optimizer.variables)
+
+
+def _check_gradients_add_up(
+    step: ReplicaState,
+    variables: list[keras.Variable] | None,
+    optimizer: keras.optimizers.Optimizer,
+) -> None:
+    """Refuses variables that take a replica's gradient for their value."""
+    if step.strategy.plan.num_replicas == 1:
+        return
+    for variable in variables or trainable_variables(optimizer):
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UnsupportedModelError(
+                f"Variable '{variable.path}' is overwritten with its "
+                "gradient, as float8 training does with the largest number of "
+                "a batch, and replicas see rows of their own. Received: "
+                f"{step.strategy!r}. Expected: a layer without float8 "
+                "quantization, one device, or `fit` on JAX, where one program "
+                "sees all rows."
+            )
 
 
 def _of_trainable(writes: Writes) -> Writes:

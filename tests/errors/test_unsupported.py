@@ -14,6 +14,7 @@ from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
+from parity.harness import central
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
@@ -198,3 +199,53 @@ def test_steps_made_by_the_user(cls):
             outcome(2)
         return
     assert_same(outcome(2), outcome(None))
+
+
+def _float8(num_replicas, make=None):
+    with scope(num_replicas, make):
+        model = models.sequence(models.dense(4), models.dense())()
+        set_initial_weights(model)
+        model.layers[0].quantize("float8")
+        model.compile(keras.optimizers.Adam(0.05), "mse", jit_compile=JIT)
+    return model
+
+
+@pytest.mark.parametrize("make", [None, central])
+def test_float8_takes_the_largest_of_all_rows(make):
+    data = models.table(15)
+    # The largest is not in the first replica's rows.
+    data["x"][9] *= 20
+    options = {**FIT, "batch_size": 15, "epochs": 4}
+    model = _float8(2, make)
+    if not SEES_ALL_ROWS:
+        with pytest.raises(
+            keras_dist.UnsupportedModelError,
+            match=r"'.*_scale' is overwritten with its gradient.*one device",
+        ):
+            model.fit(**data, **options)
+        model = _float8(1)
+    model.fit(**data, **options)
+    plain = _float8(None)
+    plain.fit(**data, **options)
+    assert_same(state_of(model), state_of(plain))
+
+
+def test_float8_in_a_replica_function():
+    model = _float8(2)
+    strategy = model.weights[0].distribute_strategy
+    x = models.table(8)["x"]
+
+    # Keras' float8 takes a graph on TensorFlow.
+    @keras_dist.function
+    def step(x):
+        _, slopes = keras_dist.value_and_grad(
+            lambda: ops.mean(model(x, training=True)),
+            model.trainable_variables,
+        )
+        model.optimizer.apply(slopes, model.trainable_variables)
+
+    (batch,) = strategy.experimental_distribute_dataset([x])
+    with pytest.raises(
+        keras_dist.UnsupportedModelError, match="overwritten with its gradient"
+    ):
+        strategy.run(step, (batch,))
