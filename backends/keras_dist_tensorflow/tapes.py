@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.training.custom_gradients import hook_custom_gradient
 from keras_dist.training.rehearsal import RehearsedStep
 from keras_dist.training.shares import Share
 from keras_dist.training.shares import scaled
@@ -25,9 +26,11 @@ from keras_dist_tensorflow.meetings import TensorFlowReplica
 
 @functools.cache
 def install_tapes() -> None:
-    """Makes `tf.GradientTape.gradient` know of replicas."""
+    """Makes what TensorFlow differentiates with know of replicas."""
     tape = tf.GradientTape
     tape.gradient = _rehearsed(_remembered(_counted(tape.gradient)))
+    # Keras' own calls it.
+    tf.custom_gradient = hook_custom_gradient(tf.custom_gradient)
 
 
 def _rehearsed(original: Callable[..., Any]) -> Callable[..., Any]:

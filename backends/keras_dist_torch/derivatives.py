@@ -16,6 +16,8 @@ from typing import cast
 
 import torch
 
+from keras_dist.training import keras_internals
+from keras_dist.training.custom_gradients import hook_custom_gradient
 from keras_dist.training.rehearsal import RehearsedStep
 from keras_dist.training.step import ReplicaStep
 from keras_dist.training.step import current_step
@@ -92,6 +94,8 @@ def install_derivatives() -> None:
     """Makes autograd tell replicas what it has computed."""
     torch.autograd.grad = _remembered(torch.autograd.grad)
     torch.autograd.backward = _watched(torch.autograd.backward)
+    core = keras_internals.backend_core
+    core.custom_gradient = hook_custom_gradient(core.custom_gradient)
 
 
 def _looking() -> ReplicaStep | None:

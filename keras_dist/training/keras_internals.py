@@ -25,6 +25,8 @@
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
 | `keras.src.utils.module_utils` | `tf.data`, where TensorFlow is installed |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
+| `keras.src.backend.core.custom_gradient` | what differentiates by rules of |
+| | the user's |
 | `keras.src.backend.random` | draws that copies of a model share |
 | `keras.Model._compile_config` | what `compile` was given, as objects |
 | the global attribute `object_name_uids` | copies use up no names |
@@ -74,6 +76,7 @@ from keras_dist.errors import UnsupportedKerasError
 
 # `fit` and its relatives. A layer that it is mixed into trains as models do.
 Trainer: type[Any] = keras.Model.__bases__[0]
+backend_core = keras_backend.core
 random_backend = keras_backend.random
 get_mask = keras_backend.get_keras_mask
 set_mask = keras_backend.set_keras_mask
