@@ -7,7 +7,6 @@ from keras import layers
 from keras import ops
 
 from parity import models
-from parity.harness import BACKEND
 from parity.harness import Case
 from parity.harness import assert_same
 from parity.harness import central
@@ -26,13 +25,12 @@ class Changed(layers.Layer):
     """Multiplies by a variable; its backward pass changes gradients."""
 
     change = None
-    custom_gradient = staticmethod(ops.custom_gradient)
 
     def build(self, input_shape):
         self.factor = self.add_weight(shape=(), initializer="ones")
 
     def call(self, x):
-        @self.custom_gradient
+        @ops.custom_gradient
         def multiplied(x, factor):
             def grad(*args, upstream=None):
                 slope = args[0] if upstream is None else upstream
@@ -72,31 +70,6 @@ def test_fit(name, make):
 
 def test_weights_of_rows():
     case = case_of("clipped", models.weighted_table)
-    assert_same(train(case, 2), plain(case))
-
-
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="It is TensorFlow's.")
-@pytest.mark.parametrize("name", CHANGES)
-def test_tensorflows_own(name):
-    import tensorflow as tf
-
-    class Own(Changed):
-        change = staticmethod(CHANGES[name])
-
-        def call(self, x):
-            @tf.custom_gradient
-            def multiplied(x):
-                def grad(slope, variables=()):
-                    slope = CHANGES[name](slope)
-                    own = [tf.reduce_sum(slope * x) for _ in variables]
-                    return slope * factor, own
-
-                factor = self.factor.value
-                return x * tf.convert_to_tensor(factor), grad
-
-            return multiplied(x)
-
-    case = case_of(name, call=Own.call)
     assert_same(train(case, 2), plain(case))
 
 

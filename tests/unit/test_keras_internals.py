@@ -202,6 +202,12 @@ def test_draws_are_where_layers_find_them(name, parameters):
     assert list(inspect.signature(draw).parameters) == parameters
 
 
+def test_custom_gradients_are_where_keras_looks_for_them(monkeypatch):
+    core = keras_internals.backend_core
+    monkeypatch.setattr(core, "custom_gradient", lambda f: ("found", f))
+    assert keras.ops.custom_gradient(1) == ("found", 1)
+
+
 def test_what_can_be_copied_has_one_base():
     for cls in (
         keras.Layer,
