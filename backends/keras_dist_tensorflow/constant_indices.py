@@ -40,16 +40,19 @@ class StepSizes:
 
 
 class Owner(enum.IntEnum):
-    """Whose indices are that no row of the batch is in."""
+    """Whose indices are that no row of the batch is in.
 
-    # Each replica has its own, as by its number.
-    REPLICA = 0
+    Of what workers say, the largest counts: it is the surest.
+    """
+
     # As many on each replica as it has rows, which is one: can't be told.
-    UNKNOWN = 1
+    UNKNOWN = 0
     # All equal, and as many on each replica as it has rows.
-    ROWS = 2
+    ROWS = 1
     # The same for any batch: one device has them once.
-    BATCH = 3
+    BATCH = 2
+    # Each replica has its own, as by its number.
+    REPLICA = 3
 
 
 def owner_of(nodes: Sequence[Node], sizes: StepSizes, name: str) -> Any:

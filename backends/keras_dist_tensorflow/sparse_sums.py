@@ -276,8 +276,5 @@ def _received(part: _Part, everyone: Sequence[Any]) -> _Part:
     if not more:
         return _Part(part.kind, values, indices)
     counts, owners = more
-    # The worker that can tell decides.
-    differ = tf.reduce_any(owners == int(Owner.REPLICA))
-    owner = tf.where(differ, int(Owner.REPLICA), tf.reduce_max(owners))
-    owner = _unless_they_differ(owner, indices, counts)
+    owner = _unless_they_differ(tf.reduce_max(owners), indices, counts)
     return _Part(_COMMON, values, indices, counts, owner)
