@@ -42,6 +42,15 @@ def await_mark(name):
     while not (here / name).exists():
         time.sleep(0.01)
 
+def await_end(process_id):
+    # The launcher asks for the ends of its workers; then they are gone.
+    try:
+        while True:
+            os.kill(int(process_id), 0)
+            time.sleep(0.01)
+    except ProcessLookupError:
+        pass
+
 def sleep():
     while True:
         # In pieces: Python forgets a signal that comes just before the call.

@@ -232,8 +232,12 @@ def test_log_files(launcher):
     assert "[worker 1]" not in done.stdout + done.stderr
 
 
-def on_terminal(process_of, **variables):
-    """What a launcher shows on a terminal."""
+def on_terminal(process_of, answers=None, **variables):
+    """What a launcher shows on a terminal.
+
+    `answers` maps a text to the file to make once the text is shown.
+    """
+    answers = dict(answers or {})
     ours, theirs = pty.openpty()
     try:
         process = process_of(stdout=theirs, stderr=theirs, variables=variables)
@@ -247,6 +251,8 @@ def on_terminal(process_of, **variables):
             if not data:
                 break
             shown += data
+            for text in [text for text in answers if text in shown]:
+                answers.pop(text).touch()
         process.wait(timeout=100)
     finally:
         os.close(ours)
@@ -260,20 +266,19 @@ def test_a_terminal_gets_the_chiefs_bytes(launcher):
         if index == 0:
             for i in range(3):
                 print(f"\\r{i}/3", end="", flush=True)
-            mark("bar")
-            await_mark("said-1")
-            # The launcher has read the other's line when it is asked to.
-            time.sleep(0.3)
+            await_mark("hello-shown")
             print("\\r3/3", flush=True)
         else:
-            await_mark("bar-0")
-            time.sleep(0.3)
+            await_mark("bar-shown")
             print("hello")
-            mark("said")
         """
     )
     shown = on_terminal(
         lambda **options: launcher.start("--workers", 2, script, **options),
+        answers={
+            b"2/3": launcher.folder / "bar-shown",
+            b"hello": launcher.folder / "hello-shown",
+        },
         OMP_NUM_THREADS="1",
     )
     # While nothing is there yet, a line that takes itself away.

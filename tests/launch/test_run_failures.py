@@ -79,21 +79,21 @@ def test_the_exit_status_is_the_failed_workers(launcher, body, status, how):
 def test_the_cause_is_shown_not_who_lost_a_peer(launcher, how):
     script = launcher.script(
         f"""
+        mark("process", os.getpid())
         if index == 0:
             class WorkerLostError(RuntimeError):
                 pass
-            mark("lost")
             if {how!r} == "code":
                 print("worker 1 is lost", file=sys.stderr)
                 sys.exit(42)
             raise WorkerLostError("worker 1")
-        await_mark("lost-0")
-        # The launcher sees the other end first.
-        time.sleep(0.5)
+        await_mark("process-0")
+        await_end((here / "process-0").read_text())
         if index == 2:
             print("me too", file=sys.stderr)
             sys.exit(42)
-        time.sleep(0.3)
+        await_mark("process-2")
+        await_end((here / "process-2").read_text())
         raise ValueError("my own fault")
         """
     )
@@ -217,7 +217,8 @@ def test_no_restart_is_left(launcher):
 
 
 def test_the_restart_code_of_all_is_a_restart(launcher):
-    script = RECORD + "sys.exit(0 if restarts else 42)"
+    script = RECORD + "mark(f'n{restarts}')\nawait_mark(f'n{restarts}-0')\n"
+    script += "await_mark(f'n{restarts}-1')\nsys.exit(0 if restarts else 42)"
     done = launcher.run(
         "--workers", 2, "--max-restarts", 1, launcher.script(script)
     )
@@ -251,14 +252,8 @@ def test_a_traceback_that_is_being_written_is_awaited(launcher):
     sys.stderr.flush()
     await_mark("pid-0")
     mark("failed")
-    # The launcher sees the other end first: it's gone when that has asked.
-    other = int((here / "pid-0").read_text())
-    try:
-        while True:
-            os.kill(other, 0)
-            time.sleep(0.01)
-    except ProcessLookupError:
-        sys.exit("ValueError: my own fault")
+    await_end((here / "pid-0").read_text())
+    sys.exit("ValueError: my own fault")
     """
     script = launcher.script(LOSES + textwrap.dedent(body))
     done = launcher.run("--workers", 2, script, TEST_SETTLING_TIME="100")

@@ -32,7 +32,8 @@ def test_one_that_ends_without_having_joined(launcher):
 
 
 def test_it_is_not_started_again(launcher):
-    done = run(launcher, "print('here')", "--max-restarts", 3)
+    body = "print('here', flush=True)\nif index: sleep()"
+    done = run(launcher, body, "--max-restarts", 3)
     assert done.returncode == 1
     assert done.stdout.count("[worker 0] here") == 1
     assert "restart" not in done.stderr

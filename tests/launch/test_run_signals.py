@@ -74,7 +74,6 @@ def test_after_the_grace_time_a_signal_kills(launcher):
     process = launcher.start("--workers", 2, "--grace", 0.3, script)
     workers = launcher.marks("on", 2)
     process.terminate()
-    launcher.marks("told", 2)
     assert process.wait(timeout=100) == 143
     assert not any(launcher.is_alive(int(worker)) for worker in workers)
 
