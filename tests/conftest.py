@@ -25,11 +25,9 @@ os.environ.setdefault(
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 # In the processes that tests start, Keras imports less.
+sys.path.append(str(pathlib.Path(__file__).parent / "lean"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [
-        str(pathlib.Path(__file__).parent / "lean"),
-        *filter(None, [os.environ.get("PYTHONPATH")]),
-    ]
+    filter(None, [sys.path[-1], os.environ.get("PYTHONPATH")])
 )
 
 if importlib.util.find_spec("torch") and importlib.util.find_spec("tensorflow"):
@@ -37,12 +35,25 @@ if importlib.util.find_spec("torch") and importlib.util.find_spec("tensorflow"):
     with contextlib.suppress(ImportError):
         import torch  # noqa: F401
 
+import hypothesis
 import keras
+import own_ports
 import pytest
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 import keras_dist
 import quicker
+
+sys.meta_path.insert(0, own_ports.OwnPorts)
+
+# Every run tries the same examples, however busy the machine is.
+hypothesis.settings.register_profile(
+    "keras_dist",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("keras_dist")
 
 
 def pytest_configure(config):

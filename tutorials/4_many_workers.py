@@ -6,6 +6,7 @@
 #       extension: .py
 #       format_name: percent
 #       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -24,10 +25,12 @@
 # all three.
 
 # %%
+import contextlib
 import csv
 import json
 import os
 import pathlib
+import random
 import socket
 import subprocess
 import sys
@@ -227,7 +230,12 @@ for launcher, variables in launchers.items():
 # is given the `POWER_CUT`.
 
 # %%
-sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+sockets = []
+while len(sockets) < 2:
+    # The system gives these ports to nobody who asks for any.
+    port = random.randrange(20000, 32768)
+    with contextlib.suppress(OSError):  # it is taken
+        sockets.append(socket.create_server(("127.0.0.1", port)))
 addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 for each in sockets:
     each.close()

@@ -100,8 +100,11 @@ class Watch:
 
     def culprits(self) -> WorkerLostError | None:
         """Finds out who made a collective fail, which may take seconds."""
-        deadline = time.monotonic() + 2 * SILENCE + GRACE
-        while time.monotonic() < deadline:
+        began = time.monotonic()
+        # While this worker was held up itself, nobody's silence counted.
+        while (
+            time.monotonic() < max(began, self._granted) + 2 * SILENCE + GRACE
+        ):
             lost = self._lost(SILENCE, ended=True)
             if lost and not all(each.follows for each in lost.values()):
                 return self._error(lost)

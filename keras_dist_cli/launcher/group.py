@@ -103,10 +103,12 @@ class Group:
 
     def _wait(self, timeout: float | None) -> None:
         end = None if timeout is None else time.monotonic() + timeout
-        while running := self._running():
+        while self._running():
             self._turn()
             self._decide()
-            if end is not None and time.monotonic() > end and not self._told:
+            running = self._running()
+            is_late = end is not None and time.monotonic() > end
+            if running and is_late and not self._told:
                 names = ", ".join(m.program.name for m in running)
                 raise TimeoutError(
                     f"Not done after {timeout} seconds: {names}. All workers "
@@ -123,6 +125,9 @@ class Group:
         now = time.monotonic()
         for member in self._members():
             member.poll(now)
+            if not self._told and member.failure is not None:
+                # What others say from here on comes after the report.
+                self._screen.hold()
         if self._deadline is not None and now > self._deadline:
             for worker in self._workers:
                 worker.kill()
@@ -141,7 +146,6 @@ class Group:
         cause = first(failures)
         if cause is None:
             return
-        self._screen.hold()
         since = min(failure.time for failure in failures)
         settled = time.monotonic() > since + SETTLING_TIME
         if cause.lost_a_peer and self._running():

@@ -1,6 +1,7 @@
 """What the tests of each backend count in the same way."""
 
 import concurrent.futures
+import gc
 import sys
 
 import pytest
@@ -16,19 +17,29 @@ class _AtOnce(concurrent.futures.Executor):
 
 
 def _calls_of(fn):
-    """Python calls that a function makes in this thread."""
-    calls = 0
+    """Names of the Python functions that a function calls in this thread."""
+    calls = []
 
     def profile(frame, event, arg):
-        nonlocal calls
-        calls += event == "call"
+        if event == "call":
+            calls.append(frame.f_code.co_qualname)
 
+    # JAX is called when garbage is collected.
+    gc.collect()
+    gc.disable()
     sys.setprofile(profile)
     try:
         fn()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
+
+
+@pytest.fixture
+def calls_of():
+    """A callable: the Python functions that a function calls."""
+    return _calls_of
 
 
 @pytest.fixture
@@ -46,6 +57,7 @@ def calls_a_step(monkeypatch):
             model.fit(x[:rows], y[:rows], batch_size=4, verbose=0)
 
         fit(len(x) // 4)  # everything is built and traced
-        return (_calls_of(lambda: fit(10)) - _calls_of(lambda: fit(5))) / 5
+        ten, five = (len(_calls_of(lambda n=n: fit(n))) for n in (10, 5))
+        return (ten - five) / 5
 
     return count

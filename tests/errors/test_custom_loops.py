@@ -147,8 +147,8 @@ def test_a_loop_that_never_enters_run_is_told_so_once(kind, inside):
     with pytest.warns(UserWarning, match="Nothing is distributed") as caught:
         step = train_natively(strategy, 4, inside)
         step(X, Y)
-    assert len(caught) == 1
-    message = str(caught[0].message)
+    messages = [str(warning.message) for warning in caught]
+    (message,) = [text for text in messages if "Nothing is" in text]
     assert "kernel" in message and repr(strategy) in message
 
 

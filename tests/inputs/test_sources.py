@@ -241,7 +241,7 @@ def test_a_py_dataset_without_end():
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_end_with_the_pass(workers):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     data = distributed(
         Batches([np.zeros((2,))] * 50, workers=workers, max_queue_size=2), 2
     )
@@ -249,7 +249,10 @@ def test_workers_end_with_the_pass(workers):
     next(iterator)
     del iterator
     gc.collect()
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        # The last ones have been told to end, and nobody waits for them.
+        thread.join(timeout=60)
+        assert not thread.is_alive()
 
 
 def test_shuffled_data_is_shuffled_again_and_cached_data_is_not():

@@ -63,9 +63,9 @@ import os, pathlib, signal, sys, time
 def serve(address, num_workers):
     folder = pathlib.Path(os.environ["TEST_FOLDER"])
     loaded = sorted({"keras", "keras_dist"} & set(sys.modules))
-    with open(folder / "coordinator", "a") as file:
-        file.write(f"{address} {num_workers} {loaded}\\n")
     print("serving", address, flush=True)
+    with open(folder / "coordinator", "ab", buffering=0) as file:
+        file.write(f"{address} {num_workers} {loaded}\\n".encode())
     if "TEST_COORDINATOR_FAILS" in os.environ:
         raise OSError("no port for the coordinator")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -39,20 +39,21 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / "broken_engine.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     def tell(*backends, **variables):
         monkeypatch.setattr(report, "backends", lambda: list(backends))
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        return CliRunner().invoke(app, ["info"])
+        return CliRunner().invoke(app, ["info", "--timeout", "250"])
 
     return tell
 
 
 def test_the_command_tells_programs():
     finished = subprocess.run(
-        [sys.executable, "-m", "keras_dist_cli", "info", "--json"],
+        [sys.executable, "-m", "keras_dist_cli", "info", "--json"]
+        + ["--timeout", "250"],
         env=os.environ
         | CLUSTER
         | {"KERAS_BACKEND": BACKEND, "KERAS_DIST_VIRTUAL_DEVICES": "3"},

@@ -13,6 +13,7 @@ import typer.testing
 
 import keras_dist
 from keras_dist_cli.main import app
+from ports import free_block
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGE = (ROOT / "tutorials" / "many_workers.md").read_text()
@@ -74,9 +75,10 @@ def test_one_machine(script):
 )
 def test_torchrun(script):
     (command,) = (c for c in commands() if c.startswith("torchrun"))
-    check_output(
-        run(["torchrun", "--standalone", *shlex.split(command)[1:]], script)
-    )
+    # Workers take the ports after the one of torchrun.
+    port = str(free_block(3))
+    where = ["--master-addr", "127.0.0.1", "--master-port", port]
+    check_output(run(["torchrun", *where, *shlex.split(command)[1:]], script))
 
 
 def test_a_function():

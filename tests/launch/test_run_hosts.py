@@ -3,27 +3,11 @@
 import socket
 
 from keras_dist_cli.launcher import addresses
-
-
-def free_block(launcher, count):
-    """The first of some ports that follow each other and are free."""
-
-    def first():
-        (address,) = addresses.free_addresses(1)
-        port = int(address.rpartition(":")[2])
-        for i in range(count):
-            with socket.socket() as listener:
-                try:
-                    listener.bind(("127.0.0.1", port + i))
-                except OSError:
-                    return None
-        return port
-
-    return launcher.until(first)
+from ports import free_block
 
 
 def test_two_hosts(launcher):
-    port = free_block(launcher, 6)
+    port = free_block(6)
     hosts = f"127.0.0.1:{port},localhost:{port + 3}"
     script = launcher.script(
         """
@@ -36,6 +20,8 @@ def test_two_hosts(launcher):
             for i in range(4):
                 await_mark(f"told-{i}")
             await_mark("coordinator")
+            while not (here / "coordinator").read_text():
+                time.sleep(0.01)
         print("met")
         """
     )

@@ -148,9 +148,16 @@ def test_the_table_has_a_line_for_each(finished):
     assert not process.stderr
 
 
-def test_a_crash_a_hang_and_wrong_numbers_are_a_rows_failure(fake):
+def test_a_crash_a_hang_and_wrong_numbers_are_a_rows_failure(fake, monkeypatch):
+    ask = child.Child.ask
+
+    def patient(self, job, arguments, limit):
+        hangs = arguments.get("kind") == "central"
+        return ask(self, job, arguments, 2 if hangs else limit)
+
+    monkeypatch.setattr(child.Child, "ask", patient)
     outcome, found, starts = fake(
-        "fails", "--timeout", "2", "--devices", "2", "--workers", "2"
+        "fails", "--timeout", "200", "--devices", "2", "--workers", "2"
     )
     assert outcome.exit_code == 1, outcome.output
     results = by_name(found)

@@ -12,6 +12,8 @@ import importlib.machinery
 import sys
 import types
 
+import own_ports
+
 LEFT_OUT = {"sklearn", "matplotlib"}
 COMPILER = "torch._dynamo"
 
@@ -72,4 +74,4 @@ class LaterCompiler:
         cls.is_ready = True
 
 
-sys.meta_path[:0] = [NotForKeras, LaterCompiler]
+sys.meta_path[:0] = [NotForKeras, LaterCompiler, own_ports.OwnPorts]

@@ -1,8 +1,10 @@
 """`PreemptionCheckpointHandler` where there is one worker."""
 
+import itertools
 import os
 import signal
 import threading
+import types
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import keras_dist
 from conformance.contract import contract
 from keras_dist import errors
+from keras_dist import failure_handling
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import SimpleClusterResolver
 from keras_dist.experimental import PreemptionCheckpointHandler
@@ -172,12 +175,16 @@ def test_what_a_platform_says(tmp_path):
 
 
 @contract("F-3", native=False)
-def test_a_grace_period_ends_in_a_second_checkpoint(tmp_path):
+def test_a_grace_period_ends_in_a_second_checkpoint(tmp_path, monkeypatch):
+    # Each look at the clock takes a hundredth of a second.
+    looks = itertools.count()
+    clock = types.SimpleNamespace(monotonic=lambda: next(looks) / 100)
+    monkeypatch.setattr(failure_handling, "time", clock)
     saved = []
     config = TerminationConfig(
         termination_watcher_fn=lambda: True,
         save_fn=lambda: saved.append(handler.total_run_calls),
-        grace_period=0.3,
+        grace_period=3.0,
     )
     handler = PreemptionCheckpointHandler(None, Saved(), tmp_path, config)
     with pytest.raises(SystemExit):

@@ -1,8 +1,9 @@
 """A worker that trains, and comes to harm where it is told to.
 
-`python fault_jobs.py PLACE SECONDS`: trains steps for ever, prints one line for
-each, and at PLACE (`start`, `step`, `validation`, `saving`, or `nowhere`)
-prints `here` and waits to be killed or stopped.
+`python fault_jobs.py PLACE SECONDS`: prints `imported`, waits for a line, then
+trains steps for ever, prints one line for each, and at PLACE (`start`, `step`,
+`validation`, `saving`, or `nowhere`) prints `here` and waits to be killed or
+stopped.
 """
 
 import os
@@ -40,6 +41,9 @@ class Harm(keras.callbacks.Callback):
 
 
 def main(place, seconds):
+    # Seconds count from here on, however long the imports took.
+    print("imported", flush=True)
+    sys.stdin.readline()
     harm = Harm(place)
     strategy = keras_dist.MultiWorkerMirroredStrategy(
         communication_options=keras_dist.experimental.CommunicationOptions(

@@ -148,11 +148,7 @@ class Program:
             if self.index == 1:
                 raise ValueError("worker 1 can't go on")
 
-        try:
-            handler.run(fail)
-        except keras_dist.WorkerLostError as error:
-            self.note("error", str(error))
-            raise
+        handler.run(fail)
 
 
 def main():

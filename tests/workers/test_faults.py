@@ -46,6 +46,7 @@ class Worker:
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": "1",
             },
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -86,6 +87,16 @@ class Worker:
         self.process.wait()
         self._reader.join(timeout=10)
         self.process.stdout.close()
+        self.process.stdin.close()
+
+
+def go(*workers):
+    """Lets workers begin once all of them have imported what they need."""
+    for worker in workers:
+        worker.wait_for("imported")
+    for worker in workers:
+        worker.process.stdin.write("\n")
+        worker.process.stdin.flush()
 
 
 @pytest.fixture
@@ -118,6 +129,7 @@ def test_killed(start, place, victim):
         start(i, addresses, place if i == victim else "nowhere")
         for i in range(2)
     ]
+    go(*workers)
     workers[victim].wait_for("here")
     workers[victim].process.send_signal(signal.SIGKILL)
     status, seconds = workers[1 - victim].end()
@@ -130,6 +142,7 @@ def test_the_chief_is_killed_while_it_saves(start):
     addresses = free_addresses(2)
     chief = start(0, addresses, "saving")
     other = start(1, addresses)
+    go(chief, other)
     chief.wait_for("here")
     chief.process.send_signal(signal.SIGKILL)
     status, _ = other.end()
@@ -142,6 +155,7 @@ def test_one_of_three_is_killed(start):
     workers = [
         start(i, addresses, "step" if i == 2 else "nowhere") for i in range(3)
     ]
+    go(*workers)
     workers[2].wait_for("here")
     workers[2].process.send_signal(signal.SIGKILL)
     for survivor in workers[:2]:
@@ -158,6 +172,7 @@ def test_stopped(start, victim):
         start(i, addresses, "step" if i == victim else "nowhere", timeout=15)
         for i in range(2)
     ]
+    go(*workers)
     workers[victim].wait_for("here")
     workers[victim].process.send_signal(signal.SIGSTOP)
     status, seconds = workers[1 - victim].end()
@@ -170,7 +185,9 @@ def test_stopped(start, victim):
 def test_one_that_is_alive_but_takes_no_part(start):
     addresses = free_addresses(2)
     chief = start(0, addresses, timeout=15)
-    start(1, addresses, "step", timeout=15).wait_for("here")
+    other = start(1, addresses, "step", timeout=15)
+    go(chief, other)
+    other.wait_for("here")
     status, seconds = chief.end()
     assert "WorkerLostError" in chief.text()
     assert status == RESTART_EXIT_CODE
@@ -180,6 +197,7 @@ def test_one_that_is_alive_but_takes_no_part(start):
 @pytest.mark.parametrize("absent", [0, 1])
 def test_one_that_never_comes(start, absent):
     worker = start(1 - absent, free_addresses(2), timeout=5)
+    go(worker)
     status, seconds = worker.end()
     assert_names(worker, absent)
     assert status == RESTART_EXIT_CODE
@@ -190,6 +208,7 @@ def test_a_port_in_use(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         chief = start(0, [address, *free_addresses(1)], timeout=5)
+        go(chief)
         status, _ = chief.end()
     assert re.search(f"ClusterError: .*'{address}'", chief.text()), chief.text()
     assert status == 1
@@ -198,6 +217,7 @@ def test_a_port_in_use(start):
 def test_an_unknown_host(start):
     addresses = ["no-such-host.invalid:9000", *free_addresses(1)]
     worker = start(1, addresses, timeout=5)
+    go(worker)
     status, _ = worker.end()
     assert "ClusterError" in worker.text(), worker.text()
     assert "no-such-host.invalid" in worker.text()

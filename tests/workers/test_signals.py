@@ -11,7 +11,7 @@ from workers import endless_script
 
 # Far more than the test may take: a worker that has to be killed fails it.
 GRACE = "10000"
-LIMIT = 100
+LIMIT = 400
 
 
 @pytest.fixture

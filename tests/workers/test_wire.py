@@ -37,7 +37,7 @@ def bytes_a_step(workers, dtype="", state="mirrored"):
         [*command, "-m", "workers.wire_jobs", str(workers), dtype, state],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=500,
         check=False,
         env={
             **os.environ,

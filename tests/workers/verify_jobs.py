@@ -1,5 +1,7 @@
 """What workers run in `test_verify.py`."""
 
+import keras
+
 import keras_dist
 from verification import models
 from verification.models import TARGETS
@@ -9,6 +11,7 @@ from verification.models import Y
 
 def verified():
     """Reports of a model that is the same, and of two that are not."""
+    keras.utils.set_random_seed(0)
     strategy = keras_dist.MultiWorkerMirroredStrategy()
     index = strategy.plan.cluster.index
 

@@ -75,7 +75,7 @@ def main(workers, dtype, state):
         (dtype or None, state),
         workers=workers,
         devices=1,
-        timeout=120,
+        timeout=400,
     )
     print(json.dumps(found[0]))
 

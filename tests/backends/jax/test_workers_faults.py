@@ -49,7 +49,7 @@ class Cluster:
         count: Integer, how many they think there are.
     """
 
-    def __init__(self, folder, mode="train", timeout=30, count=2):
+    def __init__(self, folder, mode="train", timeout=200, count=2):
         self.folder = folder
         self.mode, self.timeout = mode, timeout
         self.addresses = free_addresses(count)
@@ -97,14 +97,13 @@ class Cluster:
         until(
             lambda: not coordinators(self.addresses[0]),
             "the coordinator ends with the last worker",
-            limit=60,
         )
 
     def end(self):
         for process in self.processes.values():
             if process.poll() is None:
                 process.kill()
-            process.wait(timeout=10)
+            process.wait()
 
 
 @pytest.fixture
@@ -123,7 +122,7 @@ def cluster(tmp_path):
 
 
 def test_a_short_stop_harms_nobody(cluster):
-    workers = cluster(timeout=30)
+    workers = cluster()
     workers.train()
     workers.kill(1, signal.SIGSTOP)
     before = workers.printed(0).count("step\n")
@@ -136,12 +135,13 @@ def test_a_short_stop_harms_nobody(cluster):
 
 
 def test_the_coordinator_is_killed(cluster):
-    workers = cluster(timeout=5)
+    # Silence is not what tells: nothing listens there any more.
+    workers = cluster(timeout=60)
     workers.train()
     (coordinator,) = coordinators(workers.addresses[0])
     os.kill(coordinator, signal.SIGKILL)
     for index in range(2):
-        assert workers.status(index, limit=100) == RESTART_EXIT_CODE
+        assert workers.status(index) == RESTART_EXIT_CODE
         assert "without the others: the coordinator at" in workers.printed(
             index
         )
@@ -151,4 +151,4 @@ def test_workers_end_when_they_are_done(cluster):
     workers = cluster(mode="end")
     workers.start(0, 1)
     assert workers.status(0) == 0
-    assert workers.status(1, limit=100) == 0
+    assert workers.status(1) == 0

@@ -19,6 +19,7 @@ from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist.plan import Plan
 from keras_dist.strategy import Strategy
 from keras_dist_tensorflow import cluster as cluster_module
+from keras_dist_tensorflow import workers as workers_module
 
 
 class WorkerStrategy(Strategy):
@@ -42,6 +43,8 @@ def main(index, addresses, kind, victim, timeout):
     options = CommunicationOptions(
         timeout_seconds=None if timeout == "-" else float(timeout)
     )
+    # How long one that has ended waits for the others.
+    workers_module.PARTING = 200.0
     cluster = Cluster(index, addresses[0], addresses)
     backend = get_backend()
     backend.join(cluster, options)

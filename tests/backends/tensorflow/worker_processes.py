@@ -67,8 +67,10 @@ class Workers:
 
     def wait_until_printed(self, index, text, seconds):
         deadline = time.monotonic() + seconds
-        while text not in self.printed(index):
+        while True:
             ended = self.processes[index].poll() is not None
+            if text in self.printed(index):
+                return
             if ended or time.monotonic() > deadline:
                 pytest.fail(f"No '{text}' in:\n{self.printed(index)[-3000:]}")
             time.sleep(0.05)  # polls a file
@@ -78,4 +80,4 @@ class Workers:
             if process.poll() is None:
                 # A stopped process is killed all the same.
                 process.send_signal(signal.SIGKILL)
-            process.wait(timeout=10)
+            process.wait()

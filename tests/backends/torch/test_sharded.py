@@ -77,7 +77,7 @@ def test_slots_are_cut_as_they_are_made():
 )
 def test_one_reduce_scatter_and_one_all_gather_a_step(options, small):
     found = keras_dist.launch(
-        sharded_jobs.collectives, (options,), workers=2, devices=2, timeout=200
+        sharded_jobs.collectives, (options,), workers=2, devices=2, timeout=400
     )
     # 4 parts of 20, 5, 15 and 3 parameters.
     size = 5 + 2 + 4 + 1

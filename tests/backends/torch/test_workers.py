@@ -15,7 +15,7 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def counted():
     return keras_dist.launch(
-        count_jobs.everything, (STEPS,), workers=2, devices=1, timeout=120
+        count_jobs.everything, (STEPS,), workers=2, devices=1, timeout=400
     )
 
 
@@ -90,7 +90,7 @@ def test_nccl_without_gpus_is_refused():
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert "NCCL needs GPUs" in done.stdout
