@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import torch
 
+from keras_dist_torch.hooks import after_accumulation
 from keras_dist_torch.workers import TorchWorkers
 
 # Bytes of a bucket, where the options leave it to us.
@@ -166,7 +167,7 @@ class Overlap:
         def arrived(leaf: torch.Tensor) -> None:
             self._arrived(order, position, replica, leaf.grad)
 
-        leaf.register_post_accumulate_grad_hook(arrived)
+        after_accumulation(leaf, arrived)
 
     def sum(
         self,

@@ -45,6 +45,8 @@ from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import install_clipping
 from keras_dist_torch.gradients import install_zero_grad
 from keras_dist_torch.gradients import weighted_sum
+from keras_dist_torch.hooks import check_hooks
+from keras_dist_torch.hooks import install_hooks
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.one_device import TorchExecutor
@@ -80,6 +82,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         install_zero_grad()
         install_clipping()
         install_derivatives()
+        install_hooks()
         self._devices = [torch_device(device) for device in plan.devices]
         self._are_away = [
             transfers.are_apart(device, plan.primary) for device in plan.devices
@@ -357,6 +360,7 @@ class TorchReplica(Replica):
         parameter = parameter_of(variable)
         if parameter is None:
             return None
+        check_hooks(variable, parameter)
         sent = None
         if self.moved is not None:
             sent = _delivered(self.moved, self._position, variable)
