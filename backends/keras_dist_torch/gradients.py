@@ -12,6 +12,8 @@ from keras_dist.reduction import check_shapes
 from keras_dist.training.replica import Replica
 from keras_dist.training.step import current_replica
 from keras_dist.training.step import current_step
+from keras_dist_torch.derivatives import install_derivatives
+from keras_dist_torch.hooks import install_hooks
 
 
 class AllSum(torch.autograd.Function):
@@ -98,8 +100,16 @@ def weighted_sum(
     return total
 
 
+def install() -> None:
+    """Makes torch and Keras treat gradients as replicas need it."""
+    _install_zero_grad()
+    _install_clipping()
+    install_derivatives()
+    install_hooks()
+
+
 @functools.cache
-def install_zero_grad() -> None:
+def _install_zero_grad() -> None:
     """Makes a layer's `zero_grad` clear the replica's gradients in a step."""
     original = keras.Layer.zero_grad
 
@@ -119,7 +129,7 @@ def install_zero_grad() -> None:
 
 
 @functools.cache
-def install_clipping() -> None:
+def _install_clipping() -> None:
     """Makes torch's clipping of gradients an error in a step on replicas."""
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         original = getattr(torch.nn.utils, name)

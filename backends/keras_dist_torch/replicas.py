@@ -40,13 +40,10 @@ from keras_dist_torch.batches import lengths_of
 from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.derivatives import Derivatives
-from keras_dist_torch.derivatives import install_derivatives
 from keras_dist_torch.gradients import AllSum
-from keras_dist_torch.gradients import install_clipping
-from keras_dist_torch.gradients import install_zero_grad
+from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.hooks import check_hooks
-from keras_dist_torch.hooks import install_hooks
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.one_device import TorchExecutor
@@ -79,10 +76,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
         _check_memory(plan)
-        install_zero_grad()
-        install_clipping()
-        install_derivatives()
-        install_hooks()
+        install()
         self._devices = [torch_device(device) for device in plan.devices]
         self._are_away = [
             transfers.are_apart(device, plan.primary) for device in plan.devices

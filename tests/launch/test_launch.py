@@ -139,7 +139,7 @@ def test_an_exception_is_raised_here():
 
         if os.environ["KERAS_DIST_WORKER_INDEX"] == "1":
             raise OfMine(5)
-        time.sleep(1000)
+        time.sleep(1000)  # until it is ended
 
     with pytest.raises(OfMine, match="code 5") as caught:
         launch(fn, workers=3, timeout=400)
@@ -239,7 +239,7 @@ def test_timeout(tmp_path, monkeypatch):
         (folder / f"{index}.part").write_text(str(os.getpid()))
         (folder / f"{index}.part").rename(folder / index)
         if index == "1":
-            time.sleep(1000)
+            time.sleep(1000)  # until it is ended
 
     def is_late():
         if not all((tmp_path / name).exists() for name in ("0", "1")):
@@ -283,12 +283,15 @@ def test_ctrl_c_ends_the_workers(tmp_path):
         [sys.executable, script], stderr=subprocess.PIPE, text=True
     )
     files = [tmp_path / "0", tmp_path / "1"]
-    with process:
+    try:
         while not all(file.exists() for file in files):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.02)  # Another process is awaited.
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate()
+        _, stderr = process.communicate(timeout=300)
+    finally:
+        process.kill()
+        process.communicate()
     assert stderr.rstrip().endswith("KeyboardInterrupt")
     assert process.returncode == -signal.SIGINT
     for file in files:

@@ -1,7 +1,12 @@
 """`keras-dist run`: several hosts, addresses, the coordinator."""
 
+import importlib.util
+import os
 import socket
 
+import own_ports
+
+from keras_dist_cli import launcher as package
 from keras_dist_cli.launcher import addresses
 from ports import free_block
 
@@ -60,6 +65,23 @@ def test_free_addresses_differ_and_are_free():
     for address in found[:3]:
         host, port = address.split(":")
         socket.create_server((host, int(port))).close()
+
+
+def test_environments_of_tox_have_ports_of_their_own(monkeypatch):
+    """Of the tests' own: two that run at once don't choose the same port."""
+    chosen = set()
+    for name in own_ports.ENVIRONMENTS:
+        monkeypatch.setenv("TOX_ENV_NAME", name)
+        spec = own_ports.OwnPorts.find_spec(own_ports.MODULE, package.__path__)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert len(module._PORTS) > 1000
+        assert not chosen & set(module._PORTS)
+        chosen |= set(module._PORTS)
+    # The finder came before whoever imports it in this process.
+    monkeypatch.undo()
+    if os.environ.get("TOX_ENV_NAME") in own_ports.ENVIRONMENTS:
+        assert len(addresses._PORTS) < len(chosen)
 
 
 def test_a_coordinator_serves_as_long_as_workers_run(launcher):
