@@ -2,20 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from keras_dist import _keras  # noqa: F401
 from keras_dist import cluster_resolver
 from keras_dist import compat
 from keras_dist import experimental
 from keras_dist import testing
-from keras_dist.average_loss import compute_average_loss
-from keras_dist.average_loss import scale_regularization_loss
-from keras_dist.context import experimental_set_strategy
-from keras_dist.context import has_strategy
-from keras_dist.context import in_cross_replica_context
-from keras_dist.cross_device_ops import CrossDeviceOps
-from keras_dist.cross_device_ops import HierarchicalCopyAllReduce
-from keras_dist.cross_device_ops import NcclAllReduce
-from keras_dist.cross_device_ops import ReductionToOneDevice
+from keras_dist.core.context import experimental_set_strategy
+from keras_dist.core.context import has_strategy
+from keras_dist.core.context import in_cross_replica_context
+from keras_dist.core.options import InputContext
+from keras_dist.core.options import InputOptions
+from keras_dist.core.options import InputReplicationMode
+from keras_dist.core.options import RunOptions
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.values import DistributedValues
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
+from keras_dist.environment import keras_import  # noqa: F401
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
@@ -30,38 +32,36 @@ from keras_dist.errors import UnsupportedKerasError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.errors import WorkerLostError
-from keras_dist.extended import StrategyExtended
-from keras_dist.function import function
-from keras_dist.gradients import gradient
-from keras_dist.gradients import value_and_grad
+from keras_dist.fit.workers.alone import watch_training as _watch_training
 from keras_dist.inputs.dataset import DistributedDataset
 from keras_dist.inputs.iterator import DistributedIterator
-from keras_dist.inputs.options import InputContext
-from keras_dist.inputs.options import InputOptions
-from keras_dist.inputs.options import InputReplicationMode
-from keras_dist.inputs.options import RunOptions
 from keras_dist.inputs.sharding import AutoShardPolicy
-from keras_dist.printing import print
-from keras_dist.reduction import ReduceOp
-from keras_dist.replica_context import ReplicaContext
-from keras_dist.replica_context import get_replica_context
-from keras_dist.scan import scan_steps
+from keras_dist.plugin.virtual import apply_environment as _apply_environment
+from keras_dist.plugin.virtual import list_devices
+from keras_dist.plugin.virtual import set_virtual_devices
+from keras_dist.replica.average_loss import compute_average_loss
+from keras_dist.replica.average_loss import scale_regularization_loss
+from keras_dist.replica.function import function
+from keras_dist.replica.gradients import gradient
+from keras_dist.replica.gradients import value_and_grad
+from keras_dist.replica.printing import print
+from keras_dist.replica.replica_context import ReplicaContext
+from keras_dist.replica.replica_context import get_replica_context
 from keras_dist.strategies.central_storage import CentralStorageStrategy
+from keras_dist.strategies.cross_device_ops import CrossDeviceOps
+from keras_dist.strategies.cross_device_ops import HierarchicalCopyAllReduce
+from keras_dist.strategies.cross_device_ops import NcclAllReduce
+from keras_dist.strategies.cross_device_ops import ReductionToOneDevice
 from keras_dist.strategies.default import get_strategy
+from keras_dist.strategies.extended import StrategyExtended
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )
 from keras_dist.strategies.one_device import OneDeviceStrategy
-from keras_dist.strategy import Strategy
-from keras_dist.summary import summary
-from keras_dist.training.alone import watch_training as _watch_training
-from keras_dist.values import DistributedValues
-from keras_dist.values import Mirrored
-from keras_dist.values import PerReplica
-from keras_dist.virtual import apply_environment as _apply_environment
-from keras_dist.virtual import list_devices
-from keras_dist.virtual import set_virtual_devices
+from keras_dist.strategies.scan import scan_steps
+from keras_dist.strategies.strategy import Strategy
+from keras_dist.tools.summary import summary
 
 if TYPE_CHECKING:
     # A package that is also a function, which type checkers don't know.

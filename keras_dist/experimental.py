@@ -1,16 +1,16 @@
 """Names that `tf.distribute` keeps under `experimental`."""
 
-from keras_dist.failure_handling import PreemptionCheckpointHandler
-from keras_dist.failure_handling import TerminationConfig
-from keras_dist.inputs.communication import CollectiveCommunication
-from keras_dist.inputs.communication import CollectiveHints
-from keras_dist.inputs.communication import CommunicationImplementation
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.inputs.options import ValueContext
+from keras_dist.core.communication import CollectiveCommunication
+from keras_dist.core.communication import CollectiveHints
+from keras_dist.core.communication import CommunicationImplementation
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import ValueContext
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.multi_worker_mirrored import (
     experimental_multi_worker_mirrored as MultiWorkerMirroredStrategy,
 )
+from keras_dist.tools.preemption import PreemptionCheckpointHandler
+from keras_dist.tools.preemption import TerminationConfig
 
 __all__ = [
     "CentralStorageStrategy",

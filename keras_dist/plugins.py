@@ -11,24 +11,24 @@ These names are kept from one version to the next as those of `keras_dist`
 are; what is in other modules is not.
 """
 
-from keras_dist.backend import Backend
-from keras_dist.backend import get_backend
-from keras_dist.backend import override_backend
-from keras_dist.device import Device
-from keras_dist.device import parse_device
-from keras_dist.executor import Executor
-from keras_dist.plan import Plan
-from keras_dist.training.baton import BatonPool
-from keras_dist.training.baton import Round
-from keras_dist.training.differentiation import Differentiates
-from keras_dist.training.keras_internals import inherit_thread_state
-from keras_dist.training.keras_internals import thread_state
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import ReplicaRunner
-from keras_dist.training.replica import StepRunner
-from keras_dist.training.shares import Share
-from keras_dist.training.step import outside_replicas
-from keras_dist.training.steps import step_overrides
+from keras_dist.core.device import Device
+from keras_dist.core.device import parse_device
+from keras_dist.core.plan import Plan
+from keras_dist.core.rows import Share
+from keras_dist.fit.steps import step_overrides
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
+from keras_dist.plugin.backend import Backend
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.backend import override_backend
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.replica import StepRunner
+from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.threads import Round
+from keras_dist.replica.differentiation import Differentiates
+from keras_dist.replica.state import outside_replicas
 
 __all__ = [
     "Backend",

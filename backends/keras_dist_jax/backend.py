@@ -7,29 +7,29 @@ from typing import Any
 import jax
 import keras
 
-from keras_dist.backend import Backend
-from keras_dist.cluster import Cluster
-from keras_dist.compilation import Compiler
-from keras_dist.device import Device
+from keras_dist.bench.fit_loops import BenchmarksFit
+from keras_dist.bench.fit_loops import ModelLoop
+from keras_dist.bench.live import MeasuresMemory
+from keras_dist.bench.loops import BenchmarksLoops
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.tasks import Task
+from keras_dist.bench.worker_loops import BenchmarksWorkers
+from keras_dist.bench.worker_loops import NativeWorkers
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
-from keras_dist.executor import Executor
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.launch.bench.fit_loops import BenchmarksFit
-from keras_dist.launch.bench.fit_loops import ModelLoop
-from keras_dist.launch.bench.live import MeasuresMemory
-from keras_dist.launch.bench.loops import BenchmarksLoops
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.tasks import Task
-from keras_dist.launch.bench.worker_loops import BenchmarksWorkers
-from keras_dist.launch.bench.worker_loops import NativeWorkers
-from keras_dist.plan import Plan
-from keras_dist.sharding_power import ShardsOptimizerState
-from keras_dist.training.differentiation import Differentiated
-from keras_dist.training.differentiation import Differentiates
-from keras_dist.workers import Workers
+from keras_dist.plugin.backend import Backend
+from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.workers import Workers
+from keras_dist.replica.differentiation import Differentiated
+from keras_dist.replica.differentiation import Differentiates
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import trees

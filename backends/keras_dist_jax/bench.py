@@ -15,14 +15,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
-from keras_dist.device import parse_device
-from keras_dist.launch.bench.loops import BETA_1
-from keras_dist.launch.bench.loops import BETA_2
-from keras_dist.launch.bench.loops import EPSILON
-from keras_dist.launch.bench.loops import LEARNING_RATE
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.portable import build_model
+from keras_dist.bench.loops import BETA_1
+from keras_dist.bench.loops import BETA_2
+from keras_dist.bench.loops import EPSILON
+from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.portable import build_model
+from keras_dist.core.device import parse_device
 from keras_dist_jax.devices import jax_devices
 
 NATIVE_LOOP_TEXT = (

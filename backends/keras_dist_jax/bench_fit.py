@@ -9,10 +9,10 @@ import keras
 import numpy as np
 from jax import numpy as jnp
 
-from keras_dist.launch.bench.fit_loops import FitLoop
-from keras_dist.launch.bench.fit_loops import ModelLoop
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.tasks import Task
+from keras_dist.bench.fit_loops import FitLoop
+from keras_dist.bench.fit_loops import ModelLoop
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.tasks import Task
 from keras_dist_jax.bench import on_cpu
 from keras_dist_jax.bench import shardings
 from keras_dist_jax.bench_workers import collectives_run

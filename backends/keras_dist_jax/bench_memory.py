@@ -2,7 +2,7 @@
 
 import jax
 
-from keras_dist.device import Device
+from keras_dist.core.device import Device
 from keras_dist_jax.devices import jax_devices
 
 TEXT = "Measured: every live `jax.Array` of the process, each buffer once."

@@ -12,12 +12,12 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.worker_loops import NativeWorkers
-from keras_dist.launch.bench.worker_loops import compiled
-from keras_dist.launch.bench.worker_loops import rows_of
-from keras_dist.workers import Workers
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.worker_loops import NativeWorkers
+from keras_dist.bench.worker_loops import compiled
+from keras_dist.bench.worker_loops import rows_of
+from keras_dist.plugin.workers import Workers
 from keras_dist_jax.bench import stateless
 
 # The compiler's names.

@@ -12,11 +12,11 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from keras_dist import context
+from keras_dist.core import context
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.regroup import map_nest
-from keras_dist.training import seams
-from keras_dist.values import PerReplica
+from keras_dist.fit import hooks
 from keras_dist_jax.agreement import Tensor
 from keras_dist_jax.agreement import averaged
 from keras_dist_jax.agreement import check_alike
@@ -42,7 +42,7 @@ from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
 
 if TYPE_CHECKING:
-    from keras_dist.strategy_base import StrategyBase
+    from keras_dist.replica.strategy_core import StrategyBase
 
 CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
 # Of arrays with an axis for steps in front.
@@ -75,7 +75,7 @@ def run_region(
         Nest of `JoinedPerReplica`s.
     """
     context.check_cross_replica(strategy, "run")
-    seams.install()
+    hooks.install()
     leaves: list[Any] = []
     specs: list[Any] = []
     cut, on_each = (CUT_STEPS, ON_EACH_STEPS) if scans else (CUT, ON_EACH)

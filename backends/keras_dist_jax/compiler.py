@@ -12,17 +12,17 @@ import jax
 import numpy as np
 from keras import ops
 
-from keras_dist import context
-from keras_dist.compilation import Compiler
-from keras_dist.function import Function
-from keras_dist.misuse import check_args
-from keras_dist.regroup import check_counts
-from keras_dist.regroup import leaves_of
-from keras_dist.regroup import map_nest
-from keras_dist.static_arguments import check_arguments
-from keras_dist.training import keras_internals
-from keras_dist.training.overlay import values_are_replaced
-from keras_dist.values import PerReplica
+from keras_dist.core import context
+from keras_dist.core.regroup import check_counts
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.strategy_classes import check_args
+from keras_dist.core.values import PerReplica
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.static_arguments import check_arguments
+from keras_dist.replica.function import Function
+from keras_dist.replica.scopes import values_are_replaced
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
@@ -37,7 +37,7 @@ from keras_dist_jax.structure import unflatten
 from keras_dist_jax.tracing import current
 
 if TYPE_CHECKING:
-    from keras_dist.replica_methods import ReplicaMethods
+    from keras_dist.strategies.replica_methods import ReplicaMethods
 
 
 class JaxCompiler(Compiler):

@@ -10,10 +10,10 @@ import jax
 import keras
 from jax import lax
 
-from keras_dist.training.overlay import Recording
-from keras_dist.training.overlay import is_recorded
-from keras_dist.training.overlay import opened
-from keras_dist.training.overlay import replay
+from keras_dist.replica.scopes import Recording
+from keras_dist.replica.scopes import is_recorded
+from keras_dist.replica.scopes import opened
+from keras_dist.replica.scopes import replay
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.tracing import eagerly

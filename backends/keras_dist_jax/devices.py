@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from keras_dist.device import Device
+from keras_dist.core.device import Device
 
 _TYPES = {
     "cpu": "cpu",

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import keras
 
 from keras_dist.errors import TraceError
-from keras_dist.training import seams
-from keras_dist.training.creation import creation_hooks
-from keras_dist.training.differentiation import Differentiated
-from keras_dist.training.keras_internals import stateless_scope
-from keras_dist.training.overlay import Recording
-from keras_dist.training.overlay import replay
-from keras_dist.training.overlay import value_in
+from keras_dist.fit import hooks
+from keras_dist.fit.creation import creation_hooks
+from keras_dist.internals.keras_internals import stateless_scope
+from keras_dist.replica.differentiation import Differentiated
+from keras_dist.replica.scopes import Recording
+from keras_dist.replica.scopes import replay
+from keras_dist.replica.scopes import value_in
 from keras_dist_jax.control_flow import install_cond
 
 
@@ -30,8 +30,8 @@ def differentiate(
     overlay, and what `fn` assigns leaves it as a result, to be assigned once
     JAX is done.
     """
-    seams.install_losses_of_layers()
-    seams.install_building()
+    hooks.install_losses_of_layers()
+    hooks.install_building()
     install_cond()
     kept: list[Any] = []
 

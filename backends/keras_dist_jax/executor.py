@@ -11,15 +11,15 @@ import jax
 import keras
 from keras import ops
 
-from keras_dist.device import Device
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import combine
+from keras_dist.core.reduction import widened
+from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.executor import Executor
-from keras_dist.plan import Plan
-from keras_dist.reduction import ReduceOp
-from keras_dist.reduction import combine
-from keras_dist.reduction import widened
-from keras_dist.training.replica import ReplicaRunner
-from keras_dist.values import PerReplica
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.arrays import copy_of

@@ -8,7 +8,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.values import PerReplica
+from keras_dist.core.values import PerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
 

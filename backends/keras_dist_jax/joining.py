@@ -10,10 +10,10 @@ from typing import Any
 
 import jax
 
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist_jax import runtime_internals as runtime
 from keras_dist_jax.addresses import AddressError
 from keras_dist_jax.addresses import listen

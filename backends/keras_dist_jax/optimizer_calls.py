@@ -15,7 +15,7 @@ import jax
 import keras
 from jax.extend import core
 
-from keras_dist.training.overlay import Recording
+from keras_dist.replica.scopes import Recording
 from keras_dist_jax import keras_internals as internals
 
 _NAME = "optimizer_update_"

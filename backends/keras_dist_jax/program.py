@@ -12,12 +12,12 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from keras_dist.compilation import refusing_variables
-from keras_dist.trace_log import TraceLog
-from keras_dist.training import seams
-from keras_dist.training.creation import creation_hooks
-from keras_dist.training.keras_internals import make_global_seed
-from keras_dist.training.overlay import opened
+from keras_dist.fit import hooks
+from keras_dist.fit.creation import creation_hooks
+from keras_dist.internals.keras_internals import make_global_seed
+from keras_dist.plugin.compilation import refusing_variables
+from keras_dist.plugin.trace_log import TraceLog
+from keras_dist.replica.scopes import opened
 from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.control_flow import install_global_seed
@@ -189,8 +189,8 @@ class Program:
         """Traces once, only to find the variables."""
         self._log.note(leaves)
         make_global_seed()
-        seams.install_building()
-        seams.install_losses_of_layers()
+        hooks.install_building()
+        hooks.install_losses_of_layers()
         install_cond()
         install_global_seed()
         trace = Trace({}, self._find)

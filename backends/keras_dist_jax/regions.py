@@ -15,24 +15,24 @@ from jax import lax
 from jax import numpy as jnp
 from keras import ops
 
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import check_gather
+from keras_dist.core.reduction import check_shapes
+from keras_dist.core.reduction import widened
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.rows import WHOLE
+from keras_dist.core.rows import Share
+from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.reduction import ReduceOp
-from keras_dist.reduction import check_gather
-from keras_dist.reduction import check_shapes
-from keras_dist.reduction import widened
-from keras_dist.regroup import map_nest
-from keras_dist.training.binding import check_owner
-from keras_dist.training.call import ReplicaCall
-from keras_dist.training.overlay import Overlay
-from keras_dist.training.overlay import opened
-from keras_dist.training.replica import SEED_STRIDE
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import ReplicaRunner
-from keras_dist.training.shares import WHOLE
-from keras_dist.training.shares import Share
-from keras_dist.training.step import Writes
-from keras_dist.training.step import outside_replicas
-from keras_dist.values import PerReplica
+from keras_dist.fit.binding import check_owner
+from keras_dist.plugin.replica import SEED_STRIDE
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.replica.call import ReplicaCall
+from keras_dist.replica.scopes import Overlay
+from keras_dist.replica.scopes import opened
+from keras_dist.replica.state import Writes
+from keras_dist.replica.state import outside_replicas
 from keras_dist_jax.divergence import AXIS
 from keras_dist_jax.joined import Local
 from keras_dist_jax.joined import cut_to
@@ -49,7 +49,7 @@ from keras_dist_jax.tracing import is_split
 from keras_dist_jax.tracing import share_of
 
 if TYPE_CHECKING:
-    from keras_dist.strategy_base import StrategyBase
+    from keras_dist.replica.strategy_core import StrategyBase
 
 T = TypeVar("T")
 

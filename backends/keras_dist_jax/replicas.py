@@ -10,18 +10,18 @@ from typing import TypeVar
 import jax
 import keras
 
+from keras_dist.core.reduction import check_shapes
+from keras_dist.core.rows import WHOLE
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.reduction import check_shapes
-from keras_dist.training.baton import BatonPool
-from keras_dist.training.baton import Round
-from keras_dist.training.keras_internals import inherit_thread_state
-from keras_dist.training.keras_internals import thread_state
-from keras_dist.training.replica import ALONE
-from keras_dist.training.replica import Group
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import ReplicaRunner
-from keras_dist.training.shares import WHOLE
-from keras_dist.training.step import outside_replicas
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
+from keras_dist.plugin.replica import ALONE
+from keras_dist.plugin.replica import Group
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.threads import Round
+from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.central import Homes
 from keras_dist_jax.layout import Layout

@@ -17,7 +17,7 @@ from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current_trace
 
 if TYPE_CHECKING:
-    from keras_dist.replica_methods import ReplicaMethods
+    from keras_dist.strategies.replica_methods import ReplicaMethods
 
 
 def scanned(

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import keras
 
-from keras_dist.training.parts import Parts
+from keras_dist.sharding.parts import Parts
 from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.joined import over_replicas

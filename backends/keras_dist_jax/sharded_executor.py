@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 
-from keras_dist.device import Device
-from keras_dist.plan import Plan
-from keras_dist.sharding_power import KeepsParts
-from keras_dist.sharding_power import UpdatesParts
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.powers import KeepsParts
+from keras_dist.plugin.powers import UpdatesParts
 from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.executor import JaxExecutor

@@ -10,9 +10,9 @@ import jax
 import keras
 from jax import lax
 
-from keras_dist.training.overlay import opened
-from keras_dist.training.parts import Parts
-from keras_dist.training.step import outside_replicas
+from keras_dist.replica.scopes import opened
+from keras_dist.replica.state import outside_replicas
+from keras_dist.sharding.parts import Parts
 from keras_dist_jax import arrays
 from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals

@@ -13,8 +13,8 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.regroup import map_nest
-from keras_dist.values import PerReplica
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 
 # What stands for a traced array. Per-replica values are stood for by what they

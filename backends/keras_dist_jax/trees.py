@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 
-from keras_dist.values import Mirrored
-from keras_dist.values import PerReplica
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 
 

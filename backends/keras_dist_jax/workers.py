@@ -17,12 +17,12 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.workers import Workers
+from keras_dist.plugin.workers import Workers
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate

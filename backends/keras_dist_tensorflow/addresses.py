@@ -5,7 +5,7 @@ import ipaddress
 import socket
 import time
 
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
 from keras_dist.errors import ClusterError
 
 # Seconds that other workers' names may take to be known: some schedulers

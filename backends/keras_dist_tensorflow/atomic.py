@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.compilation import inlines
-from keras_dist.training.step import current_replica
+from keras_dist.plugin.compilation import inlines
+from keras_dist.replica.state import current_replica
 
 
 class _Current(threading.local):

@@ -5,9 +5,9 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.training.shares import Share
-from keras_dist.training.shares import bounds
-from keras_dist.training.unequal import UnequalLengths
+from keras_dist.core.rows import Share
+from keras_dist.core.rows import bounds
+from keras_dist.core.unequal_rows import UnequalLengths
 
 
 def cut_batch(

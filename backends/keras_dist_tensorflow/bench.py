@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.launch.bench.loops import LEARNING_RATE
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.portable import build_model
+from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.portable import build_model
 
 NATIVE_LOOP_TEXT = (
     "tf.function around a Keras model and optimizer, as the guides have it; "

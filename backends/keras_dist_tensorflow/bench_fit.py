@@ -5,9 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.launch.bench.fit_loops import FitLoop
-from keras_dist.launch.bench.fit_loops import ModelLoop
-from keras_dist.launch.bench.tasks import Task
+from keras_dist.bench.fit_loops import FitLoop
+from keras_dist.bench.fit_loops import ModelLoop
+from keras_dist.bench.tasks import Task
 from keras_dist_tensorflow.bench import native_strategy
 
 TEXT = (

@@ -4,8 +4,8 @@ import gc
 
 import tensorflow as tf
 
-from keras_dist.device import Device
-from keras_dist.device import parse_device
+from keras_dist.core.device import Device
+from keras_dist.core.device import parse_device
 
 TEXT = (
     "Measured: every live `tf.Variable` of the process and every eager tensor."

@@ -8,14 +8,14 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from keras_dist.cluster import Cluster
-from keras_dist.launch.bench.loops import LEARNING_RATE
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.portable import build_model
-from keras_dist.launch.bench.worker_loops import NativeWorkers
-from keras_dist.launch.bench.worker_loops import rows_of
-from keras_dist.workers import Workers
+from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.portable import build_model
+from keras_dist.bench.worker_loops import NativeWorkers
+from keras_dist.bench.worker_loops import rows_of
+from keras_dist.core.cluster import Cluster
+from keras_dist.plugin.workers import Workers
 
 
 class CustomLoop(Loop):

@@ -14,15 +14,15 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from keras_dist.components import Component
-from keras_dist.device import Device
-from keras_dist.owners import num_bytes
-from keras_dist.plan import Plan
-from keras_dist.training.baton import BatonPool
-from keras_dist.training.replica import Group
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import named
-from keras_dist.training.shares import Share
+from keras_dist.core.components import Component
+from keras_dist.core.device import Device
+from keras_dist.core.owners import num_bytes
+from keras_dist.core.plan import Plan
+from keras_dist.core.rows import Share
+from keras_dist.plugin.replica import Group
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import named
+from keras_dist.plugin.threads import BatonPool
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.held import HeldVariable

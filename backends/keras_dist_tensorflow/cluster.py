@@ -10,10 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist.inputs.communication import CommunicationOptions
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.addresses import check_addresses
 from keras_dist_tensorflow.listening import listen_to_own_address

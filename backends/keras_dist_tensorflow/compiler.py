@@ -12,13 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.compilation import Compiler
-from keras_dist.context import check_cross_replica
-from keras_dist.context import in_replica_function
-from keras_dist.function import Function
-from keras_dist.replica_methods import ReplicaMethods
-from keras_dist.static_arguments import check_arguments
-from keras_dist.training.call import ReplicaCall
+from keras_dist.core.context import check_cross_replica
+from keras_dist.core.context import in_replica_function
+from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.static_arguments import check_arguments
+from keras_dist.replica.call import ReplicaCall
+from keras_dist.replica.function import Function
+from keras_dist.strategies.replica_methods import ReplicaMethods
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_building
 from keras_dist_tensorflow.loops import loop_of

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.training.differentiation import Differentiated
+from keras_dist.replica.differentiation import Differentiated
 
 
 def differentiate(

@@ -9,19 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.device import Device
-from keras_dist.training import baton
-from keras_dist.training.keras_internals import inherit_thread_state
-from keras_dist.training.keras_internals import thread_state
-from keras_dist.training.replica import divergence
-from keras_dist.training.step import current_replica
-from keras_dist.training.step import outside_replicas
+from keras_dist.core.device import Device
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
+from keras_dist.plugin import threads
+from keras_dist.plugin.replica import divergence
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.variables import native_name
 
 
-class HostedRound(baton.Round):
+class HostedRound(threads.Round):
     """One run of replicas, whose meetings the caller's thread holds.
 
     Replicas have threads of their own, so that tapes that are open in the
@@ -88,7 +88,7 @@ class HostedRound(baton.Round):
 
 
 def played(
-    pool: baton.BatonPool,
+    pool: threads.BatonPool,
     round_: HostedRound,
     fns: Sequence[Callable[[], Any]],
     devices: Sequence[Device],

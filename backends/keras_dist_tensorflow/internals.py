@@ -60,8 +60,8 @@ from tensorflow.python.ops.resource_variable_ops import (
     BaseResourceVariable as BaseResourceVariable,
 )
 
-from keras_dist import value_operators
-from keras_dist.training.keras_internals import Trainer
+from keras_dist.core import value_operators
+from keras_dist.internals.keras_internals import Trainer
 
 value_operators.install_arithmetic(PerReplica, "PerReplica")
 

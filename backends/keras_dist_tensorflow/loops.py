@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_dist.regroup import leaves_of
-from keras_dist.regroup import map_nest
-from keras_dist.replica_methods import ReplicaMethods
-from keras_dist.values import DistributedValues
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.values import DistributedValues
+from keras_dist.strategies.replica_methods import ReplicaMethods
 from keras_dist_tensorflow import internals
 
 Step = Callable[..., Any]

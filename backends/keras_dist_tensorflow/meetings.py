@@ -10,18 +10,18 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
+from keras_dist.core.reduction import check_shapes
+from keras_dist.core.rows import WHOLE
+from keras_dist.core.rows import Share
+from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.reduction import check_shapes
-from keras_dist.training.replica import ALONE
-from keras_dist.training.replica import Group
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import divergence
-from keras_dist.training.shares import WHOLE
-from keras_dist.training.shares import Share
-from keras_dist.training.shares import scaled
-from keras_dist.training.step import ReplicaState
-from keras_dist.training.step import current_replica
-from keras_dist.training.step import outside_replicas
+from keras_dist.plugin.replica import ALONE
+from keras_dist.plugin.replica import Group
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import divergence
+from keras_dist.replica.state import ReplicaState
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.variables import components

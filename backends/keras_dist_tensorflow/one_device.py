@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.device import Device
-from keras_dist.executor import Executor
-from keras_dist.plan import Plan
-from keras_dist.training.steps import STEPS
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.fit.steps import STEPS
+from keras_dist.plugin.executor import Executor
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler

@@ -9,15 +9,15 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
+from keras_dist.core.plan import Plan
+from keras_dist.core.rows import Share
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.plan import Plan
-from keras_dist.training.keras_internals import inherit_thread_state
-from keras_dist.training.keras_internals import thread_state
-from keras_dist.training.replica import Group
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import divergence
-from keras_dist.training.replica import named
-from keras_dist.training.shares import Share
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
+from keras_dist.plugin.replica import Group
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import divergence
+from keras_dist.plugin.replica import named
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow import update_internals
 from keras_dist_tensorflow.meetings import MirroredReplica

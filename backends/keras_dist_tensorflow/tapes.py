@@ -13,14 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_dist.core.rows import Share
+from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.training.custom_gradients import hook_custom_gradient
-from keras_dist.training.rehearsal import RehearsedStep
-from keras_dist.training.shares import Share
-from keras_dist.training.shares import scaled
-from keras_dist.training.step import ReplicaStep
-from keras_dist.training.step import current_replica
-from keras_dist.training.step import current_step
+from keras_dist.fit.rehearsal import RehearsedStep
+from keras_dist.replica.custom_gradients import hook_custom_gradient
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import current_step
 from keras_dist_tensorflow.meetings import TensorFlowReplica
 
 

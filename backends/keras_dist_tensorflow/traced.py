@@ -9,19 +9,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_dist.compilation import creation_error
-from keras_dist.compilation import inlining
-from keras_dist.compilation import refusing_variables
+from keras_dist.core.objects import held_in
+from keras_dist.core.objects import refuse_result
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
-from keras_dist.objects import held_in
-from keras_dist.objects import refuse_result
-from keras_dist.regroup import map_nest
-from keras_dist.trace_log import TraceLog
-from keras_dist.training.creation import creation_hooks
-from keras_dist.training.keras_internals import make_global_seed
-from keras_dist.values import Mirrored
-from keras_dist.values import PerReplica
+from keras_dist.fit.creation import creation_hooks
+from keras_dist.internals.keras_internals import make_global_seed
+from keras_dist.plugin.compilation import creation_error
+from keras_dist.plugin.compilation import inlining
+from keras_dist.plugin.compilation import refusing_variables
+from keras_dist.plugin.trace_log import TraceLog
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.variables import moves_so_far
 

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.training.binding import binding_of
-from keras_dist.training.keras_internals import Trainer
+from keras_dist.fit.binding import binding_of
+from keras_dist.internals.keras_internals import Trainer
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.variables import outside_of_traces
 

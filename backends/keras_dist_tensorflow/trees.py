@@ -4,10 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_dist.core.values import DistributedValues
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
 from keras_dist.inputs.dataset import DistributedDataset
-from keras_dist.values import DistributedValues
-from keras_dist.values import Mirrored
-from keras_dist.values import PerReplica
 from keras_dist_tensorflow import internals
 
 

@@ -12,9 +12,9 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_dist.components import Component
-from keras_dist.device import Device
-from keras_dist.device import parse_device
+from keras_dist.core.components import Component
+from keras_dist.core.device import Device
+from keras_dist.core.device import parse_device
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow import update_internals
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.cluster import Cluster
-from keras_dist.device import parse_device
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.training.shares import Share
-from keras_dist.workers import Workers
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.device import parse_device
+from keras_dist.core.rows import Share
+from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import local_devices

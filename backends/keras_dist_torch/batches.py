@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import torch
 
-from keras_dist.training import nests
-from keras_dist.training.join import is_row_shaped
+from keras_dist.core import nests
+from keras_dist.replica.join import is_row_shaped
 
 T = TypeVar("T")
 

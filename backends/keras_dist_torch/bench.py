@@ -7,13 +7,13 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.launch.bench.loops import BETA_1
-from keras_dist.launch.bench.loops import BETA_2
-from keras_dist.launch.bench.loops import EPSILON
-from keras_dist.launch.bench.loops import LEARNING_RATE
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.portable import build_model
+from keras_dist.bench.loops import BETA_1
+from keras_dist.bench.loops import BETA_2
+from keras_dist.bench.loops import EPSILON
+from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.portable import build_model
 
 NATIVE_LOOP_TEXT = (
     "torch.nn and torch.optim.Adam in an eager loop, without Keras; the "

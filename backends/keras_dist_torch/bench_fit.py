@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.cluster import Cluster
-from keras_dist.launch.bench.fit_loops import FitLoop
-from keras_dist.launch.bench.fit_loops import ModelLoop
-from keras_dist.launch.bench.fit_loops import on_device
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.processes import Processes
-from keras_dist.launch.bench.profile import Profile
-from keras_dist.launch.bench.tasks import Task
+from keras_dist.bench.fit_loops import FitLoop
+from keras_dist.bench.fit_loops import ModelLoop
+from keras_dist.bench.fit_loops import on_device
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.processes import Processes
+from keras_dist.bench.profile import Profile
+from keras_dist.bench.tasks import Task
+from keras_dist.core.cluster import Cluster
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )

@@ -5,9 +5,9 @@ import gc
 import keras
 import torch
 
-from keras_dist.device import Device
-from keras_dist.training.binding import binding_of
-from keras_dist.training.keras_internals import all_variables
+from keras_dist.core.device import Device
+from keras_dist.fit.binding import binding_of
+from keras_dist.internals.keras_internals import all_variables
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.pieces import ShardedVariable
 

@@ -9,16 +9,16 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from keras_dist.launch.bench.loops import BETA_1
-from keras_dist.launch.bench.loops import BETA_2
-from keras_dist.launch.bench.loops import EPSILON
-from keras_dist.launch.bench.loops import LEARNING_RATE
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.portable import build_model
-from keras_dist.launch.bench.worker_loops import NativeWorkers
-from keras_dist.launch.bench.worker_loops import rows_of
-from keras_dist.workers import Workers
+from keras_dist.bench.loops import BETA_1
+from keras_dist.bench.loops import BETA_2
+from keras_dist.bench.loops import EPSILON
+from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.portable import build_model
+from keras_dist.bench.worker_loops import NativeWorkers
+from keras_dist.bench.worker_loops import rows_of
+from keras_dist.plugin.workers import Workers
 from keras_dist_torch.workers import TorchWorkers
 
 

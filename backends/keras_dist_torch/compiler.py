@@ -11,18 +11,18 @@ import keras
 import torch
 from keras import ops
 
-from keras_dist.compilation import Compiler
-from keras_dist.compilation import inlining
-from keras_dist.compilation import refusing_variables
-from keras_dist.context import check_cross_replica
-from keras_dist.function import Function
-from keras_dist.regroup import map_nest
-from keras_dist.replica_methods import ReplicaMethods
-from keras_dist.static_arguments import check_arguments
-from keras_dist.training.call import ReplicaCall
-from keras_dist.training.creation import creation_hooks
-from keras_dist.values import Mirrored
-from keras_dist.values import PerReplica
+from keras_dist.core.context import check_cross_replica
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
+from keras_dist.fit.creation import creation_hooks
+from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.compilation import inlining
+from keras_dist.plugin.compilation import refusing_variables
+from keras_dist.plugin.static_arguments import check_arguments
+from keras_dist.replica.call import ReplicaCall
+from keras_dist.replica.function import Function
+from keras_dist.strategies.replica_methods import ReplicaMethods
 from keras_dist_torch.snapshots import value_now
 
 

@@ -16,11 +16,11 @@ from typing import cast
 
 import torch
 
-from keras_dist.training import keras_internals
-from keras_dist.training.custom_gradients import hook_custom_gradient
-from keras_dist.training.rehearsal import RehearsedStep
-from keras_dist.training.step import ReplicaStep
-from keras_dist.training.step import current_step
+from keras_dist.fit.rehearsal import RehearsedStep
+from keras_dist.internals import keras_internals
+from keras_dist.replica.custom_gradients import hook_custom_gradient
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import current_step
 
 if TYPE_CHECKING:
     from keras_dist_torch.replicas import TorchReplica

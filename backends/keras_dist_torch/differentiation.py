@@ -10,10 +10,10 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.training import seams
-from keras_dist.training.creation import creation_hooks
-from keras_dist.training.differentiation import Differentiated
-from keras_dist.training.overlay import Overlay
+from keras_dist.fit import hooks
+from keras_dist.fit.creation import creation_hooks
+from keras_dist.replica.differentiation import Differentiated
+from keras_dist.replica.scopes import Overlay
 
 
 class _Current(threading.local):
@@ -76,8 +76,8 @@ def _leaves(
 
 @contextlib.contextmanager
 def _overlay(overlaid: list[Any]) -> Iterator[None]:
-    seams.install_losses_of_layers()
-    seams.install_building()
+    hooks.install_losses_of_layers()
+    hooks.install_building()
     overlay = Overlay(overlaid)
     try:
         with creation_hooks(), overlay:

@@ -7,11 +7,11 @@ from typing import Any
 import keras
 import torch
 
+from keras_dist.core.reduction import check_shapes
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.reduction import check_shapes
-from keras_dist.training.replica import Replica
-from keras_dist.training.step import current_replica
-from keras_dist.training.step import current_step
+from keras_dist.plugin.replica import Replica
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import current_step
 from keras_dist_torch.derivatives import install_derivatives
 from keras_dist_torch.hooks import install_hooks
 

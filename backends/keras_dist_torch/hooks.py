@@ -12,10 +12,10 @@ from typing import NoReturn
 import keras
 import torch
 
+from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.training.shares import Share
-from keras_dist.training.step import ReplicaStep
-from keras_dist.training.step import current_step
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import current_step
 
 # As torch has it: for hooks of this package's own.
 after_accumulation = torch.Tensor.register_post_accumulate_grad_hook

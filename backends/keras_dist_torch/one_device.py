@@ -9,12 +9,12 @@ import keras
 import torch
 from keras import ops
 
-from keras_dist.compilation import inlines
-from keras_dist.device import Device
-from keras_dist.executor import Executor
-from keras_dist.plan import Plan
-from keras_dist.regroup import map_nest
-from keras_dist.workers import Workers
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.core.regroup import map_nest
+from keras_dist.plugin.compilation import inlines
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import parameter_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from keras_dist.training.sharded_optimizer import ShardedOptimizer
+from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.pieces import Cut

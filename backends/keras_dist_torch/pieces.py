@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.training.parts import Parts
-from keras_dist.variables import MirroredVariable
+from keras_dist.replica.variables import MirroredVariable
+from keras_dist.sharding.parts import Parts
 from keras_dist_torch.keras_internals import forget_parameter
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.workers import TorchWorkers

@@ -12,27 +12,27 @@ from typing import TypeVar
 import keras
 import torch
 
+from keras_dist.core.plan import Plan
+from keras_dist.core.rows import WHOLE
+from keras_dist.core.rows import Share
+from keras_dist.core.rows import bounds
+from keras_dist.core.rows import ranges
+from keras_dist.core.unequal_rows import UnequalLengths
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.plan import Plan
-from keras_dist.training.baton import BatonPool
-from keras_dist.training.baton import Round
-from keras_dist.training.metrics import hook_metrics
-from keras_dist.training.replica import SEED_STRIDE
-from keras_dist.training.replica import Group
-from keras_dist.training.replica import Replica
-from keras_dist.training.replica import ReplicaRunner
-from keras_dist.training.replica import StepRunner
-from keras_dist.training.replica import group_of
-from keras_dist.training.shares import WHOLE
-from keras_dist.training.shares import Share
-from keras_dist.training.shares import bounds
-from keras_dist.training.shares import ranges
-from keras_dist.training.step import ReplicaState
-from keras_dist.training.step import outside_replicas
-from keras_dist.training.steps import check_layers
-from keras_dist.training.steps import step_overrides
-from keras_dist.training.unequal import UnequalLengths
+from keras_dist.fit.metrics import hook_metrics
+from keras_dist.fit.steps import check_layers
+from keras_dist.fit.steps import step_overrides
+from keras_dist.plugin.replica import SEED_STRIDE
+from keras_dist.plugin.replica import Group
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.replica import StepRunner
+from keras_dist.plugin.replica import group_of
+from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.threads import Round
+from keras_dist.replica.state import ReplicaState
+from keras_dist.replica.state import outside_replicas
 from keras_dist_torch import transfers
 from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut

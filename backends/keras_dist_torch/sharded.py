@@ -10,14 +10,14 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.device import Device
-from keras_dist.owners import Owners
-from keras_dist.plan import Plan
-from keras_dist.sharding_power import KeepsParts
-from keras_dist.sharding_power import UpdatesParts
-from keras_dist.training import seams
-from keras_dist.training.sharded_optimizer import ShardedOptimizer
-from keras_dist.training.step import current_replica
+from keras_dist.core.device import Device
+from keras_dist.core.owners import Owners
+from keras_dist.core.plan import Plan
+from keras_dist.fit import hooks
+from keras_dist.plugin.powers import KeepsParts
+from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.replica.state import current_replica
+from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
@@ -284,7 +284,7 @@ def install_apply() -> None:
     They write into tensors: for that time they need whole ones.
     """
     # In one order, whichever strategy is the first.
-    seams.install()
+    hooks.install()
     for cls in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,

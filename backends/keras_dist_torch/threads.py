@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from keras_dist.training.keras_internals import inherit_thread_state
-from keras_dist.training.keras_internals import thread_state
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
 
 
 def capture_thread() -> Callable[[], None]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils import _pytree
 
-from keras_dist.values import Mirrored
-from keras_dist.values import PerReplica
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
 
 
 def register_trees() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.device import Device
+from keras_dist.core.device import Device
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.one_device import torch_device
 

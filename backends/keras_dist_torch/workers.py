@@ -14,15 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationImplementation
+from keras_dist.core.communication import CommunicationOptions
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist.heartbeats import SILENCE
-from keras_dist.heartbeats import Blackboard
-from keras_dist.heartbeats import Heartbeats
-from keras_dist.inputs.communication import CommunicationImplementation
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.workers import Workers
+from keras_dist.plugin.heartbeats import SILENCE
+from keras_dist.plugin.heartbeats import Blackboard
+from keras_dist.plugin.heartbeats import Heartbeats
+from keras_dist.plugin.workers import Workers
 
 # Seconds that a collective waits for workers that are alive, by default.
 TIMEOUT = 600.0

@@ -5,8 +5,8 @@ from abc import abstractmethod
 from collections import Counter
 from typing import Any
 
-from keras_dist.backend import get_backend
 from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.plugin.backend import get_backend
 
 
 class ClusterResolver(ABC):

@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Any
 from typing import final
 
-from keras_dist.cross_device_ops import CrossDeviceOps
-from keras_dist.cross_device_ops import check_cross_device_ops
-from keras_dist.reduction import ReduceOp
+from keras_dist.core.reduction import ReduceOp
 from keras_dist.strategies.central_storage import central_plan
+from keras_dist.strategies.cross_device_ops import CrossDeviceOps
+from keras_dist.strategies.cross_device_ops import check_cross_device_ops
 from keras_dist.strategies.mirrored import mirrored_plan
 from keras_dist.strategies.multi_worker_mirrored import MultiWorkerStrategy
 from keras_dist.strategies.one_device import one_device_plan
-from keras_dist.strategy import Strategy as StrategyV2
+from keras_dist.strategies.strategy import Strategy as StrategyV2
 
 __all__ = [
     "CentralStorageStrategy",
@@ -36,7 +36,7 @@ class Strategy(StrategyV2):
 
     Example:
 
-    >>> from keras_dist.device import Device
+    >>> from keras_dist.core.device import Device
     >>> cpu = Device("cpu", 0)
     >>> strategy = keras_dist.compat.v1.Strategy(Plan(((cpu,),), (cpu,)))
     >>> strategy.reduce("SUM", 1.0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from typing import final
 
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 
 @final

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import final
 
+from keras_dist.core.options import InputContext
+from keras_dist.core.options import InputOptions
+from keras_dist.core.options import InputReplicationMode
+from keras_dist.core.options import check_input_options
 from keras_dist.inputs.feed_choice import feed_of_batches
 from keras_dist.inputs.feed_choice import feed_of_function
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
-from keras_dist.inputs.options import InputContext
-from keras_dist.inputs.options import InputOptions
-from keras_dist.inputs.options import InputReplicationMode
-from keras_dist.inputs.options import check_input_options
 from keras_dist.inputs.placement import Placement
 from keras_dist.inputs.sharding import AutoShardPolicy
 from keras_dist.inputs.sharding import off_in_fit
@@ -21,10 +21,10 @@ from keras_dist.inputs.sharding import policy_of
 from keras_dist.inputs.sources.choice import source_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.traced import reduce_in_graph
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 if TYPE_CHECKING:
-    from keras_dist.strategy_base import StrategyBase
+    from keras_dist.replica.strategy_core import StrategyBase
 
 
 @final

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from keras_dist.core.options import InputReplicationMode
+from keras_dist.core.plan import Plan
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import GlobalFeed
 from keras_dist.inputs.feeds import ParallelFeed
 from keras_dist.inputs.feeds import TurnsFeed
-from keras_dist.inputs.options import InputReplicationMode
 from keras_dist.inputs.sharding import AutoShardPolicy
 from keras_dist.inputs.sharding import off_in_fit
 from keras_dist.inputs.sharding import policy_of
@@ -15,10 +16,9 @@ from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.worker_feeds import AgreedFeed
 from keras_dist.inputs.worker_feeds import ShardFeed
-from keras_dist.plan import Plan
 
 if TYPE_CHECKING:
-    from keras_dist.strategy_base import StrategyBase
+    from keras_dist.replica.strategy_core import StrategyBase
 
 
 def feed_of_batches(strategy: "StrategyBase", source: Source) -> Feed:

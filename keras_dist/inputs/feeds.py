@@ -11,20 +11,20 @@ from typing import final
 import keras
 import numpy as np
 
+from keras_dist.core.leaves import check_rows
+from keras_dist.core.leaves import describe
+from keras_dist.core.leaves import named_leaves
+from keras_dist.core.leaves import shape_of
+from keras_dist.core.leaves import sliceable
+from keras_dist.core.regroup import always
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.regroup import regroup
+from keras_dist.core.rows import bounds
 from keras_dist.inputs.adapters import RepeatableBatches
 from keras_dist.inputs.adapters import one_shot_batches
-from keras_dist.inputs.leaves import check_rows
-from keras_dist.inputs.leaves import describe
-from keras_dist.inputs.leaves import named_leaves
-from keras_dist.inputs.leaves import shape_of
-from keras_dist.inputs.leaves import sliceable
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
-from keras_dist.regroup import always
-from keras_dist.regroup import map_nest
-from keras_dist.regroup import regroup
-from keras_dist.training.shares import bounds
 
 
 class Feed(ABC):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import final
 
-from keras_dist import context
+from keras_dist.core import context
 from keras_dist.errors import OutOfRangeError
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 if TYPE_CHECKING:
-    from keras_dist.strategy_base import StrategyBase
+    from keras_dist.replica.strategy_core import StrategyBase
 
 
 class OptionalElement:

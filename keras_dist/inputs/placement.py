@@ -6,15 +6,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.device import Device
-from keras_dist.executor import Executor
-from keras_dist.inputs.leaves import describe
-from keras_dist.inputs.leaves import named_leaves
-from keras_dist.inputs.options import InputOptions
+from keras_dist.core.device import Device
+from keras_dist.core.leaves import describe
+from keras_dist.core.leaves import named_leaves
+from keras_dist.core.options import InputOptions
+from keras_dist.core.regroup import always
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.regroup import regroup
 from keras_dist.inputs.sources.source import dtype_name
-from keras_dist.regroup import always
-from keras_dist.regroup import map_nest
-from keras_dist.regroup import regroup
+from keras_dist.plugin.executor import Executor
 
 HOST = Device("cpu", 0)
 

@@ -10,22 +10,22 @@ from typing import final
 import keras
 import numpy as np
 
+from keras_dist.core.leaves import check_rows
+from keras_dist.core.leaves import shape_of
+from keras_dist.core.leaves import sliceable
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.rows import bounds
 from keras_dist.errors import WorkerLostError
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import cut
 from keras_dist.inputs.feeds import empty
 from keras_dist.inputs.feeds import rows_of
 from keras_dist.inputs.feeds import with_shape
-from keras_dist.inputs.leaves import check_rows
-from keras_dist.inputs.leaves import shape_of
-from keras_dist.inputs.leaves import sliceable
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.sources.tf_data import TooFewFilesError
-from keras_dist.regroup import map_nest
-from keras_dist.training.shares import bounds
-from keras_dist.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 
 @final

@@ -22,11 +22,11 @@ from rich.progress import TextColumn
 from rich.table import Table
 from sklearn.datasets import load_digits
 
+from keras_dist.plugin.virtual import list_devices
+from keras_dist.plugin.virtual import set_virtual_devices
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.summaries.table import show
-from keras_dist.summary import summary
-from keras_dist.virtual import list_devices
-from keras_dist.virtual import set_virtual_devices
+from keras_dist.tools.summaries.table import show
+from keras_dist.tools.summary import summary
 
 NUM_TRAIN_ROWS = 1507
 BATCH_SIZE = 100

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import keras
 
-from keras_dist.backend import ENTRY_POINT_GROUP
+from keras_dist.plugin.backend import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
     from keras_dist_cli.launcher.call import Outcome

@@ -8,12 +8,12 @@ from typing import Any
 
 import keras
 
-from keras_dist.launch.users_function import called
-from keras_dist.launch.users_function import function_of
-from keras_dist.summaries.counting import check_built
-from keras_dist.summaries.counting import load_of
-from keras_dist.training import keras_internals
-from keras_dist.training.elementwise import check_optimizer
+from keras_dist.internals import keras_internals
+from keras_dist.sharding.elementwise import check_optimizer
+from keras_dist.tools.summaries.counting import check_built
+from keras_dist.tools.summaries.counting import load_of
+from keras_dist.tools.users_function import called
+from keras_dist.tools.users_function import function_of
 from keras_dist_cli.planning.load import Load
 
 

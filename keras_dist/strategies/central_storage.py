@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import final
 
-from keras_dist.backend import get_backend
-from keras_dist.device import Device
-from keras_dist.device import resolve_devices
+from keras_dist.core.device import Device
+from keras_dist.core.device import resolve_devices
+from keras_dist.core.plan import Plan
 from keras_dist.errors import DeviceError
-from keras_dist.plan import Plan
-from keras_dist.strategy import Strategy
+from keras_dist.plugin.backend import get_backend
+from keras_dist.strategies.strategy import Strategy
 
 
 @final

@@ -11,17 +11,17 @@ from typing import final
 import keras
 from keras import ops
 
-from keras_dist import context
-from keras_dist.backend import get_backend
-from keras_dist.compilation import Compiler
-from keras_dist.device import Device
-from keras_dist.executor import Executor
-from keras_dist.extended import DefaultExtended
-from keras_dist.inputs.options import InputContext
-from keras_dist.inputs.options import InputOptions
-from keras_dist.plan import Plan
-from keras_dist.strategy import Strategy
-from keras_dist.strategy_base import StrategyBase
+from keras_dist.core import context
+from keras_dist.core.device import Device
+from keras_dist.core.options import InputContext
+from keras_dist.core.options import InputOptions
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.executor import Executor
+from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.strategies.extended import DefaultExtended
+from keras_dist.strategies.strategy import Strategy
 
 
 class DefaultExecutor(Executor):

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import final
 
-from keras_dist.backend import get_backend
-from keras_dist.cross_device_ops import CrossDeviceOps
-from keras_dist.cross_device_ops import check_cross_device_ops
-from keras_dist.device import resolve_devices
-from keras_dist.plan import Plan
-from keras_dist.sharding_power import check_optimizer_state
-from keras_dist.strategy import Strategy
+from keras_dist.core.device import resolve_devices
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.powers import check_optimizer_state
+from keras_dist.strategies.cross_device_ops import CrossDeviceOps
+from keras_dist.strategies.cross_device_ops import check_cross_device_ops
+from keras_dist.strategies.strategy import Strategy
 
 
 @final

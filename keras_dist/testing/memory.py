@@ -7,10 +7,10 @@ from typing import Any
 
 import keras
 
-from keras_dist.backend import Backend
-from keras_dist.device import Device
-from keras_dist.executor import Executor
-from keras_dist.plan import Plan
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.backend import Backend
+from keras_dist.plugin.executor import Executor
 
 
 class MemoryExecutor(Executor):
@@ -61,7 +61,7 @@ class MemoryBackend(Backend):
 
     Example:
 
-    >>> from keras_dist.backend import override_backend
+    >>> from keras_dist.plugin.backend import override_backend
     >>> with override_backend(keras_dist.testing.MemoryBackend()):
     ...     keras_dist.MirroredStrategy()
     <MirroredStrategy on gpu:0, gpu:1>

@@ -9,7 +9,7 @@ from keras import ops
 from keras_dist.verification.report import Report
 
 if TYPE_CHECKING:
-    from keras_dist.workers import Workers
+    from keras_dist.plugin.workers import Workers
 
 
 def agreed(report: Report, workers: "Workers | None") -> Report:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 # Rows of each replica in an even batch, where nobody says.
 _ROWS = 4

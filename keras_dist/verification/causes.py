@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_dist.training.keras_internals import compile_arguments
-from keras_dist.training.keras_internals import is_of_keras
+from keras_dist.internals.keras_internals import compile_arguments
+from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 

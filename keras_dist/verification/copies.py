@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 # In the words of `Report`: what each variable of a model is to it.
 Kinds = dict[int, str]

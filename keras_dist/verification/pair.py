@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
-from keras_dist.backend import get_backend
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.training import keras_internals
-from keras_dist.training.randomness import random_state
-from keras_dist.training.randomness import set_random_state
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.randomness import random_state
+from keras_dist.plugin.randomness import set_random_state
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.copies import check_copy
 from keras_dist.verification.copies import maker_of
@@ -21,7 +21,7 @@ from keras_dist.verification.copies import variables_of
 from keras_dist.verification.runs import Copy
 
 if TYPE_CHECKING:
-    from keras_dist.strategy import Strategy
+    from keras_dist.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)

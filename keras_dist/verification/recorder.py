@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_dist.training.keras_internals import trainable_variables
+from keras_dist.internals.keras_internals import trainable_variables
 from keras_dist.verification.copies import optimizers_of
 
 SLOT = "gradient"

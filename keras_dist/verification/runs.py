@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.training.randomness import set_random_state
+from keras_dist.plugin.randomness import set_random_state
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.copies import Kinds
 from keras_dist.verification.copies import kinds_of

@@ -6,7 +6,7 @@ from html import escape
 from rich.console import Console
 from rich.text import Text
 
-from keras_dist.summaries.html import html_table
+from keras_dist.tools.summaries.html import html_table
 from keras_dist.verification.report import PAGE
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.training.draws import equal_draws
-from keras_dist.training.keras_internals import is_of_keras
+from keras_dist.fit.draws import equal_draws
+from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.causes import Clues
 from keras_dist.verification.causes import cause_of

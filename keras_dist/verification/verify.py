@@ -7,13 +7,13 @@ from typing import Any
 
 import keras
 
-from keras_dist import context
-from keras_dist.backend import get_backend
-from keras_dist.training import keras_internals
-from keras_dist.training import seams
-from keras_dist.training.alone import alone_on_purpose
-from keras_dist.training.randomness import random_state
-from keras_dist.training.randomness import set_random_state
+from keras_dist.core import context
+from keras_dist.fit import hooks
+from keras_dist.fit.workers.alone import alone_on_purpose
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.randomness import random_state
+from keras_dist.plugin.randomness import set_random_state
 from keras_dist.verification.agreement import agreed
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
@@ -22,7 +22,7 @@ from keras_dist.verification.report import Report
 from keras_dist.verification.trial import Trial
 
 if TYPE_CHECKING:
-    from keras_dist.strategy import Strategy
+    from keras_dist.strategies.strategy import Strategy
 
 
 def verify(
@@ -67,7 +67,7 @@ def verify(
     )
     # Seams that were installed in between would be undone with what is
     # replaced for a while.
-    seams.install()
+    hooks.install()
     with _everything_put_back(), alone_on_purpose():
         report = _run(strategy, model, batches)
     return agreed(report, strategy.executor.workers)

@@ -3,11 +3,11 @@
 import pytest
 
 from conformance.contract import contract
-from keras_dist import backend
 from keras_dist.cluster_resolver import ClusterResolver
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import base
-from keras_dist.device import Device
+from keras_dist.core.device import Device
+from keras_dist.plugin import backend
 
 
 class _Two(ClusterResolver):

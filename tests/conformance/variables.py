@@ -11,7 +11,7 @@ from conformance.helpers import per_replica
 from conformance.helpers import raw
 from conformance.helpers import replica_id
 from conformance.helpers import to_numpy
-from keras_dist.variables import CentralVariable
+from keras_dist.replica.variables import CentralVariable
 
 AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
 SYNCHRONIZATIONS = ("on_write", "on_read")

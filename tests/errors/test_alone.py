@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist import membership
-from keras_dist.training import alone
+from keras_dist.fit.workers import alone
+from keras_dist.plugin import membership
 
 X = np.ones((4, 2), "float32")
 STRATEGIES = {

@@ -9,7 +9,7 @@ import keras
 import pytest
 
 import keras_dist
-from keras_dist import backend as backend_module
+from keras_dist.plugin import backend as backend_module
 
 
 def run_python(code, **environment):

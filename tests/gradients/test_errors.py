@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_dist
-from keras_dist.backend import override_backend
+from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
 
 

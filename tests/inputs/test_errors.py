@@ -7,8 +7,8 @@ import pytest
 from inputs.helpers import distributed
 from inputs.helpers import from_function
 from inputs.helpers import lists
-from keras_dist.inputs.options import InputOptions
-from keras_dist.inputs.options import InputReplicationMode
+from keras_dist.core.options import InputOptions
+from keras_dist.core.options import InputReplicationMode
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 
 PER_REPLICA = InputOptions(

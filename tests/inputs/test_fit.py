@@ -13,8 +13,8 @@ from inputs.helpers import installed
 from inputs.helpers import slices
 from inputs.test_sources import KINDS
 from inputs.test_sources import Batches
-from keras_dist.inputs.options import InputOptions
-from keras_dist.inputs.options import InputReplicationMode
+from keras_dist.core.options import InputOptions
+from keras_dist.core.options import InputReplicationMode
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 
 # Keras says it of every source whose length it did not know.

@@ -8,10 +8,10 @@ from inputs.helpers import from_function
 from inputs.helpers import lists
 from inputs.helpers import parts
 from inputs.helpers import strategy_of
+from keras_dist.core.options import InputOptions
+from keras_dist.core.options import InputReplicationMode
 from keras_dist.inputs.dataset import distribute_dataset
 from keras_dist.inputs.dataset import distribute_from_function
-from keras_dist.inputs.options import InputOptions
-from keras_dist.inputs.options import InputReplicationMode
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 
 PER_REPLICA = InputOptions(

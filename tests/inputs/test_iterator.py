@@ -13,10 +13,10 @@ from inputs.helpers import distributed
 from inputs.helpers import joined
 from inputs.helpers import lists
 from inputs.helpers import strategy_of
-from keras_dist import context
+from keras_dist.core import context
+from keras_dist.core.options import InputOptions
 from keras_dist.errors import OutOfRangeError
 from keras_dist.inputs.dataset import distribute_dataset
-from keras_dist.inputs.options import InputOptions
 
 BATCHES = [np.arange(4), np.arange(4, 8), np.arange(8, 9)]
 

@@ -1,7 +1,7 @@
 """The private names of Keras that distributed input needs are there.
 
 A failure here means that Keras moved something: the table in
-`keras_dist/training/keras_internals.py` says what each is for.
+`keras_dist/internals/keras_internals.py` says what each is for.
 """
 
 import inspect
@@ -12,7 +12,7 @@ import pytest
 
 from inputs.helpers import slices
 from inputs.test_sources import Batches
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 
 @pytest.mark.smoke

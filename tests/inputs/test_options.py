@@ -2,16 +2,16 @@
 
 import pytest
 
-from keras_dist.inputs.communication import CollectiveCommunication
-from keras_dist.inputs.communication import CollectiveHints
-from keras_dist.inputs.communication import CommunicationImplementation
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.inputs.options import InputContext
-from keras_dist.inputs.options import InputOptions
-from keras_dist.inputs.options import InputReplicationMode
-from keras_dist.inputs.options import RunOptions
-from keras_dist.inputs.options import ValueContext
-from keras_dist.inputs.options import check_input_options
+from keras_dist.core.communication import CollectiveCommunication
+from keras_dist.core.communication import CollectiveHints
+from keras_dist.core.communication import CommunicationImplementation
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import InputContext
+from keras_dist.core.options import InputOptions
+from keras_dist.core.options import InputReplicationMode
+from keras_dist.core.options import RunOptions
+from keras_dist.core.options import ValueContext
+from keras_dist.core.options import check_input_options
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 

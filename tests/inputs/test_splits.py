@@ -17,9 +17,9 @@ from inputs.helpers import joined
 from inputs.helpers import lists
 from inputs.helpers import parts
 from inputs.helpers import slices
-from keras_dist.inputs.options import InputOptions
-from keras_dist.regroup import leaves_of
-from keras_dist.training.shares import bounds
+from keras_dist.core.options import InputOptions
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.rows import bounds
 
 PROPERTY = settings(
     max_examples=30,

@@ -7,13 +7,13 @@ import numpy as np
 
 import keras_dist
 from inputs.helpers import parts
-from keras_dist.backend import override_backend
-from keras_dist.cluster import Cluster
-from keras_dist.device import Device
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.plan import Plan
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.backend import override_backend
+from keras_dist.plugin.workers import Workers
 from keras_dist.testing import MemoryBackend
-from keras_dist.workers import Workers
 
 # Longer than any step of these tests takes.
 TIMEOUT = 60.0

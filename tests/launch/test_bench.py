@@ -13,22 +13,22 @@ import pytest
 from typer.testing import CliRunner
 
 import keras_dist
-from keras_dist.backend import get_backend
-from keras_dist.backend import override_backend
+from keras_dist.bench import command
+from keras_dist.bench import measure
+from keras_dist.bench import output
+from keras_dist.bench import profile
+from keras_dist.bench.loops import MODELS
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.measurement import Measurement
+from keras_dist.bench.measurement import pairs_of
+from keras_dist.bench.portable import PortableLoop
+from keras_dist.bench.ratios import LEAST_ROUNDS
+from keras_dist.bench.ratios import Ratio
+from keras_dist.bench.ratios import verdict
 from keras_dist.errors import BackendNotFoundError
-from keras_dist.launch.bench import command
-from keras_dist.launch.bench import measure
-from keras_dist.launch.bench import output
-from keras_dist.launch.bench import profile
-from keras_dist.launch.bench.loops import MODELS
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.measurement import Measurement
-from keras_dist.launch.bench.measurement import pairs_of
-from keras_dist.launch.bench.portable import PortableLoop
-from keras_dist.launch.bench.ratios import LEAST_ROUNDS
-from keras_dist.launch.bench.ratios import Ratio
-from keras_dist.launch.bench.ratios import verdict
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist_cli import environment
 from keras_dist_cli.main import app

@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.backend import get_backend
-from keras_dist.backend import override_backend
+from keras_dist.bench import fit_command
+from keras_dist.bench import fit_measure
+from keras_dist.bench import tasks
+from keras_dist.bench.loops import MODELS
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.measurement import Measurement
+from keras_dist.bench.output import Output
 from keras_dist.errors import BackendNotFoundError
-from keras_dist.launch.bench import fit_command
-from keras_dist.launch.bench import fit_measure
-from keras_dist.launch.bench import tasks
-from keras_dist.launch.bench.loops import MODELS
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.loops import Setting
-from keras_dist.launch.bench.measurement import Measurement
-from keras_dist.launch.bench.output import Output
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist_cli.main import app
 from launch.bench_runs import BACKEND

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.backend import get_backend
-from keras_dist.backend import override_backend
-from keras_dist.device import Device
+from keras_dist.bench import memory
+from keras_dist.bench.live import MeasuredMemory
+from keras_dist.bench.memory_report import memory_table
+from keras_dist.bench.output import Output
+from keras_dist.core.device import Device
 from keras_dist.errors import BackendNotFoundError
-from keras_dist.launch.bench import memory
-from keras_dist.launch.bench.live import MeasuredMemory
-from keras_dist.launch.bench.memory_report import memory_table
-from keras_dist.launch.bench.output import Output
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist_cli.main import app
 from launch.bench_runs import BACKEND

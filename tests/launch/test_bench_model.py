@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.launch import users_function
-from keras_dist.launch.bench import fit_command
-from keras_dist.launch.bench import tasks
+from keras_dist.bench import fit_command
+from keras_dist.bench import tasks
+from keras_dist.tools import users_function
 from keras_dist_cli.main import app
 
 BACKEND = keras.backend.backend()

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from keras_dist.launch.bench.loops import Loop
-from keras_dist.launch.bench.processes import Processes
-from keras_dist.launch.bench.processes import ProcessesError
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.processes import Processes
+from keras_dist.bench.processes import ProcessesError
 
 
 def test_workers_run_loops_when_told_to(capfd):

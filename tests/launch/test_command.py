@@ -12,9 +12,9 @@ import keras
 import pytest
 from typer.testing import CliRunner
 
+from keras_dist.bench import fit_command
 from keras_dist.launch import demo
 from keras_dist.launch import plan
-from keras_dist.launch.bench import fit_command
 from keras_dist_cli import main
 from keras_dist_cli.trial.trial import Trial
 

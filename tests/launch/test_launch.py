@@ -18,7 +18,7 @@ import keras
 import pytest
 
 import keras_dist
-import keras_dist.launch.bench
+import keras_dist.bench
 from keras_dist.launch import function
 from keras_dist_cli.launcher import coordinator
 from keras_dist_cli.launcher import group
@@ -336,7 +336,7 @@ def test_bad_arguments(arguments, error, message):
 
 def test_the_package_is_the_function():
     assert callable(keras_dist.launch)
-    assert keras_dist.launch.bench.__name__ == "keras_dist.launch.bench"
+    assert keras_dist.bench.__name__ == "keras_dist.bench"
     assert list(
         inspect.signature(keras_dist.launch).parameters.items()
     ) == list(inspect.signature(function.launch).parameters.items())

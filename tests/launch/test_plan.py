@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import keras_dist
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.launch.plan import load_of_named
-from keras_dist.summaries.counting import load_of
+from keras_dist.tools.summaries.counting import load_of
 from keras_dist_cli.main import app
 from keras_dist_cli.planning.load import load_of_parameters
 from keras_dist_cli.planning.placement import Placement

@@ -8,7 +8,7 @@ import pytest
 
 import keras_dist
 import keras_dist_cli.planning
-from keras_dist.summaries.counting import load_of
+from keras_dist.tools.summaries.counting import load_of
 from keras_dist_cli.planning import load as loads
 from keras_dist_cli.planning.load import Flat
 from keras_dist_cli.planning.load import Load

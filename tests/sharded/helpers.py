@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from keras import optimizers
 
-from keras_dist.backend import get_backend
-from keras_dist.sharding_power import ShardsOptimizerState
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.powers import ShardsOptimizerState
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import sharded

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.training.baton import Baton
-from keras_dist.training.baton import Round
+from keras_dist.plugin.threads import Baton
+from keras_dist.plugin.threads import Round
 
 
 def run(*fns):

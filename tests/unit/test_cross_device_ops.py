@@ -6,7 +6,7 @@ import pytest
 
 import keras_dist
 from conformance.helpers import gradients
-from keras_dist.backend import override_backend
+from keras_dist.plugin.backend import override_backend
 from keras_dist.testing import MemoryBackend
 
 CPUS = ["cpu:0", "cpu:1"]

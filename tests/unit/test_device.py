@@ -2,9 +2,9 @@
 
 import pytest
 
-from keras_dist.device import Device
-from keras_dist.device import parse_device
-from keras_dist.device import resolve_devices
+from keras_dist.core.device import Device
+from keras_dist.core.device import parse_device
+from keras_dist.core.device import resolve_devices
 from keras_dist.errors import DeviceError
 
 CPUS = (Device("cpu", 0), Device("cpu", 1))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.plan import Plan
-from keras_dist.training.shares import bounds
+from keras_dist.core.plan import Plan
+from keras_dist.core.rows import bounds
 
 # What an example may use without importing it.
 NAMES = {
@@ -47,7 +47,7 @@ def test_example(example):
 def test_the_public_classes_have_examples():
     names = {example.id for example in EXAMPLES}
     assert {
-        "keras_dist.strategy.Strategy.scope",
+        "keras_dist.strategies.strategy.Strategy.scope",
         "keras_dist.strategies.mirrored.MirroredStrategy",
         "keras_dist.strategies.one_device.OneDeviceStrategy",
     } <= names

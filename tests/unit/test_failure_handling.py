@@ -13,11 +13,11 @@ import pytest
 import keras_dist
 from conformance.contract import contract
 from keras_dist import errors
-from keras_dist import failure_handling
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import SimpleClusterResolver
 from keras_dist.experimental import PreemptionCheckpointHandler
 from keras_dist.experimental import TerminationConfig
+from keras_dist.tools import preemption
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ def test_a_grace_period_ends_in_a_second_checkpoint(tmp_path, monkeypatch):
     # Each look at the clock takes a hundredth of a second.
     looks = itertools.count()
     clock = types.SimpleNamespace(monotonic=lambda: next(looks) / 100)
-    monkeypatch.setattr(failure_handling, "time", clock)
+    monkeypatch.setattr(preemption, "time", clock)
     saved = []
     config = TerminationConfig(
         termination_watcher_fn=lambda: True,

@@ -2,9 +2,9 @@
 
 import threading
 
-from keras_dist.cluster import Cluster
-from keras_dist.heartbeats import Blackboard
-from keras_dist.heartbeats import Heartbeats
+from keras_dist.core.cluster import Cluster
+from keras_dist.plugin.heartbeats import Blackboard
+from keras_dist.plugin.heartbeats import Heartbeats
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from keras_dist.training.join import join
-from keras_dist.training.join import mean_over_rows
-from keras_dist.training.join import sum_over_replicas
-from keras_dist.training.shares import Share
-from keras_dist.training.shares import bounds
+from keras_dist.core.rows import Share
+from keras_dist.core.rows import bounds
+from keras_dist.replica.join import join
+from keras_dist.replica.join import mean_over_rows
+from keras_dist.replica.join import sum_over_replicas
 
 SHARES = [Share(2, 5), Share(3, 5), Share(0, 5)]
 

@@ -1,7 +1,7 @@
 """The private names of Keras that we use are where we look for them.
 
 A failure here means that Keras moved something: the table in
-`keras_dist/training/keras_internals.py` says what each is for.
+`keras_dist/internals/keras_internals.py` says what each is for.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from keras.src.losses import loss as losses
 from keras.src.models import cloning
 from keras.src.saving import saving_lib
 
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 
 @pytest.mark.smoke

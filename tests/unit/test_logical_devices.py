@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.backend import override_backend
-from keras_dist.device import Device
-from keras_dist.plan import Plan
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.backend import override_backend
 from keras_dist.testing import MemoryBackend
 
 CPUS = [Device("cpu", index) for index in range(4)]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_dist.training.shares import Share
-from keras_dist.training.shares import bounds
+from keras_dist.core.rows import Share
+from keras_dist.core.rows import bounds
 
 
 @given(st.integers(1, 500), st.integers(1, 16))

@@ -6,8 +6,8 @@ import keras
 import pytest
 
 import keras_dist
-from keras_dist.backend import override_backend
-from keras_dist.device import Device
+from keras_dist.core.device import Device
+from keras_dist.plugin.backend import override_backend
 from keras_dist.testing import MemoryBackend
 
 

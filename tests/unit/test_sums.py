@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from keras_dist.training.sums import Kind
-from keras_dist.training.sums import clearer
-from keras_dist.training.sums import kind_of
+from keras_dist.replica.sums import Kind
+from keras_dist.replica.sums import clearer
+from keras_dist.replica.sums import kind_of
 
 ROWS = np.random.default_rng(1).normal(size=(8, 3))
 

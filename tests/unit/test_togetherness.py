@@ -13,24 +13,24 @@ import pytest
 from keras import callbacks
 
 import keras_dist
-from keras_dist.backend import get_backend
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.training import randomness
-from keras_dist.training.agreement import batches_of
-from keras_dist.training.agreement import check_agreement
-from keras_dist.training.agreement import described
-from keras_dist.training.agreement import rows_of
-from keras_dist.training.chief import flat_callbacks
-from keras_dist.training.chief import quiet_callbacks
-from keras_dist.training.chief import save
-from keras_dist.training.durable import written_beside
-from keras_dist.training.entry import Entry
-from keras_dist.training.togetherness import Together
-from keras_dist.training.togetherness import take_chiefs_values
-from keras_dist.workers import Workers
+from keras_dist.fit.workers.agreement import batches_of
+from keras_dist.fit.workers.agreement import check_agreement
+from keras_dist.fit.workers.agreement import described
+from keras_dist.fit.workers.agreement import rows_of
+from keras_dist.fit.workers.chief import flat_callbacks
+from keras_dist.fit.workers.chief import quiet_callbacks
+from keras_dist.fit.workers.chief import save
+from keras_dist.fit.workers.durable import written_beside
+from keras_dist.fit.workers.entry import Entry
+from keras_dist.fit.workers.together import Together
+from keras_dist.fit.workers.together import take_chiefs_values
+from keras_dist.plugin import randomness
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.workers import Workers
 
 ROWS, BATCH, EPOCHS = 11, 4, 3
 

@@ -11,10 +11,10 @@ import pytest
 from keras import ops
 
 import keras_dist
-from keras_dist.training import losses
-from keras_dist.training.metrics import MetricUpdate
-from keras_dist.training.shares import scaled_gradient
-from keras_dist.training.step import ReplicaState
+from keras_dist.core.rows import scaled_gradient
+from keras_dist.fit import losses
+from keras_dist.fit.metrics import MetricUpdate
+from keras_dist.replica.state import ReplicaState
 from parity.harness import BACKEND
 from verification import models
 from verification.models import TARGETS

@@ -6,9 +6,9 @@ import pytest
 from keras import ops
 
 import keras_dist
-from keras_dist.training import keras_internals
-from keras_dist.training import seams
-from keras_dist.training.draws import equal_draws
+from keras_dist.fit import hooks as seams
+from keras_dist.fit.draws import equal_draws
+from keras_dist.internals import keras_internals
 from keras_dist.verification import trial
 from verification import models
 

@@ -8,9 +8,9 @@ import pytest
 from keras import ops
 
 import keras_dist
-from keras_dist.training import losses
-from keras_dist.training.kinds import Kinds
-from keras_dist.training.sums import Kind
+from keras_dist.fit import losses
+from keras_dist.replica.kinds import Kinds
+from keras_dist.replica.sums import Kind
 from parity.harness import BACKEND
 
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 from keras_dist.verification.report import Report
 from parity import harness
 from sharded.helpers import shards

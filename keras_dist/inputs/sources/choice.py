@@ -18,7 +18,7 @@ from keras_dist.inputs.sources.py_dataset import PyDatasetSource
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.sources.torch_loader import TorchLoaderSource
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 KINDS = (
     "a `tf.data.Dataset`, a `keras.utils.PyDataset`, a torch `DataLoader`, a "

@@ -10,14 +10,14 @@ from typing import final
 import keras
 import numpy as np
 
-from keras_dist.inputs.leaves import readable
-from keras_dist.inputs.leaves import shape_of
+from keras_dist.core.leaves import readable
+from keras_dist.core.leaves import shape_of
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.regroup import map_nest
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
-from keras_dist.regroup import leaves_of
-from keras_dist.regroup import map_nest
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 
 @final

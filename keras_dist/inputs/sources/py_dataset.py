@@ -8,11 +8,11 @@ from typing import final
 
 import keras
 
-from keras_dist.inputs.leaves import readable
+from keras_dist.core.leaves import readable
+from keras_dist.core.regroup import map_nest
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import Source
-from keras_dist.regroup import map_nest
-from keras_dist.training import keras_internals
+from keras_dist.internals import keras_internals
 
 
 @final

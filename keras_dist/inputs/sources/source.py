@@ -8,11 +8,11 @@ from typing import Any
 
 import keras
 
+from keras_dist.core.leaves import readable
+from keras_dist.core.leaves import shape_of
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.regroup import map_nest
 from keras_dist.inputs.adapters import RepeatableBatches
-from keras_dist.inputs.leaves import readable
-from keras_dist.inputs.leaves import shape_of
-from keras_dist.regroup import leaves_of
-from keras_dist.regroup import map_nest
 
 INFINITE = -1
 UNKNOWN = -2

@@ -7,10 +7,10 @@ from typing import final
 
 import keras
 
-from keras_dist.inputs.leaves import check_batched
+from keras_dist.core.leaves import check_batched
+from keras_dist.core.regroup import map_nest
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
-from keras_dist.regroup import map_nest
 
 
 class TooFewFilesError(ValueError):

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from keras_dist.launch.self_test.parity import DifferentNumbersError
-from keras_dist.replica_context import get_replica_context
+from keras_dist.replica.replica_context import get_replica_context
 from keras_dist.strategies.mirrored import MirroredStrategy
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.one_device import OneDeviceStrategy
-from keras_dist.strategy import Strategy
+from keras_dist.strategies.strategy import Strategy
 
 NUM_ROWS = 107
 BATCH_SIZE = 20

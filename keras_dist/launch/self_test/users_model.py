@@ -9,9 +9,9 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.launch.function import launch
 from keras_dist.launch.self_test.parity import make_strategy
-from keras_dist.launch.users_function import called
-from keras_dist.launch.users_function import function_of
-from keras_dist.strategy import Strategy
+from keras_dist.strategies.strategy import Strategy
+from keras_dist.tools.users_function import called
+from keras_dist.tools.users_function import function_of
 from keras_dist.verification.report import Report
 
 

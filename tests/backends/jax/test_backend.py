@@ -9,8 +9,8 @@ import keras
 import pytest
 
 import keras_dist
-from keras_dist.device import Device
-from keras_dist.plan import Plan
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
 
 
 def run(code):

@@ -8,12 +8,12 @@ from tensorflow.python.eager import context
 from worker_processes import Workers
 
 import keras_dist
-from keras_dist.backend import get_backend
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.plan import Plan
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.plan import Plan
+from keras_dist.plugin.backend import get_backend
 from keras_dist_cli.launcher.addresses import free_addresses
 from keras_dist_tensorflow.addresses import check_addresses
 

@@ -15,12 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 import keras_dist
-from keras_dist.backend import get_backend
-from keras_dist.cluster import Cluster
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.plan import Plan
-from keras_dist.strategy import Strategy
-from keras_dist.training.shares import Share
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.plan import Plan
+from keras_dist.core.rows import Share
+from keras_dist.plugin.backend import get_backend
+from keras_dist.strategies.strategy import Strategy
 
 
 class WorkerStrategy(Strategy):

@@ -12,12 +12,12 @@ import time
 
 import keras
 
-from keras_dist.backend import get_backend
-from keras_dist.cluster import Cluster
+from keras_dist.core.cluster import Cluster
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
-from keras_dist.inputs.communication import CommunicationOptions
-from keras_dist.plan import Plan
-from keras_dist.strategy import Strategy
+from keras_dist.plugin.backend import get_backend
+from keras_dist.strategies.strategy import Strategy
 from keras_dist_tensorflow import cluster as cluster_module
 from keras_dist_tensorflow import workers as workers_module
 

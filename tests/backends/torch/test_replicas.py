@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import keras_dist
-from keras_dist.training import baton
+from keras_dist.plugin import threads
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype("float32")
@@ -63,14 +63,14 @@ def test_a_replica_costs_little_more_than_plain_keras(calls_a_step):
 def meetings_of_a_step(monkeypatch, model, rows=8):
     model.train_on_batch(X[:rows], Y[:rows])
     met = []
-    hold = baton.Round._hold_meeting
+    hold = threads.Round._hold_meeting
 
     def recording(self):
         met.append(next(iter(self._waiting.values()))[0])
         hold(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(baton.Round, "_hold_meeting", recording)
+        patch.setattr(threads.Round, "_hold_meeting", recording)
         model.train_on_batch(X[:rows], Y[:rows])
     return met
 

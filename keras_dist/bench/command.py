@@ -1,0 +1,137 @@
+"""`keras-dist bench loops`, once the backend is chosen."""
+
+import functools
+import os
+from collections.abc import Sequence
+
+import keras
+
+from keras_dist.bench.loops import MODELS
+from keras_dist.bench.loops import BenchmarksLoops
+from keras_dist.bench.loops import ModelSize
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.measure import measure
+from keras_dist.bench.output import Output
+from keras_dist.bench.output import report_of
+from keras_dist.bench.portable import SCANNED_STEPS
+from keras_dist.bench.progress import in_turn
+from keras_dist.errors import BackendNotFoundError
+from keras_dist.errors import DeviceError
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.virtual import list_devices
+from keras_dist.plugin.virtual import set_virtual_devices
+
+ARMS = (
+    "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the loss "
+    "reduced in each step. Ragged: with a row less, in shares of two sizes. "
+    f"Scan: `scan_steps` of {SCANNED_STEPS}. Keras: a Keras model in the "
+    "framework's own loop."
+)
+
+
+def run_loops(
+    replicas: Sequence[int] | None,
+    models: Sequence[str],
+    device_type: str,
+    rounds: int,
+    seconds: float,
+    output: Output,
+) -> None:
+    """Measures the portable loop and the backend's own, and shows ratios.
+
+    Args:
+        replicas: Sequence of integers, the numbers of replicas, or `None` for
+            those up to all devices.
+        models: Sequence of names in `MODELS`.
+        device_type: String, `"cpu"` or `"gpu"`.
+        rounds: Integer, blocks of each arm.
+        seconds: Float, what a block takes about.
+        output: `Output`.
+
+    Raises:
+        ValueError: If a model is unknown, or can't be cut into equal shares.
+        KerasDistError: If the devices or the native loops can't be had, or if
+            the arms don't compute the same.
+    """
+    sizes = [size_of(name) for name in models]
+    groups = groups_of_devices(replicas, device_type)
+    backend = get_backend()
+    if not isinstance(backend, BenchmarksLoops):
+        raise BackendNotFoundError(
+            f"The plugin of the backend '{keras.backend.backend()}' has no "
+            f"loop to compare with. Received: {backend!r}. Expected: a "
+            "`BenchmarksLoops`. Choose another backend with --backend."
+        )
+    settings = [Setting(size, devices) for size in sizes for devices in groups]
+    check_shares(settings)
+    jobs = {
+        setting.title: functools.partial(
+            measure, backend, setting, rounds, seconds
+        )
+        for setting in settings
+    }
+    measured = in_turn(jobs, rounds)
+    output.publish(
+        report_of("loops", measured, backend.native_loop_text, [ARMS])
+    )
+
+
+def size_of(name: str) -> ModelSize:
+    """The model of that name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name not in MODELS:
+        raise ValueError(
+            f"There is no model of that name. Received: {name!r}. Expected: "
+            f"some of {', '.join(MODELS)}, separated by commas."
+        )
+    return MODELS[name]
+
+
+def check_shares(settings: Sequence[Setting]) -> None:
+    """Refuses batches that the framework's own distribution can't cut.
+
+    Raises:
+        ValueError: If one can't be cut into equal shares.
+    """
+    for setting in settings:
+        rows = setting.size.rows
+        if rows % setting.num_replicas:
+            raise ValueError(
+                f"The {rows} rows of '{setting.size.name}' can't be cut into "
+                f"equal shares. Received: N = {setting.num_replicas}. "
+                f"Expected: a number that divides {rows}, such as 2 or 4."
+            )
+
+
+def groups_of_devices(
+    replicas: Sequence[int] | None, device_type: str
+) -> list[tuple[str, ...]]:
+    """The devices of each number of replicas; of CPUs, virtual ones.
+
+    Args:
+        replicas: Sequence of integers, or `None` for 1, 2, 4 and so on up to
+            all devices (of the CPU: its cores).
+        device_type: String, `"cpu"` or `"gpu"`.
+
+    Raises:
+        DeviceError: If there are fewer.
+        VirtualDevicesError: If CPUs can't be split any more.
+    """
+    on_cpu = device_type == "cpu"
+    if replicas is None:
+        count = os.cpu_count() if on_cpu else len(list_devices(device_type))
+        most = max(1, count or 1)
+        replicas = sorted({2**i for i in range(most.bit_length())} | {most})
+    if on_cpu:
+        set_virtual_devices(max(replicas))
+    present = list_devices(device_type)
+    if len(present) < max(replicas):
+        raise DeviceError(
+            "There are fewer devices than replicas. Received: "
+            f"{max(replicas)} replicas on '{device_type}'. Expected: at most "
+            f"{len(present)}, or --device cpu, which makes virtual devices."
+        )
+    return [tuple(present[:n]) for n in replicas]

@@ -1,0 +1,196 @@
+"""Measures `fit` in one setting, with others in turns."""
+
+import contextlib
+import functools
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+import keras
+
+from keras_dist.bench.fit_loops import BenchmarksFit
+from keras_dist.bench.fit_loops import FitLoop
+from keras_dist.bench.fit_loops import ModelLoop
+from keras_dist.bench.fit_loops import on_device
+from keras_dist.bench.live import MeasuresMemory
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.measure import check_losses
+from keras_dist.bench.measure import time_arms
+from keras_dist.bench.measurement import AGAIN
+from keras_dist.bench.measurement import Measurement
+from keras_dist.bench.profile import Profile
+from keras_dist.bench.profile import a_step
+from keras_dist.bench.profile import calls_a_step
+from keras_dist.bench.tasks import Task
+from keras_dist.plugin.backend import get_backend
+from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.tools.summaries.counting import kept_of
+from keras_dist.tools.summaries.counting import load_of
+from keras_dist.tools.summaries.counting import placement_of
+from keras_dist_cli.planning.traffic import transfers
+
+# Plain Keras, which everybody has.
+BASE = "Keras"
+OURS = "ours"
+
+# So many steps warm an arm up, and are counted in.
+FEW = 8
+
+
+@dataclass
+class Counted:
+    """What is counted of each arm, as `Measurement.counts` has it."""
+
+    numbers: dict[str, dict[str, float | None]] = field(default_factory=dict)
+
+    def add(self, what: str, arm: str, number: float | None) -> None:
+        self.numbers.setdefault(what, {})[arm] = number
+
+
+def measure_fit(
+    backend: BenchmarksFit,
+    task: Task,
+    devices: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    on_round: Callable[[], None],
+) -> Measurement:
+    """Measures all arms in blocks that alternate.
+
+    Args:
+        backend: `BenchmarksFit`, whose native arms to compare with.
+        task: `Task`.
+        devices: Tuple of device strings, one a replica.
+        rounds: Integer, blocks of each arm.
+        seconds: Float, what the steps of a block of plain Keras take about.
+        on_round: Callable, called after each round.
+
+    Raises:
+        LossMismatchError: If losses differ that must not.
+    """
+    counted = Counted()
+    arms, losses = {}, {}
+    with contextlib.ExitStack() as stack:
+        for name, make in _makers(backend, task, devices).items():
+            arms[name], losses[name] = _warm(name, make, counted)
+            stack.callback(arms[name].close)
+        if task.is_known:
+            check_losses(losses, others=(), base=BASE)
+        for name, arm in arms.items():
+            if name != AGAIN and isinstance(arm, ModelLoop):
+                _count(backend, len(devices), name, arm, counted)
+        counted.add("planned_bytes", OURS, _planned(arms[OURS], devices))
+        steps = steps_that_take(arms[BASE], seconds)
+        # The first arm is not to pay for what all are given.
+        task.data(steps)
+        times = time_arms(arms, steps, rounds, on_round)
+    return Measurement(
+        Setting(task.size, devices),
+        steps,
+        times,
+        losses,
+        counted.numbers,
+        [(OURS, name) for name in arms if name not in (OURS, AGAIN)],
+        BASE,
+    )
+
+
+def _makers(
+    backend: BenchmarksFit, task: Task, devices: tuple[str, ...]
+) -> dict[str, Callable[[], Loop]]:
+    """What makes each arm; neighbours are measured in a row."""
+    placed = functools.partial(on_device, devices[0])
+    plain = functools.partial(FitLoop, task, placed, placed)
+    return {
+        BASE: plain,
+        OURS: lambda: FitLoop(task, MirroredStrategy(devices).scope),
+        AGAIN: plain,
+        **backend.native_fits(task, devices),
+    }
+
+
+def _warm(
+    name: str, make: Callable[[], Loop], counted: Counted
+) -> tuple[Loop, float]:
+    """An arm that has been run, and its loss then."""
+    before = _live_bytes(keras.Sequential([keras.Input((1,))]))
+    arm = make()
+    if not isinstance(arm, ModelLoop):
+        # What other processes do is not counted.
+        arm.run(FEW)
+        return arm, arm.run(1)
+    with Profile(arm.step_code) as profile:
+        arm.run(FEW)
+    # Where nothing is traced, Python runs each step.
+    traces = None if profile.of_wanted >= FEW else profile.of_wanted
+    counted.add("traces", name, traces)
+    loss = arm.run(1)
+    after = _live_bytes(arm.model)
+    held = None if before is None or after is None else after - before
+    counted.add("live_bytes", name, held)
+    return arm, loss
+
+
+def _count(
+    backend: BenchmarksFit,
+    num_replicas: int,
+    name: str,
+    arm: ModelLoop,
+    counted: Counted,
+) -> None:
+    with Profile(arm.step_code) as profile:
+        arm.run(FEW)
+    traces = None if profile.of_wanted >= FEW else profile.of_wanted
+    counted.add("traced_again", name, traces)
+    counted.add("calls", name, calls_a_step(arm, FEW))
+
+    def collectives(steps: int) -> int | None:
+        return backend.fit_collectives(arm, steps, num_replicas)
+
+    counted.add("collectives", name, a_step(collectives, 2))
+
+
+def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
+    """Bytes that a step sends, as `keras-dist plan` computes them."""
+    assert isinstance(arm, ModelLoop)
+    model = arm.model
+    placement = placement_of(MirroredStrategy(devices).plan)
+    sent = transfers(load_of(model), placement, kept_of(model))
+    return sum(each.total for each in sent)
+
+
+def _live_bytes(model: Any) -> int | None:
+    """What is alive on all devices of this process."""
+    backend = get_backend()
+    if not isinstance(backend, MeasuresMemory):
+        return None
+    gc.collect()
+    return sum(backend.live_bytes(model).values())
+
+
+def steps_that_take(arm: Loop, seconds: float) -> int:
+    """How many steps of a loop take so long, without what a call takes.
+
+    A call of `fit` takes time besides its steps, on TensorFlow as much as
+    many of them; what counts is what twice as many add.
+    """
+
+    def taken_by(steps: int) -> float:
+        start = time.perf_counter()
+        arm.run(steps)
+        return time.perf_counter() - start
+
+    steps = FEW
+    before = taken_by(steps)
+    while True:
+        after = taken_by(2 * steps)
+        added = after - before
+        if added >= seconds / 2:
+            return max(FEW, round(steps * seconds / added))
+        if steps >= 2**16:
+            return steps
+        steps, before = 2 * steps, after

@@ -1,0 +1,157 @@
+"""Measures the arms of one setting, in turns."""
+
+import time
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+
+from keras_dist.bench.loops import BenchmarksLoops
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.measurement import Measurement
+from keras_dist.bench.measurement import pairs_of
+from keras_dist.bench.portable import SCANNED_STEPS
+from keras_dist.bench.portable import PortableLoop
+from keras_dist.bench.portable import ReducedLoop
+from keras_dist.bench.portable import ScannedLoop
+from keras_dist.bench.profile import calls_a_step
+from keras_dist.errors import KerasDistError
+
+COUNTED_STEPS = 20
+
+# Early losses of arms that compute the same differ by less. It is not only
+# rounding: PyTorch's Adam adds its epsilon elsewhere than Keras'.
+_TOLERANCE = 1e-2
+
+
+class LossMismatchError(KerasDistError, RuntimeError):
+    """Two arms don't compute the same, so that times mean nothing."""
+
+
+def build_arms(backend: BenchmarksLoops, setting: Setting) -> dict[str, Loop]:
+    """The loops to measure, by name; neighbours are measured in a row."""
+    arms: dict[str, Loop] = {
+        "native": backend.native_loop(setting),
+        "ours": PortableLoop(setting),
+        "again": backend.native_loop(setting),
+        "scan": ScannedLoop(setting),
+    }
+    if setting.num_replicas > 1:
+        arms["ragged"] = PortableLoop(setting, setting.size.rows - 1)
+        arms["reduced"] = ReducedLoop(setting)
+    return arms | backend.other_loops(setting)
+
+
+def measure(
+    backend: BenchmarksLoops,
+    setting: Setting,
+    rounds: int,
+    seconds: float,
+    on_round: Callable[[], None],
+) -> Measurement:
+    """Measures all arms in blocks that alternate.
+
+    Args:
+        backend: `BenchmarksLoops`, whose native loops to compare with.
+        setting: `Setting`.
+        rounds: Integer, blocks of each arm.
+        seconds: Float, what a block of the native loop takes about.
+        on_round: Callable, called after each round.
+
+    Raises:
+        LossMismatchError: If the arms' losses differ.
+    """
+    arms = build_arms(backend, setting)
+    losses = {name: arm.run(COUNTED_STEPS) for name, arm in arms.items()}
+    check_losses(losses)
+    ours = arms["ours"]
+    assert isinstance(ours, PortableLoop)
+    counts = count(ours, arms["native"])
+    steps = steps_in(arms["native"], seconds)
+    times = time_arms(arms, steps, rounds, on_round)
+    return Measurement(setting, steps, times, losses, counts, pairs_of(arms))
+
+
+def check_losses(
+    losses: Mapping[str, float],
+    others: Collection[str] = ("ragged",),
+    base: str = "native",
+) -> None:
+    """Refuses to compare arms that compute different things.
+
+    Args:
+        losses: Mapping from arm to its loss after as many steps.
+        others: Collection of the arms that have other rows and may differ.
+        base: String, the arm that has the right one.
+
+    Raises:
+        LossMismatchError: If one is not that of the base.
+    """
+    expected = losses[base]
+    for name, loss in losses.items():
+        # A comparison with NaN is false, so a loss that blew up is refused.
+        if name not in others and not (
+            abs(loss - expected) <= _TOLERANCE * abs(expected)
+        ):
+            raise LossMismatchError(
+                f"The arm '{name}' computes something else than the arm "
+                f"'{base}'. Received: a loss of {loss} after the first steps. "
+                f"Expected: {expected}, up to {_TOLERANCE:.0e} of it. This "
+                "is a bug; please report it with the versions you use."
+            )
+
+
+def time_arms(
+    arms: Mapping[str, Loop],
+    steps: int,
+    rounds: int,
+    on_round: Callable[[], None],
+    on_block: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Seconds a step of each arm takes in each round.
+
+    Args:
+        arms: Mapping from name to `Loop`.
+        steps: Integer, steps in a block.
+        rounds: Integer, blocks of each arm.
+        on_round: Callable, called after each round.
+        on_block: Callable, called before each block.
+    """
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    order = list(arms)
+    for _ in range(rounds):
+        for name in order:
+            on_block()
+            start = time.perf_counter()
+            arms[name].run(steps)
+            times[name].append((time.perf_counter() - start) / steps)
+        order.reverse()
+        on_round()
+    return times
+
+
+def steps_in(arm: Loop, seconds: float) -> int:
+    """How many steps take so long, as a multiple of `SCANNED_STEPS`."""
+    seen = []
+    for _ in range(3):
+        start = time.perf_counter()
+        arm.run(COUNTED_STEPS)
+        seen.append((time.perf_counter() - start) / COUNTED_STEPS)
+    one = sorted(seen)[1]
+    return SCANNED_STEPS * max(1, round(seconds / one / SCANNED_STEPS))
+
+
+def count(
+    ours: PortableLoop, native: Loop
+) -> dict[str, dict[str, float | None]]:
+    """Counts Python calls and traces of warm loops."""
+    before = ours.traces
+    calls = calls_a_step(ours, COUNTED_STEPS)
+    traces = ours.traces - before
+    num_runs = 3 * COUNTED_STEPS * ours.strategy.num_replicas_in_sync
+    native_calls = calls_a_step(native, COUNTED_STEPS)
+    return {
+        "calls": {"ours": calls, "native": native_calls},
+        # Where a step is not traced, Python runs each.
+        "traced_again": {"ours": None if traces == num_runs else traces},
+    }

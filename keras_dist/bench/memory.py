@@ -1,0 +1,154 @@
+"""`keras-dist bench memory`, once the backend is chosen.
+
+Each arm trains in a process of its own, so that nothing of another one is
+alive in it.
+"""
+
+import functools
+import gc
+import math
+from collections.abc import Callable
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+
+from keras_dist.bench.live import MeasuredMemory
+from keras_dist.bench.live import MeasuresMemory
+from keras_dist.bench.memory_report import report_of_memory
+from keras_dist.bench.output import Output
+from keras_dist.bench.progress import in_turn
+from keras_dist.errors import BackendNotFoundError
+from keras_dist.launch.function import launch
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.strategies.central_storage import CentralStorageStrategy
+from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.strategies.strategy import Strategy
+from keras_dist.tools.summaries.counting import kept_of
+from keras_dist.tools.summaries.counting import load_of
+from keras_dist.tools.summaries.counting import placement_of
+from keras_dist_cli.planning.placement import Placement
+from keras_dist_cli.planning.placement import memory
+from keras_dist_cli.planning.traffic import transfers
+
+SHARDED = "optimizer sharded"
+# Square layers behind one another.
+NUM_LAYERS = 4
+
+
+def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
+    """What makes the strategy of each arm, by name.
+
+    Args:
+        num_devices: Integer, the devices that compute. The next one is for
+            variables where they are central.
+    """
+    computing = [f"cpu:{index}" for index in range(num_devices)]
+    known: dict[str, Callable[[], Strategy | None]] = {
+        "plain Keras": lambda: None,
+        "mirrored": lambda: MirroredStrategy(computing),
+        "central": lambda: CentralStorageStrategy(
+            computing, f"cpu:{num_devices}"
+        ),
+    }
+    if isinstance(get_backend(), ShardsOptimizerState):
+        known[SHARDED] = lambda: MirroredStrategy(
+            computing, optimizer_state="sharded"
+        )
+    return known
+
+
+def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
+    """Measures what devices hold after a step, and shows it beside the plan.
+
+    Args:
+        num_devices: Integer, the devices that compute.
+        num_parameters: Integer, about as many as the model is to have.
+        output: `Output`.
+
+    Raises:
+        KerasDistError: If the backend can't measure, or a strategy can't be
+            had.
+    """
+    backend = get_backend()
+    if not isinstance(backend, MeasuresMemory):
+        raise BackendNotFoundError(
+            f"The plugin of the backend '{keras.backend.backend()}' can't "
+            f"tell what memory is held. Received: {backend!r}. Expected: a "
+            "`MeasuresMemory`. Choose another backend with --backend."
+        )
+
+    def in_process(arm: str, on_round: object) -> MeasuredMemory:
+        (found,) = launch(
+            measure_memory,
+            (arm, num_devices, num_parameters),
+            workers=1,
+            devices=num_devices + 1,
+        )
+        assert isinstance(found, MeasuredMemory)
+        return found
+
+    jobs = {
+        name: functools.partial(in_process, name) for name in arms(num_devices)
+    }
+    output.publish(report_of_memory(in_turn(jobs), backend.live_bytes_text))
+
+
+def measure_memory(
+    arm: str, num_devices: int, num_parameters: int
+) -> MeasuredMemory:
+    """Trains for a step, and counts what is alive then.
+
+    Args:
+        arm: String, its name in `arms`.
+        num_devices: Integer, the devices that compute.
+        num_parameters: Integer, about as many as the model is to have.
+    """
+    strategy = arms(num_devices)[arm]()
+    if strategy is None:
+        model = build_model(num_parameters)
+        placement = Placement(("cpu:0",))
+    else:
+        with strategy.scope():
+            model = build_model(num_parameters)
+        placement = placement_of(strategy.plan)
+    _train(model, 4 * num_devices)
+    gc.collect()
+    backend = get_backend()
+    assert isinstance(backend, MeasuresMemory)
+    live = {str(name): n for name, n in backend.live_bytes(model).items()}
+    load = load_of(model)
+    return MeasuredMemory(
+        arm,
+        sum(math.prod(each.shape) for each in model.trainable_variables),
+        {name: live.get(name, 0) for name in _devices(placement, live)},
+        {name: m.kept for name, m in memory(load, placement).items()},
+        sum(t.total for t in transfers(load, placement, kept_of(model))),
+    )
+
+
+def _devices(placement: Placement, live: Mapping[str, int]) -> list[str]:
+    return list(dict.fromkeys((*placement.all_devices, *live)))
+
+
+def build_model(num_parameters: int) -> keras.Model:
+    """Square layers, compiled with Adam, of about as many parameters."""
+    # width ** 2 + width, for each.
+    each = num_parameters / NUM_LAYERS
+    width = max(1, round(math.sqrt(each + 0.25) - 0.5))
+    model = keras.Sequential(
+        [
+            keras.Input((width,)),
+            *(keras.layers.Dense(width, "relu") for _ in range(NUM_LAYERS)),
+        ]
+    )
+    model.compile("adam", "mse")
+    return model
+
+
+def _train(model: keras.Model, rows: int) -> None:
+    """One step of `fit`, of which nothing but the model is left."""
+    width = model.input_shape[-1]
+    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
+    model.fit(x, x, batch_size=rows, epochs=1, verbose=0)

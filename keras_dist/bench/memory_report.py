@@ -1,0 +1,89 @@
+"""What is said of memory that was measured."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from keras_dist.bench.live import MeasuredMemory
+from keras_dist.bench.output import Report
+from keras_dist.bench.plot import draw_bytes
+from keras_dist.bench.report import header
+from keras_dist.bench.report import where
+from keras_dist_cli.planning.tables import NUMBER
+from keras_dist_cli.planning.tables import WORD
+from keras_dist_cli.planning.tables import alike
+from keras_dist_cli.planning.tables import table
+from keras_dist_cli.planning.text import bytes_text
+
+
+def report_of_memory(
+    measured: Sequence[MeasuredMemory], counted: str
+) -> Report:
+    """What devices hold, and what that is.
+
+    Args:
+        measured: Sequence of `MeasuredMemory`, the first of plain Keras.
+        counted: String, what the backend counts.
+
+    Returns:
+        `Report`, whose content has `"arms"`, a dict with each by name. Numbers
+        are bytes.
+    """
+    return Report(
+        tables=[memory_table(measured)],
+        text=[
+            where(),
+            f"A model of {measured[0].parameters:,} parameters, float32, with "
+            "Adam, after a step of `fit`; each arm in a process of its own. "
+            "Planned: what `keras-dist plan` computes, without metrics and "
+            f"what the framework keeps for itself. {counted}",
+        ],
+        content=header("memory")
+        | {
+            "counted": counted,
+            "arms": {
+                each.arm: {
+                    "parameters": each.parameters,
+                    "measured": dict(each.measured),
+                    "planned": dict(each.planned),
+                    "bytes_sent": each.bytes_sent,
+                }
+                for each in measured
+            },
+        },
+        draw=lambda path: draw_bytes(
+            path, {each.arm: each.measured for each in measured}
+        ),
+    )
+
+
+def memory_table(measured: Sequence[MeasuredMemory]) -> Table:
+    """A row for devices that hold the same, of each arm."""
+    made = table(
+        "Held between steps",
+        ("Arm", WORD),
+        ("Device", WORD),
+        ("Measured", NUMBER),
+        ("Planned", NUMBER),
+        ("Of plain Keras", NUMBER),
+        ("Sent in a step", NUMBER),
+    )
+    plain = max(measured[0].measured.values())
+    for each in measured:
+        for index, (names, numbers) in enumerate(alike(_pairs(each))):
+            held, planned = numbers
+            made.add_row(
+                "" if index else each.arm,
+                names,
+                bytes_text(held),
+                bytes_text(planned),
+                f"{held / plain:.2f}",
+                "" if index else bytes_text(each.bytes_sent),
+            )
+    return made
+
+
+def _pairs(each: MeasuredMemory) -> Iterable[tuple[str, tuple[int, int]]]:
+    for name, held in each.measured.items():
+        yield name, (held, each.planned.get(name, 0))

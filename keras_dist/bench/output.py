@@ -1,0 +1,129 @@
+"""Where the results of a command go."""
+
+import json
+import pathlib
+import textwrap
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column
+from rich.table import Table
+
+from keras_dist.bench.measurement import Measurement
+from keras_dist.bench.plot import draw_ratios
+from keras_dist.bench.report import arm_table
+from keras_dist.bench.report import header
+from keras_dist.bench.report import meaning
+from keras_dist.bench.report import ratio_table
+from keras_dist.bench.report import settings_json
+from keras_dist.bench.report import where
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command has to say.
+
+    Args:
+        tables: Sequence of tables.
+        text: Sequence of paragraphs, what the tables are of.
+        content: Mapping of all numbers, in types that JSON has.
+        draw: Callable that draws them into the file of a path.
+    """
+
+    tables: Sequence[Table]
+    text: Sequence[str]
+    content: Mapping[str, Any]
+    draw: Callable[[pathlib.Path], None]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a report goes, besides the terminal.
+
+    Args:
+        json: Path of the file for all numbers, or `None`.
+        plot: Path of the file for a picture, or `None`.
+        markdown: Boolean, whether the terminal gets Markdown.
+    """
+
+    json: pathlib.Path | None = None
+    plot: pathlib.Path | None = None
+    markdown: bool = False
+
+    def publish(self, report: Report) -> None:
+        """Shows a report and writes its files."""
+        if self.markdown:
+            print(markdown_of(report))
+        else:
+            console = Console(highlight=False)
+            for table in report.tables:
+                console.print(table)
+                console.print()
+            for paragraph in report.text:
+                console.print(paragraph, markup=False)
+        if self.json is not None:
+            self.json.write_text(json.dumps(report.content, indent=2) + "\n")
+        if self.plot is not None:
+            report.draw(self.plot)
+
+
+def report_of(
+    command: str,
+    measured: Sequence[Measurement],
+    native: str,
+    text: Sequence[str],
+    **more: Any,
+) -> Report:
+    """The report of a command that compares times.
+
+    Args:
+        command: String, its name.
+        measured: Sequence of `Measurement`.
+        native: String, what the framework's own arms are.
+        text: Sequence of paragraphs about the other arms.
+        **more: What else its file has.
+    """
+    base = measured[0].base
+    return Report(
+        tables=[ratio_table(measured), arm_table(measured)],
+        text=[
+            where(),
+            f"Native: {native}",
+            *text,
+            meaning(f"the arm '{base}'"),
+        ],
+        content=header(command)
+        | {"native": native, "settings": settings_json(measured)}
+        | more,
+        draw=lambda path: draw_ratios(path, measured),
+    )
+
+
+def markdown_of(report: Report) -> str:
+    """A report as Markdown, to be pasted into a page."""
+    parts = [markdown_table(table) for table in report.tables]
+    parts += [textwrap.fill(paragraph, 80) for paragraph in report.text]
+    return "\n\n".join(parts)
+
+
+def markdown_table(table: Table) -> str:
+    """A table as Markdown."""
+    columns = [
+        [_head(column), *(str(cell) for cell in column.cells)]
+        for column in table.columns
+    ]
+    rules = [
+        "---:" if column.justify == "right" else "---"
+        for column in table.columns
+    ]
+    head, *rows = zip(*columns, strict=True)
+    lines = [head, rules, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _head(column: Column) -> str:
+    return " ".join(str(column.header).split())

@@ -1,0 +1,184 @@
+"""What all of `keras-dist bench` has in common: tables, JSON, words."""
+
+import dataclasses
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import keras
+import numpy as np
+from rich.table import Table
+
+from keras_dist.bench.measurement import AGAIN
+from keras_dist.bench.measurement import Measurement
+from keras_dist.bench.ratios import LEAST_ROUNDS
+from keras_dist.bench.ratios import NOISE
+from keras_dist.bench.ratios import SPREAD
+from keras_dist_cli.planning.tables import NUMBER
+from keras_dist_cli.planning.tables import WORD
+from keras_dist_cli.planning.tables import WORDS
+from keras_dist_cli.planning.tables import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """How a number of each arm is shown.
+
+    Args:
+        head: String.
+        unit: Float, what to divide by.
+        digits: Integer, after the point.
+        missing: String, in place of a number that can't be had.
+    """
+
+    head: str
+    unit: float
+    digits: int
+    missing: str
+
+    @property
+    def lines(self) -> str:
+        """Its head, a word in a line: narrow enough for any terminal."""
+        return self.head.replace(" ", "\n")
+
+    def text(self, number: float | None) -> str:
+        """A number of this column."""
+        if number is None:
+            return self.missing
+        return f"{number / self.unit:.{self.digits}f}"
+
+
+TIME = Column("Time, ms", 1e-3, 3, "")
+# Of `Measurement.counts`, in this order; others are in the file only.
+COLUMNS = {
+    "calls": Column("Python calls", 1, 0, "not counted"),
+    "collectives": Column("Collectives", 1, 1, "not counted"),
+    "traced_again": Column("Traced again", 1, 0, "eager"),
+    "bytes_sent": Column("Sent, kB", 1e3, 1, "not counted"),
+    "least_bytes": Column("Least, kB", 1e3, 1, "not counted"),
+    "planned_bytes": Column("To send, kB", 1e3, 1, "not known"),
+    "live_bytes": Column("Live, MB", 1e6, 2, "not counted"),
+}
+
+
+def versions() -> dict[str, str]:
+    """Versions of what is measured."""
+    backend = keras.backend.backend()
+    return {
+        backend: version(backend),
+        "keras": keras.__version__,
+        "keras-dist": version("keras-dist"),
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> str:
+    """The machine, in words."""
+    system = f"{platform.system()} {platform.machine()}"
+    return f"{system}, {os.cpu_count()} CPU cores"
+
+
+def where() -> str:
+    """What was measured, and on what, in a sentence."""
+    names = ", ".join(f"{name} {each}" for name, each in versions().items())
+    return f"{names}; {machine()}."
+
+
+def header(command: str) -> dict[str, Any]:
+    """What the file of each command begins with."""
+    return {
+        "command": f"bench {command}",
+        "backend": keras.backend.backend(),
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def meaning(base: str) -> str:
+    """What ratios and verdicts mean."""
+    least, most = NOISE
+    return (
+        "Ratios are medians of paired blocks, with quartiles. A/A is "
+        f"{base} against a copy of itself: outside of {least} to {most}, or "
+        f"with quartiles more than {SPREAD} apart, the verdict is noise. "
+        f"With fewer than {LEAST_ROUNDS} rounds there is none."
+    )
+
+
+def ratio_table(measurements: Sequence[Measurement]) -> Table:
+    """A row for each comparison."""
+    made = table(
+        "Time of a step, as a ratio",
+        ("Model", WORDS),
+        ("N", NUMBER),
+        ("Compared", WORD),
+        ("Ratio", NUMBER),
+        ("A/A", NUMBER),
+        ("Verdict", WORD),
+    )
+    for each in measurements:
+        for row in each.comparisons():
+            made.add_row(
+                each.setting.size.name,
+                str(each.setting.num_replicas),
+                row.name,
+                str(row.ratio),
+                str(each.noise),
+                row.verdict,
+            )
+        made.add_section()
+    return made
+
+
+def arm_table(measurements: Sequence[Measurement]) -> Table:
+    """A row for each arm: its time, and what was counted."""
+    counted = {name for each in measurements for name in each.counts}
+    names = [name for name in COLUMNS if name in counted]
+    made = table(
+        "Of a step",
+        ("Model", WORDS),
+        ("N", NUMBER),
+        ("Arm", WORD),
+        (TIME.lines, NUMBER),
+        *((COLUMNS[name].lines, NUMBER) for name in names),
+    )
+    for each in measurements:
+        for arm in [arm for arm in each.times if arm != AGAIN]:
+            made.add_row(
+                each.setting.size.name,
+                str(each.setting.num_replicas),
+                arm,
+                TIME.text(float(np.median(each.times[arm]))),
+                *(_cell(each, name, arm) for name in names),
+            )
+        made.add_section()
+    return made
+
+
+def _cell(each: Measurement, name: str, arm: str) -> str:
+    numbers = each.counts.get(name, {})
+    return COLUMNS[name].text(numbers[arm]) if arm in numbers else ""
+
+
+def settings_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """All that was measured, in types that JSON has; times in seconds."""
+    return [
+        {
+            "model": each.setting.size.name,
+            "replicas": each.setting.num_replicas,
+            "devices": list(each.setting.devices),
+            "rows": each.setting.size.rows,
+            "widths": list(each.setting.size.widths),
+            "steps": each.steps,
+            "noise": dataclasses.asdict(each.noise),
+            "comparisons": [
+                dataclasses.asdict(row) for row in each.comparisons()
+            ],
+            "counts": {name: dict(one) for name, one in each.counts.items()},
+            "losses": dict(each.losses),
+            "times": dict(each.times),
+        }
+        for each in measurements
+    ]

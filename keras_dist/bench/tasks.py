@@ -1,0 +1,158 @@
+"""What `fit` is given: a model of ours, or the user's, and its data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.bench.loops import ModelSize
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.worker_loops import compiled
+from keras_dist.tools.users_function import called
+from keras_dist.tools.users_function import function_of
+from keras_dist.tools.users_function import told
+
+
+class Task:
+    """A model, made anew for each arm, and the data that it is trained on.
+
+    Args:
+        size: `ModelSize`, its name and the rows of a global batch.
+        make: Callable that makes the compiled model.
+        x: Nest of NumPy arrays.
+        y: Nest of NumPy arrays.
+        is_known: Boolean, whether all arms must have the same loss.
+    """
+
+    def __init__(
+        self,
+        size: ModelSize,
+        make: Callable[[], keras.Model],
+        x: Any,
+        y: Any,
+        is_known: bool = False,
+    ) -> None:
+        self.size = size
+        self.is_known = is_known
+        self._make = make
+        self._given = x, y
+        self._repeated: tuple[int, Any] = (0, None)
+
+    def model(self) -> keras.Model:
+        """A model of its own, with the weights of every other."""
+        keras.utils.set_random_seed(0)
+        return self._make()
+
+    def data(self, steps: int) -> tuple[Any, Any]:
+        """The rows of so many global batches, the same ones again if need be.
+
+        Args:
+            steps: Integer.
+
+        Returns:
+            Tuple of `x` and `y`.
+        """
+        if self._repeated[0] != steps:
+            rows = steps * self.size.rows
+            repeated = keras.tree.map_structure(
+                lambda each: np.resize(each, (rows, *each.shape[1:])),
+                self._given,
+            )
+            self._repeated = steps, repeated
+        x, y = self._repeated[1]
+        return x, y
+
+    def batches(self, steps: int) -> list[tuple[Any, Any]]:
+        """The same, batch by batch."""
+        rows = self.size.rows
+        return [
+            keras.tree.map_structure(
+                lambda each, start=start: each[start : start + rows],
+                self.data(steps),
+            )
+            for start in range(0, steps * rows, rows)
+        ]
+
+
+def task_of(size: ModelSize) -> Task:
+    """One of our models, on the batches that the other commands have."""
+    setting = Setting(size, ("cpu:0",))
+    x, y = (
+        np.concatenate(each) for each in zip(*setting.batches(), strict=True)
+    )
+    return Task(size, lambda: compiled(setting), x, y, is_known=True)
+
+
+def users_task(spec: str, rows: int) -> Task:
+    """The user's model and data.
+
+    Args:
+        spec: String, `"module:function"`. The function takes no arguments and
+            returns a new compiled model, `x` and `y`.
+        rows: Integer, the global batch.
+
+    Raises:
+        ValueError: If it can't be found, returns something else, or if plain
+            Keras can't train the model on the data.
+    """
+    function = function_of(spec)
+    keras.utils.set_random_seed(0)
+    given = called(spec, function)
+    _check(spec, given)
+    model, x, y = given
+    lengths = {len(each) for each in keras.tree.flatten((x, y))}
+    if len(lengths) > 1 or min(lengths) < rows:
+        raise ValueError(
+            f"--model {spec}: the arrays must have as many rows as one "
+            f"another, and at least --batch-size. Received: {sorted(lengths)} "
+            f"rows. Expected: at least {rows}."
+        )
+    task = Task(
+        ModelSize(spec, rows, ()), lambda: called(spec, function)[0], x, y
+    )
+    _try(spec, model, task)
+    return task
+
+
+def _try(spec: str, model: keras.Model, task: Task) -> None:
+    """Trains a model that no arm has, so that its failure is the user's."""
+    rows = task.size.rows
+    ((x, y),) = task.batches(1)
+    try:
+        model.fit(x, y, batch_size=rows, verbose=0)
+    except Exception as error:
+        raise ValueError(
+            f"--model {spec}: plain Keras can't train the model on its data. "
+            f"`model.fit` with one batch of {rows} rows of `x` and `y` failed "
+            f"with {told(error)}"
+        ) from error
+
+
+def _check(spec: str, given: Any) -> None:
+    if not isinstance(given, tuple) or len(given) != 3:
+        raise ValueError(
+            f"--model {spec}: the function returns the wrong thing. Received: "
+            f"{type(given).__name__}. Expected: a tuple (model, x, y)."
+        )
+    model, x, y = given
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ValueError(
+            f"--model {spec}: the first of what the function returns must be "
+            f"a compiled `keras.Model`. Received: {model!r}. Call "
+            "`model.compile` in the function."
+        )
+    for name, nest in (("x", x), ("y", y)):
+        leaves = keras.tree.flatten(nest)
+        if not leaves or not all(isinstance(a, np.ndarray) for a in leaves):
+            kinds = sorted({type(leaf).__name__ for leaf in leaves})
+            raise ValueError(
+                f"--model {spec}: `{name}` must be a NumPy array, or a nest "
+                f"of them. Received: {', '.join(kinds) or 'nothing'}."
+            )
+        if not all(leaf.ndim for leaf in leaves):
+            raise ValueError(
+                f"--model {spec}: an array of `{name}` has no rows. Received: "
+                f"{[leaf.shape for leaf in leaves]}. Expected: rows in the "
+                "first dimension."
+            )

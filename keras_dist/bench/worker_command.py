@@ -1,0 +1,100 @@
+"""`keras-dist bench workers`, once the backend is chosen."""
+
+import os
+from collections.abc import Sequence
+
+import keras
+
+from keras_dist.bench.command import check_shares
+from keras_dist.bench.command import size_of
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.output import Output
+from keras_dist.bench.output import Report
+from keras_dist.bench.output import report_of
+from keras_dist.bench.progress import in_turn
+from keras_dist.bench.worker_loops import BenchmarksWorkers
+from keras_dist.bench.worker_measure import Result
+from keras_dist.bench.worker_measure import measure_on_worker
+from keras_dist.errors import BackendNotFoundError
+from keras_dist.launch.function import launch
+from keras_dist.plugin.backend import get_backend
+
+ARMS = (
+    "N: workers, all on this machine's CPUs. Ours: `train_on_batch`, the step "
+    "of `fit`, under `MultiWorkerMirroredStrategy`, each worker given the "
+    "global batch. Run: `strategy.run` of a `keras_dist.function`, with "
+    "batches cut before. Keras: `train_on_batch` without a strategy, of a "
+    "worker's rows: no worker waits for another. Sent: by the first worker "
+    "over TCP; least: what an all-reduce of the gradients has to send."
+)
+
+
+def run_workers(
+    workers: int,
+    models: Sequence[str],
+    rounds: int,
+    seconds: float,
+    output: Output,
+) -> None:
+    """Measures our steps over workers and the backend's own, shows ratios.
+
+    Args:
+        workers: Integer, how many to start; each has one CPU device.
+        models: Sequence of names in `MODELS`.
+        rounds: Integer, blocks of each arm.
+        seconds: Float, what a block takes about.
+        output: `Output`.
+
+    Raises:
+        ValueError: If a model is unknown, or can't be cut into equal shares.
+        KerasDistError: If the native distribution can't be had, or if the
+            arms don't compute the same.
+    """
+    sizes = [size_of(name) for name in models]
+    settings = [Setting(size, ("cpu:0",) * workers) for size in sizes]
+    check_shares(settings)
+    if not isinstance(get_backend(), BenchmarksWorkers):
+        raise BackendNotFoundError(
+            f"The plugin of the backend '{keras.backend.backend()}' has no "
+            "distribution over workers to compare with. Received: "
+            f"{get_backend()!r}. Expected: a `BenchmarksWorkers`. Choose "
+            "another backend with --backend."
+        )
+    before = load()
+    title = f"{', '.join(models)}, {workers} workers"
+
+    def start(on_round: object) -> Result:
+        found: list[Result] = launch(
+            measure_on_worker,
+            (settings, rounds, seconds),
+            workers=workers,
+            devices=1,
+        )
+        return found[0]
+
+    (result,) = in_turn({title: start})
+    output.publish(report_of_workers(result, before))
+
+
+def load() -> list[float] | None:
+    """The machine's mean numbers of busy processes, of 1, 5 and 15 minutes."""
+    return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+
+
+def report_of_workers(result: Result, before: list[float] | None) -> Report:
+    """Ratios, then times and traffic, then what they are of.
+
+    Args:
+        result: `Result`.
+        before: What `load` said before the workers were started.
+    """
+    text = [ARMS]
+    if before is not None:
+        text.insert(
+            0,
+            f"Load: {before[0]:.2f} in the minute before; the workers add "
+            "theirs. With other programs at work, ratios are those of waiting.",
+        )
+    return report_of(
+        "workers", result.measured, result.native_text, text, load=before
+    )

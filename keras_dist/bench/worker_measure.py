@@ -1,0 +1,151 @@
+"""Measures the arms of settings on one worker of several, in turns."""
+
+import functools
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.measure import COUNTED_STEPS
+from keras_dist.bench.measure import check_losses
+from keras_dist.bench.measure import steps_in
+from keras_dist.bench.measure import time_arms
+from keras_dist.bench.measurement import Measurement
+from keras_dist.bench.measurement import pairs_of
+from keras_dist.bench.portable import PortableLoop
+from keras_dist.bench.profile import a_step
+from keras_dist.bench.sockets import bytes_sent
+from keras_dist.bench.worker_loops import BatchLoop
+from keras_dist.bench.worker_loops import BenchmarksWorkers
+from keras_dist.bench.worker_loops import NativeWorkers
+from keras_dist.bench.worker_loops import rows_of
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.workers import Workers
+from keras_dist.strategies.multi_worker_mirrored import (
+    MultiWorkerMirroredStrategy,
+)
+from keras_dist.strategies.strategy import Strategy
+
+# The arm that no worker meets another in.
+ALONE = "Keras"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker brings back.
+
+    Args:
+        measured: List with the `Measurement` of each model.
+        native_text: String, what the native loop is.
+    """
+
+    measured: list[Measurement]
+    native_text: str
+
+
+def measure_on_worker(
+    settings: Sequence[Setting], rounds: int, seconds: float
+) -> Result:
+    """What each worker runs.
+
+    Args:
+        settings: Sequence of `Setting`, whose devices are one of each worker.
+        rounds: Integer, blocks of each arm.
+        seconds: Float, what a block of the native loop takes about.
+
+    Raises:
+        LossMismatchError: If the arms' losses differ.
+    """
+    strategy = MultiWorkerMirroredStrategy()
+    workers = strategy.executor.workers
+    backend = get_backend()
+    # `run_workers` starts nothing else.
+    assert workers is not None and isinstance(backend, BenchmarksWorkers)
+    native = backend.native_workers(workers)
+    try:
+        return Result(
+            [
+                _measure(strategy, workers, native, setting, rounds, seconds)
+                for setting in settings
+            ],
+            native.text,
+        )
+    finally:
+        native.close()
+
+
+def _measure(
+    strategy: Strategy,
+    workers: Workers,
+    native: NativeWorkers,
+    setting: Setting,
+    rounds: int,
+    seconds: float,
+) -> Measurement:
+    arms: dict[str, Loop] = {
+        "native": native.loop(setting),
+        "ours": BatchLoop(setting, setting.batches(), strategy),
+        "again": native.loop(setting),
+        "run": PortableLoop(setting, strategy=strategy),
+        **native.other_loops(setting),
+        ALONE: BatchLoop(
+            setting, rows_of(setting, workers.cluster.index), None
+        ),
+    }
+    losses = {
+        name: _mean(workers, arm.run(COUNTED_STEPS))
+        for name, arm in arms.items()
+    }
+    check_losses(losses, others=(ALONE,))
+    traffic = _traffic(native, setting, arms)
+    # A worker that ran fewer steps would leave the others waiting.
+    own_steps = np.array([steps_in(arms["native"], seconds)], "int32")
+    steps = int(workers.chief_value(own_steps)[0])
+
+    def meet() -> None:
+        workers.concatenate_numbers([steps])
+
+    times = time_arms(arms, steps, rounds, lambda: None, on_block=meet)
+    return Measurement(setting, steps, times, losses, traffic, pairs_of(arms))
+
+
+def _mean(workers: Workers, loss: float) -> float:
+    """The mean over workers, whose numbers of rows are equal.
+
+    As bits, so that it is as exact as a float.
+    """
+    halves = np.array([loss], "float64").view("int32")
+    found = np.array(workers.concatenate_numbers(list(halves)), "int32")
+    return float(found.view("float64").mean())
+
+
+def _traffic(
+    native: NativeWorkers, setting: Setting, arms: Mapping[str, Loop]
+) -> dict[str, dict[str, float | None]]:
+    gradients = sum(each.nbytes for each in setting.weights())
+    count = setting.num_replicas
+    least = 2 * (count - 1) / count * gradients
+    partial = functools.partial
+    return {
+        "collectives": {
+            name: a_step(partial(native.collectives, arm), 2)
+            for name, arm in arms.items()
+        },
+        "bytes_sent": {
+            name: a_step(partial(_sent_in, arm), COUNTED_STEPS)
+            for name, arm in arms.items()
+        },
+        "least_bytes": {name: 0.0 if name == ALONE else least for name in arms},
+    }
+
+
+def _sent_in(arm: Loop, steps: int) -> int | None:
+    before = bytes_sent()
+    arm.run(steps)
+    after = bytes_sent()
+    if before is None or after is None:
+        return None
+    return after - before

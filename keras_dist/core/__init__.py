@@ -1,0 +1,1 @@
+"""Data that everything else is made of: plans, devices, values, options."""

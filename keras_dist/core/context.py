@@ -1,0 +1,276 @@
+"""Which strategy and which replica this thread is in."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_dist.errors import StrategyMismatchError
+
+if TYPE_CHECKING:
+    from keras_dist.replica.replica_context import ReplicaContext
+    from keras_dist.replica.strategy_core import StrategyBase
+    from keras_dist.strategies.strategy import Strategy
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        self.in_replica = False
+        self.replica: ReplicaContext | None = None
+        # What `experimental_set_strategy` entered, and how to leave it.
+        self.set_by_call: contextlib.ExitStack | None = None
+        self.default_scopes = 0
+        # Whether this thread merges what the default strategy's replica gave.
+        self.default_merge = False
+
+
+_stack = _Stack()
+
+
+def current_strategy() -> "Strategy | None":
+    """The strategy whose scope this thread is in, or `None`."""
+    strategy: Strategy | None = _stack.scopes[-1] if _stack.scopes else None
+    return strategy
+
+
+def current_replica_context() -> "ReplicaContext | None":
+    """The context of the replica function that this thread runs, if any."""
+    return _stack.replica
+
+
+def in_replica_function() -> bool:
+    """Whether this thread runs a replica, in `run` or in a step of `fit`."""
+    return _stack.in_replica or _stack.replica is not None
+
+
+def has_strategy() -> bool:
+    """Whether this thread is inside of a `strategy.scope()`.
+
+    Example:
+
+    >>> keras_dist.has_strategy()
+    False
+    """
+    return bool(_stack.scopes)
+
+
+def in_cross_replica_context() -> bool:
+    """Whether this thread is under `strategy.scope()` and in no replica.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0"])
+    >>> with strategy.scope():
+    ...     keras_dist.in_cross_replica_context()
+    True
+    """
+    return (has_strategy() or _stack.default_merge) and not _stack.in_replica
+
+
+def experimental_set_strategy(strategy: "Strategy | None") -> None:
+    """Makes a strategy current for this thread, without a `with`.
+
+    What is made afterwards is as if made under its scope. A second call
+    replaces the strategy.
+
+    Args:
+        strategy: A `Strategy`, or `None` for the default one.
+
+    Raises:
+        RuntimeError: Inside of a `strategy.scope()`.
+
+    Example:
+
+    >>> keras_dist.experimental_set_strategy(
+    ...     keras_dist.OneDeviceStrategy("cpu:0")
+    ... )
+    >>> keras_dist.has_strategy()
+    True
+    >>> keras_dist.experimental_set_strategy(None)
+    """
+    if len(_stack.scopes) > (_stack.set_by_call is not None):
+        raise RuntimeError(
+            "Must not be called inside a `tf.distribute.Strategy` scope: "
+            "`experimental_set_strategy` was called under the scope of "
+            f"{current_strategy()!r}. Leave the scope first, or use only one "
+            "of the two."
+        )
+    if _stack.set_by_call is not None:
+        before, _stack.set_by_call = _stack.set_by_call, None
+        before.close()
+    if strategy is not None:
+        entered_scope = contextlib.ExitStack()
+        entered_scope.enter_context(strategy.scope())
+        if has_strategy():
+            _stack.set_by_call = entered_scope
+
+
+@contextlib.contextmanager
+def entered(strategy: "StrategyBase") -> Iterator[None]:
+    """Makes `strategy` current for this thread.
+
+    Raises:
+        StrategyMismatchError: If another strategy's scope is open.
+    """
+    check_same(strategy, "scope")
+    _stack.scopes.append(strategy)
+    try:
+        yield
+    finally:
+        _stack.scopes.pop()
+
+
+@contextlib.contextmanager
+def left() -> Iterator[None]:
+    """Makes no strategy current for this thread, for a while."""
+    before, _stack.scopes = _stack.scopes, []
+    try:
+        yield
+    finally:
+        _stack.scopes = before
+
+
+@contextlib.contextmanager
+def default_entered() -> Iterator[None]:
+    """Remembers that the default strategy's scope is open.
+
+    Raises:
+        RuntimeError: Under another strategy's scope.
+    """
+    if has_strategy():
+        raise RuntimeError(
+            "Must not nest tf.distribute.Strategy scopes: the default "
+            "strategy's scope was entered inside of the scope of "
+            f"{current_strategy()!r}. Leave that first."
+        )
+    _stack.default_scopes += 1
+    try:
+        yield
+    finally:
+        _stack.default_scopes -= 1
+
+
+@contextlib.contextmanager
+def default_merging() -> Iterator[None]:
+    """Cross-replica context of the default strategy, which is in no scope."""
+    with in_replica(None):
+        _stack.default_merge = True
+        yield
+
+
+def check_same(strategy: "StrategyBase", what: str) -> None:
+    """Refuses to mix strategies.
+
+    Raises:
+        StrategyMismatchError: If another strategy is current.
+    """
+    outer = current_strategy()
+    if outer is not None and outer is not strategy:
+        raise StrategyMismatchError(
+            "Mixing different tf.distribute-style Strategy objects: "
+            f"`{what}` of {strategy!r} was used inside of the scope of "
+            f"{outer!r}. Expected: one strategy at a time. "
+            + _way_out(strategy, outer)
+        )
+
+
+def _way_out(strategy: Any, outer: Any) -> str:
+    if repr(strategy) != repr(outer):
+        return "Leave the outer scope first."
+    return (
+        "They look alike, but are two: the strategy was made again, perhaps "
+        "by a notebook cell that ran twice, while the scope of the first one "
+        f"is open (the object at {id(strategy):#x} is not the one at "
+        f"{id(outer):#x}). Make the strategy once and use that object: "
+        "`keras_dist.get_strategy()` is the one whose scope is open. Or leave "
+        "that scope first: `keras_dist.experimental_set_strategy(None)` if it "
+        "was set by that function, else the end of its `with`."
+    )
+
+
+def check_no_distribution(strategy: "StrategyBase", what: str) -> None:
+    """Refuses `keras.distribution` beside a strategy.
+
+    Args:
+        strategy: The `Strategy`.
+        what: String, what meets the distribution, for the error.
+
+    Raises:
+        StrategyMismatchError: If a `keras.distribution` is set.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise StrategyMismatchError(
+            "`keras.distribution` and a strategy both say where variables "
+            f"and batches go. Received: {distribution!r}, which is set while "
+            f"{what} meets {strategy!r}. Expected: one of the two. Call "
+            "`keras.distribution.set_distribution(None)`, or leave "
+            "`distribution.scope()`, before you use the strategy; or use the "
+            "distribution without one."
+        )
+
+
+def check_cross_replica(strategy: "StrategyBase", what: str) -> None:
+    """Refuses what can't be done by one replica.
+
+    Raises:
+        RuntimeError: In replica context.
+        StrategyMismatchError: If another strategy is current.
+    """
+    # In one call where all is well: it is asked at every step.
+    current = _stack
+    if not current.in_replica and current.replica is None:
+        scopes = current.scopes
+        if not scopes or scopes[-1] is strategy:
+            return
+    if in_replica_function():
+        hint = {"gather": " To gather there, use its `all_gather()`."}
+        raise RuntimeError(
+            "Method requires being in cross-replica context, use "
+            f"get_replica_context().merge_call(). Received: `{what}` of "
+            f"{strategy!r} called in a replica function."
+            f"{hint.get(what, '')}"
+        )
+    check_same(strategy, what)
+
+
+def check_creation() -> None:
+    """Refuses variables made under two strategies' scopes.
+
+    Raises:
+        StrategyMismatchError: If the default strategy's scope is open too.
+    """
+    if _stack.default_scopes and has_strategy():
+        raise StrategyMismatchError(
+            "Mixing different tf.distribute-style Strategy objects: a "
+            f"variable was made under the scope of {current_strategy()!r} "
+            "inside of the default strategy's scope. Leave the default "
+            "strategy's scope first."
+        )
+
+
+@contextlib.contextmanager
+def in_replica(
+    strategy: "StrategyBase | None", replica: "ReplicaContext | None" = None
+) -> Iterator[None]:
+    """Marks this thread as running one replica of `strategy`.
+
+    Args:
+        strategy: The `Strategy`, or `None` to be in none for a while.
+        replica: The `ReplicaContext` that its function sees, if it has one.
+    """
+    before = (_stack.scopes, _stack.in_replica, _stack.replica)
+    merging = _stack.default_merge
+    _stack.scopes = [] if strategy is None else [strategy]
+    _stack.in_replica = strategy is not None
+    _stack.replica = replica
+    _stack.default_merge = False
+    try:
+        yield
+    finally:
+        _stack.scopes, _stack.in_replica, _stack.replica = before
+        _stack.default_merge = merging

@@ -1,0 +1,133 @@
+"""Objects with tensors in them, which nothing of keras_dist looks into.
+
+Values pass `strategy.run`, reductions and compiled functions in lists, tuples,
+named tuples and mappings. A dataclass, or an object of any other class, is one
+value: what is in it would be missed.
+"""
+
+import dataclasses
+import numbers
+import types
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
+from keras_dist.errors import TraceError
+
+_NESTS = "lists, tuples, dicts and named tuples"
+_VALUES = (PerReplica, Mirrored)
+# They keep tensors of their own, and are meant to change.
+_ALIVE = (
+    keras.Layer,
+    keras.Metric,
+    keras.optimizers.Optimizer,
+    keras.Variable,
+)
+
+
+def fields_of(value: Any) -> Mapping[str, Any]:
+    """The attributes of an object, by name; of a dataclass, its fields."""
+    names = _declared(value)
+    if names is None:
+        return getattr(value, "__dict__", {})
+    return {name: getattr(value, name, None) for name in names}
+
+
+def _declared(value: Any) -> list[str] | None:
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    declared = getattr(type(value), "__attrs_attrs__", None)
+    return None if declared is None else [each.name for each in declared]
+
+
+def held_in(value: Any) -> Iterator[Any]:
+    """What an object holds: attributes, or what a function closes over."""
+    if isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            yield cell.cell_contents
+    elif isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        yield from (frame.f_locals if frame else {}).values()
+    elif not isinstance(value, (type, keras.Layer)):
+        yield from fields_of(value).values()
+
+
+def hidden_field(value: Any) -> str | None:
+    """The name of an attribute that a compiled function would not see change.
+
+    Args:
+        value: An argument that is not traced.
+
+    Returns:
+        String, or `None` if there is none.
+    """
+    kind = type(value)
+    if kind.__module__ == "builtins" or isinstance(value, (*_VALUES, *_ALIVE)):
+        return None
+    is_data = _declared(value) is not None and not isinstance(value, type)
+    for name, each in fields_of(value).items():
+        for leaf in leaves_of(each):
+            if isinstance(leaf, _VALUES) or (
+                is_data and hasattr(leaf, "shape") and not _is_alive(leaf)
+            ):
+                return name
+    return None
+
+
+def _is_alive(value: Any) -> bool:
+    return isinstance(value, _ALIVE)
+
+
+def refuse_result(value: Any) -> None:
+    """Refuses an object that takes a tensor out of the trace it belongs to.
+
+    Raises:
+        TraceError: Always.
+    """
+    raise TraceError(
+        "A compiled function returned an object with a tensor in it, which "
+        f"has no value outside. Received: a {type(value).__name__}. Expected: "
+        f"tensors in {_NESTS}. Return the tensors, and make the object of "
+        "them outside."
+    )
+
+
+def refuse_objects(nest: Any, method: str, cause: Exception) -> None:
+    """Names the class of what is no tensor, where a method failed at it.
+
+    Args:
+        nest: What the method was given.
+        method: String, its name.
+        cause: The exception that it failed with.
+
+    Raises:
+        TypeError: If there is an object of some class in the nest.
+    """
+    for leaf in leaves_of(nest):
+        for value in leaf.values if isinstance(leaf, _VALUES) else (leaf,):
+            if _is_object(value):
+                raise TypeError(
+                    f"`{method}` takes tensors and numbers, in {_NESTS}. "
+                    f"Received: {value!r} of type {type(value).__name__}, "
+                    "which it does not look into. Give it the values that "
+                    "are in it, in a dict for instance."
+                ) from cause
+
+
+def _is_object(value: Any) -> bool:
+    if value is None:
+        return False
+    if _declared(value) is not None:
+        return True
+    plain = (numbers.Number, np.generic, str, bytes, list, tuple, Mapping)
+    return not (
+        isinstance(value, (*plain, *_VALUES))
+        or hasattr(value, "shape")
+        or hasattr(value, "__array__")
+    )

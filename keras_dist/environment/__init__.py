@@ -1,0 +1,1 @@
+"""Facts of the process that are known without Keras."""

@@ -1,0 +1,1 @@
+"""Keras' models, optimizers, metrics and layers on replicas."""

@@ -1,0 +1,126 @@
+"""The line that the first `fit` under a strategy begins with."""
+
+import inspect
+import os
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.core.leaves import readable
+from keras_dist.core.leaves import shape_of
+from keras_dist.core.regroup import leaves_of
+from keras_dist.inputs.sources.tf_data import TensorFlowSource
+from keras_dist.internals import keras_internals
+from keras_dist.internals.overrides import own_steps
+
+if TYPE_CHECKING:
+    from keras_dist.replica.strategy_core import StrategyBase
+
+_KERAS_BATCH_SIZE = 32
+_introduced: "weakref.WeakSet[StrategyBase]" = weakref.WeakSet()
+
+
+def introduce(
+    strategy: "StrategyBase",
+    model: keras.Model,
+    fit: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> None:
+    """Prints what is about to happen, once for each strategy.
+
+    Only the chief does, and not with `verbose=0`, where Keras' interactive
+    logging is off, or where the environment variable `KERAS_DIST_BANNER` is 0.
+
+    Args:
+        strategy: The `Strategy`.
+        model: The model that is trained.
+        fit: The method that is called.
+        args: Sequence of its arguments, without the model.
+        kwargs: Mapping with its keyword arguments.
+    """
+    if strategy in _introduced or not _is_wanted(strategy):
+        return
+    try:
+        given = inspect.signature(fit).bind(None, *args, **kwargs).arguments
+    except TypeError:
+        return  # The call fails with Keras' own words.
+    given = given | given.get("kwargs", {})
+    if given.get("verbose") != 0:
+        _introduced.add(strategy)
+        size = _batch_size(given.get("x"), given.get("batch_size"))
+        print(banner(strategy, size, own_steps(model)), flush=True)
+
+
+def banner(
+    strategy: "StrategyBase", batch_size: int, own: Sequence[str] = ()
+) -> str:
+    """The line: backend, devices, replicas, workers, and who gets which rows.
+
+    Args:
+        strategy: The `Strategy`.
+        batch_size: Integer, rows of a global batch; 0 if not known.
+        own: Sequence of strings, methods of the user's that may couple rows.
+
+    Returns:
+        String without a line break.
+    """
+    plan = strategy.plan
+    parts = [
+        f"keras_dist on {keras.backend.backend()}: {str(strategy).strip('<>')}",
+        _counted(plan.num_replicas, "replica"),
+        _counted(plan.num_workers, "worker"),
+    ]
+    if not batch_size:
+        parts.append("batches as the data has them")
+    elif plan.num_replicas == 1:
+        parts.append(f"batches of {_counted(batch_size, 'row')}")
+    else:
+        shares = strategy.executor.rows_in_fit(np.zeros((batch_size, 0)))
+        sizes = sorted({len(share) for share in shares})
+        each = " to ".join(str(size) for size in {sizes[0]: 0, sizes[-1]: 0})
+        parts.append(
+            f"global batches of {_counted(batch_size, 'row')}, {each} per "
+            "replica"
+        )
+    if plan.num_workers > 1:
+        parts.append("each worker reads all of the data and takes its rows")
+    elif plan.num_replicas > 1:
+        parts.append("each batch is split by rows")
+    if own and plan.num_replicas > 1:
+        parts.append(
+            f"`strategy.verify` compares your {' and '.join(own)} with one "
+            "device"
+        )
+    return "; ".join(parts)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _is_wanted(strategy: "StrategyBase") -> bool:
+    cluster = strategy.plan.cluster
+    return (
+        os.environ.get("KERAS_DIST_BANNER") != "0"
+        and keras.config.is_interactive_logging_enabled()
+        and (cluster is None or cluster.is_chief)
+    )
+
+
+def _batch_size(x: Any, given: Any) -> int:
+    """Rows of a whole global batch, 0 if only reading would tell."""
+    if keras_internals.is_tf_dataset(x):
+        return TensorFlowSource(x).batch_size
+    if keras_internals.is_torch_dataloader(x):
+        return int(x.batch_size or 0)
+    shapes = [shape_of(readable(leaf)) for leaf in leaves_of(x)]
+    rows = next((shape[0] or 0 for shape in shapes if shape), 0)
+    is_usable = isinstance(given, int) and given > 0
+    return min(rows, given if is_usable else _KERAS_BATCH_SIZE)

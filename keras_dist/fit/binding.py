@@ -1,0 +1,334 @@
+"""Binding: what ties one model to one strategy, by instance attributes.
+
+The class of the model is untouched: `isinstance`, saving and names stay.
+"""
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.core.context import check_no_distribution
+from keras_dist.errors import StrategyMismatchError
+from keras_dist.fit.banner import introduce
+from keras_dist.fit.origin import DistributedConfig
+from keras_dist.fit.origin import forget
+from keras_dist.fit.rehearsal import first_batch_held
+from keras_dist.fit.workers.chief import SAVING
+from keras_dist.fit.workers.chief import save
+from keras_dist.fit.workers.entry import Entry
+from keras_dist.fit.workers.entry import check_batch
+from keras_dist.fit.workers.together import not_taken
+from keras_dist.fit.workers.together import raise_explained
+from keras_dist.fit.workers.together import take_chiefs_values
+from keras_dist.fit.workers.whole_optimizer import readable_by_chief
+from keras_dist.inputs.dataset import data_for_fit
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.powers import KeepsParts
+from keras_dist.replica.state import current_call
+from keras_dist.replica.variables import adopt
+from keras_dist.sharding.elementwise import check_optimizer
+
+if TYPE_CHECKING:
+    from keras_dist.replica.strategy_core import StrategyBase
+    from keras_dist.strategies.strategy import Strategy
+
+_ENTRY_POINTS = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+)
+_ATTRIBUTE = "_keras_dist_binding"
+
+
+def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
+    """Makes `strategy` the owner of a variable and places its value.
+
+    Raises:
+        StrategyMismatchError: If another strategy owns it.
+    """
+    claim_variables([variable], strategy)
+
+
+def claim_variables(
+    variables: Sequence[keras.Variable], strategy: "Strategy"
+) -> None:
+    """`claim_variable` of several, which other workers get at once.
+
+    Raises:
+        StrategyMismatchError: If another strategy owns one.
+    """
+    for variable in variables:
+        check_owner(variable, strategy)
+        if "distribute_strategy" not in vars(variable):
+            _check_layout(variable, strategy)
+            variable.distribute_strategy = strategy
+            if not strategy.plan.is_one_device:
+                adopt(variable)
+        strategy.executor.place(variable)
+    workers = strategy.executor.workers
+    if workers is not None:
+        take_chiefs_values(not_taken(variables), workers)
+
+
+def _check_layout(variable: keras.Variable, strategy: "Strategy") -> None:
+    """Refuses a variable that goes where `keras.distribution` said."""
+    layout = keras_internals.layout_of(variable)
+    if layout is not None:
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' has a layout of `keras.distribution`,"
+            f" while {strategy!r} decides where its variables are. Received: "
+            f"layout={layout!r}. Expected: a variable without one. Make it, "
+            "or the model, while no distribution is set."
+        )
+
+
+def check_owner(variable: keras.Variable, strategy: "StrategyBase") -> None:
+    """Refuses a variable of another strategy.
+
+    Raises:
+        StrategyMismatchError: If another strategy owns it.
+    """
+    owner = vars(variable).get("distribute_strategy")
+    if owner is not None and owner is not strategy:
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made under {owner!r} and is used "
+            f"under {strategy!r}. Expected: one strategy. Make the model, its "
+            "layers and its optimizer under the same `strategy.scope()`."
+        )
+
+
+def check_belongs(variable: Any, strategy: "StrategyBase") -> None:
+    """Refuses a variable that an optimizer updates, of no strategy.
+
+    Raises:
+        StrategyMismatchError: If it was made outside of any scope.
+    """
+    # A variable of the framework's own is none of Keras'.
+    is_keras = isinstance(variable, keras.Variable)
+    if is_keras and "distribute_strategy" not in vars(variable):
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made outside of any scope, and "
+            f"is trained in a function that {strategy!r} runs. Expected: a "
+            "variable of that strategy. Make the model inside of "
+            "`with strategy.scope():`, or adopt it with "
+            "`strategy.distribute(model)`."
+        )
+
+
+def binding_of(model: keras.Model) -> "Binding | None":
+    """The model's `Binding`, or `None` for a plain model."""
+    binding: Binding | None = model.__dict__.get(_ATTRIBUTE)
+    return binding
+
+
+def bind_model(model: keras.Model, strategy: "Strategy") -> "Binding":
+    """Binds a model to a strategy, once.
+
+    Raises:
+        StrategyMismatchError: If it is bound to another strategy.
+        UnsupportedKerasError: If Keras keeps its state in Flax NNX objects.
+    """
+    binding = binding_of(model)
+    if binding is None:
+        keras_internals.check_keras()
+        binding = Binding(model, strategy)
+        binding.install()
+    elif binding.strategy is not strategy:
+        raise StrategyMismatchError(
+            f"Model '{model.name}' belongs to {binding.strategy!r} and can't "
+            f"join {strategy!r}. Make a new one under that scope, for "
+            "instance with `keras.models.clone_model(model)`."
+        )
+    return binding
+
+
+class _Entered(threading.local):
+    already = False
+
+
+class Binding:
+    """A model, its strategy, and whether its variables are in place.
+
+    Args:
+        model: A `keras.Model`.
+        strategy: The `Strategy` it belongs to.
+    """
+
+    def __init__(self, model: keras.Model, strategy: "Strategy") -> None:
+        self._model = weakref.ref(model)
+        self.strategy = strategy
+        self._claimed_for: object | None = None
+        self._entered = _Entered()
+
+    @property
+    def model(self) -> keras.Model:
+        """The model. A binding lives in it, so it is alive."""
+        model = self._model()
+        assert model is not None
+        return model
+
+    def install(self) -> None:
+        """Sets the instance attributes that distribute the model."""
+        model = self.model
+        # Not `setattr`: Keras and torch track what is set that way.
+        replacements: dict[str, Any] = {
+            _ATTRIBUTE: self,
+            "compile": self._compile,
+            "_symbolic_build": self._symbolic_build,
+        }
+        if not self.strategy.plan.is_one_device:
+            replacements["get_config"] = self._description()
+        for name in _ENTRY_POINTS:
+            replacements[name] = self._entry_point(name)
+        is_saved = isinstance(model, keras.Model)  # Other layers are not.
+        if is_saved and self.strategy.executor.workers is not None:
+            for name in SAVING:
+                replacements[name] = self._saving_method(name)
+        replacements.update(self.strategy.executor.bind(model))
+        for name, value in replacements.items():
+            object.__setattr__(model, name, value)
+        forget(model)
+
+    def claim(self) -> None:
+        """Takes every variable of the model and its optimizer."""
+        variables = keras_internals.all_variables(self.model)
+        claim_variables(variables, self.strategy)
+
+    def _share_out(self) -> None:
+        """Tells replicas' own values of metric states what `fit` has made."""
+        for variable in keras_internals.all_variables(self.model):
+            if id(variable) in self.strategy.has_components:
+                variable.share_out()
+
+    def _compile(self, *args: Any, **kwargs: Any) -> None:
+        self._claimed_for = None
+        with self.strategy.scope():
+            type(self.model).compile(self.model, *args, **kwargs)
+        optimizer = getattr(self.model, "optimizer", None)
+        if self.strategy.plan.shards_optimizer and optimizer is not None:
+            check_optimizer(optimizer)
+
+    def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
+        model = self.model
+        with self.strategy.scope():
+            type(model)._symbolic_build(model, *args, **kwargs)
+        self.claim()
+        self.strategy.executor.prepare(model)
+
+    def _description(self) -> Callable[..., DistributedConfig]:
+        original = type(self.model).get_config
+
+        @functools.wraps(original)
+        def get_config(*args: Any, **kwargs: Any) -> DistributedConfig:
+            config = original(self.model, *args, **kwargs)
+            return DistributedConfig(config, self.strategy)
+
+        return get_config
+
+    def _entry_point(self, name: str) -> Callable[..., Any]:
+        each_batch = name.endswith("_on_batch")
+
+        def entry_point(*args: Any, **kwargs: Any) -> Any:
+            model = self.model
+            if current_call() is not None:
+                raise RuntimeError(
+                    f"`{name}` of model '{model.name}' was called in a "
+                    "function that `strategy.run` calls on each replica. It "
+                    "divides its batches over the replicas itself. Call it "
+                    "outside of `run`, or the model in it."
+                )
+            context.check_same(
+                self.strategy, f"`{name}` of model '{model.name}'"
+            )
+            self.strategy.has_run = True
+            if not each_batch:
+                own = functools.partial(data_for_fit, self.strategy)
+                args = tuple(map(own, args))
+                kwargs = {k: own(v) for k, v in kwargs.items()}
+            method = getattr(type(model), name)
+            call: Callable[[], Any] = functools.partial(
+                method, model, *args, **kwargs
+            )
+            agree = None
+            workers = self.strategy.executor.workers
+            if workers is not None and not each_batch:
+                in_parts = isinstance(self.strategy.executor, KeepsParts)
+                executor = self.strategy.executor
+                entry = Entry(name, model, executor, args, kwargs, in_parts)
+                call, agree = entry.run, entry.agree
+            elif workers is not None:
+                agree = functools.partial(
+                    check_batch, method, (model, *args), kwargs, workers
+                )
+            with self._running(each_batch, agree):
+                if name == "fit":
+                    introduce(self.strategy, model, method, args, kwargs)
+                    with first_batch_held(self.strategy, model):
+                        return call()
+                return call()
+
+        entry_point.__name__ = name
+        entry_point.__doc__ = getattr(type(self.model), name).__doc__
+        return entry_point
+
+    def _saving_method(self, name: str) -> Callable[..., None]:
+        def method(*args: Any, **kwargs: Any) -> None:
+            workers = self.strategy.executor.workers
+            assert workers is not None
+            with readable_by_chief(self.model):
+                save(self.model, name, workers, *args, **kwargs)
+
+        method.__name__ = name
+        method.__doc__ = getattr(type(self.model), name).__doc__
+        return method
+
+    @contextlib.contextmanager
+    def _running(
+        self, each_batch: bool, agree: Callable[[], None] | None
+    ) -> Iterator[None]:
+        model, executor = self.model, self.strategy.executor
+        if self._entered.already:  # `fit` runs `evaluate`
+            yield
+            return
+        self._entered.already = True
+        try:
+            # A batch at a time, what was claimed once is not looked at again
+            # until `compile` changes the optimizer.
+            optimizer = getattr(model, "optimizer", self)
+            is_new = not each_batch or self._claimed_for is not optimizer
+            if agree is not None and is_new:
+                agree()
+            with executor.execution_scope():
+                if is_new:
+                    check_no_distribution(
+                        self.strategy, f"model '{model.name}'"
+                    )
+                    self.claim()
+                    self._claimed_for = optimizer
+                executor.prepare(model)
+                if executor.workers is not None and not each_batch:
+                    take_chiefs_values(
+                        keras_internals.all_variables(model), executor.workers
+                    )
+                yield
+        except BaseException as error:
+            executor.recover(model)
+            raise_explained(error, executor.workers)
+            raise
+        finally:
+            self._entered.already = False
+            executor.release(model)
+            if self.strategy.has_components:
+                self._share_out()

@@ -1,0 +1,293 @@
+"""A warning of layers in which the rows of a batch act on each other.
+
+A replica calls them on its own rows, which gives other numbers than one
+device. So each layer that a step calls is called once more, when the first
+step runs, on a few rows and on their halves, which has to give the same.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from keras import tree
+
+from keras_dist.fit.draws import equal_draws
+from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.replica.probe import FEW_ROWS
+from keras_dist.replica.probe import Attempt
+from keras_dist.replica.probe import ProbeScope
+from keras_dist.replica.probe import made_up
+from keras_dist.replica.probe import nothing_kept
+from keras_dist.replica.probe import tolerance_of
+from keras_dist.replica.scopes import opened
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import current_step
+
+_HALF = FEW_ROWS // 2
+_PARTS = (slice(None), slice(None, _HALF), slice(_HALF, None))
+
+# Keras' own, whose code is the user's all the same.
+_OF_USERS = (
+    "FlaxLayer",
+    "JaxLayer",
+    "Lambda",
+    "TFSMLayer",
+    "TorchModuleWrapper",
+)
+
+
+@dataclass
+class _Called:
+    """A call of a layer, as NumPy arrays."""
+
+    layer: keras.Layer
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+class _Watching(threading.local):
+    """What this thread's calls of layers are given to."""
+
+    step: ReplicaStep | None = None
+    calls: list[_Called] | None = None
+
+
+_watching = _Watching()
+_lock = threading.Lock()
+_num_watched = 0
+
+
+@contextlib.contextmanager
+def watched(step: ReplicaStep) -> Iterator[None]:
+    """Looks, while it is open, at the layers that a step of a replica calls.
+
+    Args:
+        step: The `ReplicaStep`, of this thread.
+    """
+    with _hooked():
+        _watching.step = step
+        try:
+            yield
+        finally:
+            _watching.step = None
+
+
+@contextlib.contextmanager
+def _hooked() -> Iterator[None]:
+    """Calls of layers pass by here: only now, as it costs them time."""
+    global _num_watched
+    with _lock:
+        if not _num_watched:
+            keras.Layer.__call__ = _hook_call(keras.Layer.__call__)
+        _num_watched += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_watched -= 1
+            if not _num_watched:
+                keras.Layer.__call__ = keras.Layer.__call__.__wrapped__
+
+
+def _hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls, step = _watching.calls, _watching.step
+        if calls is not None:
+            outputs = original(self, *args, **kwargs)
+            inputs = _to_numpy((args, kwargs))
+            calls.append(_Called(self, inputs, _to_numpy(outputs)))
+            return outputs
+        if (
+            step is None
+            or step is not current_step()
+            or keras_internals.innermost_call() is not None
+        ):
+            return original(self, *args, **kwargs)
+        outputs = original(self, *args, **kwargs)
+        if step.kinds.is_new(self) and _has_code_of_users(self):
+            training = kwargs.get("training")
+            _look(step, LayerCall(self, args, kwargs, training))
+        return outputs
+
+    # Not more: what looks for Keras' own function goes on to that.
+    __call__.__wrapped__ = original  # type: ignore[attr-defined]
+    return __call__
+
+
+def _has_code_of_users(layer: keras.Layer) -> bool:
+    """Whether there is anything but layers of Keras, which are known."""
+    for each in layer._flatten_layers():
+        cls = type(each)
+        if not keras_internals.is_of_keras(cls) or cls.__name__ in _OF_USERS:
+            return True
+        operations = getattr(each, "operations", ())
+        if not all(isinstance(x, keras.Layer) for x in operations):
+            return True
+    return False
+
+
+def _look(step: ReplicaStep, call: LayerCall) -> None:
+    """Warns if rows act on each other in a layer."""
+    attempts = [Attempt(shift=False, own=True)]
+    if keras_internals.in_tf_graph():
+        sizes = (8, 32)
+        attempts = [Attempt(shift=False, size=size) for size in sizes]
+    with nothing_kept(step, call.layer), equal_draws():
+        for attempt in attempts:
+            try:
+                found = _coupled(step, call, attempt)
+            except Exception:
+                # It is the user's code, which may refuse rows of other
+                # numbers, or need the other replicas: nothing is known then.
+                continue
+            break
+        else:
+            return
+    if found is not None:
+        step.kinds.warn_of_coupling(step.strategy, found)
+
+
+def _coupled(
+    step: ReplicaStep, call: LayerCall, attempt: Attempt
+) -> keras.Layer | None:
+    """The innermost layer in which rows act on each other, if there is one."""
+
+    def observed(part: slice, alone: int | None = None) -> list[Any]:
+        args, kwargs = made_up(step, call, attempt, FEW_ROWS, part, alone)
+        with opened(ProbeScope(step, call, attempt.shift)):
+            return _to_numpy(call.again(args, kwargs))
+
+    def recorded(part: slice) -> list[_Called]:
+        calls: list[_Called] = []
+        _watching.calls = calls
+        try:
+            observed(part)
+        finally:
+            _watching.calls = None
+        return calls
+
+    are_apart = functools.partial(_are_apart, tolerance_of(call.layer))
+    whole, first, second = map(observed, _PARTS)
+    if not are_apart(whole, first, second):
+        return None
+    again = observed(_PARTS[0])
+    if any(_differ(*pair, 1e-4) for pair in zip(whole, again, strict=True)):
+        # What it gives is random, by other means than Keras' own.
+        return None
+    if _takes_any_lengths(call, observed):
+        # If the arrays of a batch differ in length, it is not cut.
+        return None
+    for calls in zip(*map(recorded, _PARTS), strict=False):
+        if are_apart(*(x.outputs for x in calls)) and not are_apart(
+            *(x.inputs for x in calls)
+        ):
+            return calls[0].layer
+    return call.layer
+
+
+def _takes_any_lengths(
+    call: LayerCall, observed: Callable[[slice, int], list[Any]]
+) -> bool:
+    """Whether each of several arrays may have a number of rows of its own.
+
+    Args:
+        call: The `LayerCall`.
+        observed: Callable, what the layer gives of a part of one array.
+    """
+    leaves = tree.flatten((call.args, call.kwargs))
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if ops.is_tensor(leaf) and len(leaf.shape) and leaf.shape[0] is None
+    ]
+    tolerance = tolerance_of(call.layer)
+
+    def keeps_rows(place: int) -> bool:
+        whole, first, second = (observed(part, place) for part in _PARTS)
+        return not _are_apart(tolerance, whole, first, second, True)
+
+    try:
+        return len(places) > 1 and all(map(keeps_rows, places))
+    except Exception:
+        # It refuses them, in words of its own.
+        return False
+
+
+def _are_apart(
+    tolerance: float,
+    whole: list[Any],
+    first: list[Any],
+    second: list[Any],
+    keep_values: bool = False,
+) -> bool:
+    """Whether halves have other rows than the whole.
+
+    Args:
+        tolerance: Float, relative to the largest number.
+        whole: List of arrays.
+        first: List of arrays, of the first half of the rows.
+        second: List of arrays, of the second half.
+        keep_values: Boolean, whether arrays without rows have to be the same.
+    """
+    return len(whole) == len(first) == len(second) and any(
+        _is_apart(*arrays, tolerance)
+        or (keep_values and arrays[0].shape == arrays[1].shape)
+        and _differ(arrays[0], arrays[1], tolerance)
+        for arrays in zip(whole, first, second, strict=True)
+    )
+
+
+def _is_apart(whole: Any, first: Any, second: Any, tolerance: float) -> bool:
+    if whole.dtype.kind != "f" or whole.ndim != first.ndim:
+        return False
+    axes = [
+        axis
+        for axis in range(whole.ndim)
+        if whole.shape[axis] != first.shape[axis]
+    ]
+    if not axes or first.shape != second.shape:
+        return False
+    if len(axes) > 1:
+        # A value for each pair of rows.
+        return True
+    if whole.shape[axes[0]] != 2 * first.shape[axes[0]]:
+        return False
+    joined = np.concatenate([first, second], axes[0])
+    if not _differ(whole, joined, tolerance):
+        return False
+    # The same rows in another order, such as those of two views in turn.
+    ordered = _sorted(whole, axes[0]), _sorted(joined, axes[0])
+    return _differ(*ordered, tolerance)
+
+
+def _differ(one: Any, other: Any, tolerance: float) -> bool:
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return bool(one.shape != other.shape)
+    if not (np.all(np.isfinite(one)) and np.all(np.isfinite(other))):
+        return False
+    size = np.max(np.abs([one, other]), initial=0.0)
+    return bool(np.max(np.abs(one - other), initial=0.0) > tolerance * size)
+
+
+def _sorted(array: Any, axis: int) -> Any:
+    rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    weights = np.random.default_rng(2).normal(size=rows.shape[1])
+    return rows[np.argsort(rows @ weights)]
+
+
+def _to_numpy(values: Any) -> list[Any]:
+    """The tensors of a nest, floats as such of 64 bits."""
+    arrays = []
+    for value in tree.flatten(values):
+        if ops.is_tensor(value):
+            value = ops.convert_to_numpy(ops.cast(value, "float32"))
+            arrays.append(np.asarray(value, "float64"))
+    return arrays

@@ -1,0 +1,268 @@
+"""Noticing what is made under a strategy: models and variables.
+
+While at least one scope is open or a replica function runs, in any thread,
+constructors of Keras are wrapped. Each call looks up the strategy of its own
+thread, so other threads are not affected.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit import lone_updates
+from keras_dist.fit.binding import bind_model
+from keras_dist.fit.binding import claim_variable
+from keras_dist.fit.hooks import install_normalization
+from keras_dist.fit.normalization import hook_constructor
+from keras_dist.internals.keras_internals import Trainer
+from keras_dist.plugin import compilation
+from keras_dist.replica.scopes import base_scope
+from keras_dist.replica.scopes import suspended
+from keras_dist.replica.state import current_call
+from keras_dist.replica.variables import SyncOnReadVariable
+
+_lock = threading.Lock()
+_open_scopes = 0
+_undo = contextlib.ExitStack()
+
+
+class _Current(threading.local):
+    makes_metric_state = False
+    # What an optimizer makes a variable for.
+    reference: Any = None
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def creation_hooks() -> Iterator[None]:
+    """Installs the hooks for the first scope, removes them with the last."""
+    global _open_scopes
+    _share_new_variables()
+    install_normalization()
+    lone_updates.install()
+    with _lock:
+        if _open_scopes == 0:
+            for cls, method, hook in (
+                (keras.Model, "__init__", _hook_model),
+                (Trainer, "__init__", _hook_trainer),
+                (keras.Variable, "__init__", _hook_variable),
+                (keras.Metric, "add_variable", _hook_metric_state),
+                (
+                    keras.optimizers.Optimizer,
+                    "add_variable_from_reference",
+                    _hook_slot,
+                ),
+                (keras.layers.BatchNormalization, "__init__", hook_constructor),
+            ):
+                _undo.enter_context(_wrapped(cls, method, hook))
+        _open_scopes += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_scopes -= 1
+            if _open_scopes == 0:
+                _undo.close()
+
+
+def _hook_model(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _bind(self)
+
+    return __init__
+
+
+def _hook_trainer(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        # Models are bound when they are layers too. One that trainers are
+        # mixed into may be either first.
+        if not isinstance(self, keras.Model):
+            _bind(self)
+
+    return __init__
+
+
+def _bind(model: Any) -> None:
+    strategy = context.current_strategy()
+    if strategy is not None and context.in_cross_replica_context():
+        bind_model(model, strategy)
+
+
+def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "distribute_strategy" in vars(self):  # `_share_new_variables`
+            return
+        compilation.check_creation()
+        with suspended():
+            strategy = context.current_strategy()
+            # A single replica makes them as the strategy does.
+            if strategy is None or not (
+                strategy.plan.is_one_device
+                or context.in_cross_replica_context()
+            ):
+                original(self, *args, **kwargs)
+                return
+            context.check_creation()
+            context.check_no_distribution(strategy, "a new variable")
+            if kwargs.get("synchronization") == "on_read":
+                kwargs.setdefault("trainable", False)
+            original(self, *args, **kwargs)
+            _check_declaration(self)
+            plan, reference = strategy.plan, _current.reference
+            if reference is not None and (
+                plan.is_central or plan.shards_optimizer
+            ):
+                strategy.executor.owners.keep_together(self, reference)
+            claim_variable(self, strategy)
+            if isinstance(self, SyncOnReadVariable):
+                self.begin(is_total=_current.makes_metric_state)
+
+    return __init__
+
+
+def _check_declaration(variable: keras.Variable) -> None:
+    """Refuses a variable that could not be kept in step on replicas.
+
+    Raises:
+        ValueError: If it is not to be synchronized at all, or if it is an
+            integer whose mean is wanted.
+    """
+    if variable.synchronization == "none":
+        raise ValueError(
+            "`NONE` variable synchronization mode is not supported with "
+            f"tf.distribute strategy. Received: synchronization='none' for "
+            f"variable '{variable.path}'. Expected: 'auto', 'on_write' or "
+            "'on_read'."
+        )
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    if variable.aggregation == "mean" and "float" not in dtype:
+        raise ValueError(
+            "A mean of integers is not an integer. Received: "
+            f"aggregation='mean', dtype='{dtype}' for variable "
+            f"'{variable.path}'. Expected: a float dtype, or another "
+            "aggregation."
+        )
+
+
+def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, _current.makes_metric_state = _current.makes_metric_state, True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _current.makes_metric_state = before
+
+    return add_variable
+
+
+@contextlib.contextmanager
+def beside(reference: Any) -> Iterator[None]:
+    """Variables made inside are kept where another one is.
+
+    Args:
+        reference: A `keras.Variable`.
+    """
+    before, _current.reference = _current.reference, reference
+    try:
+        yield
+    finally:
+        _current.reference = before
+
+
+def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_variable_from_reference(
+        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        with beside(reference_variable):
+            return original(self, reference_variable, *args, **kwargs)
+
+    return add_variable_from_reference
+
+
+@functools.cache
+def _share_new_variables() -> None:
+    """Makes the variables that replicas make in one place one variable.
+
+    For good: a class that had a `__new__` of its own can't lose it again.
+    """
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        call = current_call()
+        if (
+            call is None
+            or cls is not keras.Variable
+            or base_scope() is not call.scope
+        ):
+            return object.__new__(cls)
+        is_metric_state = _current.makes_metric_state
+
+        def make(everyone: list[Any]) -> Any:
+            _check_alike(everyone)
+            first_args, first_kwargs = everyone[0]
+            _current.makes_metric_state = is_metric_state
+            try:
+                with call.runner.building():
+                    return cls(*first_args, **first_kwargs)
+            finally:
+                _current.makes_metric_state = False
+
+        own = (args, kwargs)
+        return call.replica.meet("the creation of a variable", make, own)
+
+    keras.Variable.__new__ = __new__
+
+
+def _check_alike(everyone: list[Any]) -> None:
+    """Refuses to make one variable of what replicas declare differently.
+
+    Raises:
+        ReplicaDivergenceError: If names, shapes or types differ.
+    """
+    declared = [
+        (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})
+        for args, kwargs in everyone
+    ]
+    for index, own in enumerate(declared):
+        if own != declared[0]:
+            raise ReplicaDivergenceError(
+                "Replicas made different variables in one place. Received: "
+                f"{_text(*declared[0])} on replica 0, {_text(*own)} on replica "
+                f"{index}. Expected: the same variable on each replica, of "
+                "which each has a copy. Make a variable for each replica "
+                "outside of `run`, or one with an axis for the replicas."
+            )
+
+
+def _text(args: Any, kwargs: Any) -> str:
+    named = [f"{key}={value!r}" for key, value in kwargs.items()]
+    return f"Variable({', '.join([*map(repr, args), *named])})"
+
+
+@contextlib.contextmanager
+def _wrapped(cls: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    inherited = name not in vars(cls)
+    original = getattr(cls, name)
+    setattr(cls, name, hook(original))
+    try:
+        yield
+    finally:
+        if inherited:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, original)

@@ -1,0 +1,135 @@
+"""Random draws that are the same for each row, so for each replica.
+
+Replicas draw for the rows that they have, from seeds of their own: other
+numbers than one device. While two copies of a model are compared, a draw has
+one number for each place on the last axis, and the same for all others; then
+it does not matter which rows a replica has, or how many.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist.internals import keras_internals
+
+_OF_SHAPE = (
+    "normal",
+    "uniform",
+    "randint",
+    "truncated_normal",
+    "gamma",
+    "binomial",
+    "beta",
+)
+
+
+@contextlib.contextmanager
+def equal_draws() -> Iterator[set[str]]:
+    """While it is open, Keras draws the same for each row.
+
+    Yields:
+        Set of the names of the functions that have drawn.
+    """
+    drawn: set[str] = set()
+    module = keras_internals.random_backend
+    given: dict[str, Callable[..., Any]] = {
+        "dropout": _dropout,
+        "categorical": _categorical,
+        "shuffle": _shuffle,
+        **dict.fromkeys(_OF_SHAPE, _of_shape),
+    }
+    originals = {name: getattr(module, name) for name in given}
+    seeds = keras.random.SeedGenerator
+    next_seed = seeds.next
+    for name, draw in given.items():
+        hook = functools.partial(_noted, drawn, name, draw, originals)
+        setattr(module, name, hook)
+    # Without what keras_dist adds to it on each replica.
+    seeds.next = getattr(next_seed, "__wrapped__", next_seed)
+    try:
+        yield drawn
+    finally:
+        seeds.next = next_seed
+        for name, original in originals.items():
+            setattr(module, name, original)
+
+
+def _noted(
+    drawn: set[str],
+    name: str,
+    draw: Callable[..., Any],
+    originals: dict[str, Callable[..., Any]],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    drawn.add(name)
+    return draw(originals, name, *args, **kwargs)
+
+
+def _of_shape(
+    originals: dict[str, Callable[..., Any]],
+    name: str,
+    shape: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    whole = _sizes(shape)
+    if not whole:
+        return originals[name](shape, *args, **kwargs)
+    one_row = (*[1] * (len(whole) - 1), whole[-1] if whole[1:] else 1)
+    value = originals[name](one_row, *args, **kwargs)
+    return ops.broadcast_to(value, tuple(whole))
+
+
+def _dropout(
+    originals: dict[str, Callable[..., Any]],
+    name: str,
+    inputs: Any,
+    rate: float,
+    noise_shape: Any = None,
+    seed: Any = None,
+) -> Any:
+    sizes = len(inputs.shape)
+    last = inputs.shape[-1] if sizes > 1 else 1
+    if noise_shape is not None and noise_shape[-1] is not None:
+        last = noise_shape[-1]
+    one_row = (*[1] * (sizes - 1), last)
+    return originals[name](inputs, rate, noise_shape=one_row, seed=seed)
+
+
+def _categorical(
+    originals: dict[str, Callable[..., Any]],
+    name: str,
+    logits: Any,
+    num_samples: int,
+    dtype: str = "int32",
+    seed: Any = None,
+) -> Any:
+    """By the largest of logits with Gumbel noise, as (Gumbel, 1954) has it."""
+    shape = (1, num_samples, logits.shape[-1])
+    uniform = originals["uniform"](shape, 1e-6, 1.0 - 1e-6, seed=seed)
+    noise = ops.cast(-ops.log(-ops.log(uniform)), logits.dtype)
+    scores = ops.expand_dims(logits, 1) + noise
+    return ops.cast(ops.argmax(scores, axis=-1), dtype)
+
+
+def _shuffle(
+    originals: dict[str, Callable[..., Any]],
+    name: str,
+    x: Any,
+    axis: int = 0,
+    seed: Any = None,
+) -> Any:
+    """What it is given: an order of rows takes all of them."""
+    return x
+
+
+def _sizes(shape: Any) -> list[Any]:
+    if isinstance(shape, (list, tuple)):
+        return list(shape)
+    return [shape[i] for i in range(shape.shape[0])]

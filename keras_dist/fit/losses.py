@@ -1,0 +1,212 @@
+"""Losses of the global batch, computed from each replica's rows.
+
+Inside of a step, gradients are added up weighted by `rows / total`. So a
+replica's loss is such that the losses' mean over rows is the global loss:
+
+- A loss of Keras that treats rows one by one stays on the replica; only what
+  it divides by (masked elements, summed weights) is summed over replicas.
+- Any other loss (Dice, Tversky, Circle, a user's) is computed on the gathered
+  rows by each replica, with gradients for its own rows.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist.core import context
+from keras_dist.core.rows import scaled
+from keras_dist.internals import keras_internals
+from keras_dist.replica.gather import gathered
+from keras_dist.replica.join import is_row_shaped
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import current_call
+from keras_dist.replica.state import current_step
+
+_COUPLES_ROWS = {"dice", "tversky", "circle"}
+
+
+def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `keras.losses.Loss.__call__`."""
+
+    @functools.wraps(original)
+    def __call__(
+        self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
+        step = current_step()
+        if step is None or (
+            treats_rows_one_by_one(self) and not _is_one_row(y_pred)
+        ):
+            return original(self, y_true, y_pred, sample_weight)
+        own = functools.partial(original, self)
+        return _on_gathered_rows(
+            step, own, self, (y_true, y_pred, sample_weight)
+        )
+
+    return __call__
+
+
+def hook_own_call(original: Any) -> Callable[..., Any]:
+    """Wraps the `__call__` of a user's subclass: it gets gathered rows."""
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step, own = current_step(), original.__get__(self, type(self))
+        if step is None:
+            return own(*args, **kwargs)
+        names = list(kwargs)
+
+        def call(*values: Any) -> Any:
+            count = len(args)
+            named = zip(names, values[count:], strict=True)
+            return own(*values[:count], **dict(named))
+
+        return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
+
+    return __call__
+
+
+def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that all of Keras' losses reduce with."""
+
+    @functools.wraps(original)
+    def reduce_weighted_values(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: str | None = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        step = current_step()
+        local = functools.partial(original, values, sample_weight, mask)
+        # A loss function may return a number.
+        is_whole = not len(getattr(values, "shape", ()))
+        if step is None or is_whole or reduction in (None, "none"):
+            return local(reduction=reduction, dtype=dtype)
+        if reduction == "sum":
+            total = local(reduction="sum", dtype=dtype)
+            return scaled(total, step.share.inverse)
+        weighted = reduction == "mean_with_sample_weight" and (
+            sample_weight is not None
+        )
+        if mask is None and not weighted:
+            # As many elements a row on each replica: the replica's own mean.
+            return local(reduction=reduction, dtype=dtype)
+        # Keras multiplies the weights that it is given by the mask, on
+        # PyTorch in place, so that metrics see it: do just that, once.
+        mask, divisor = _mask_and_divisor(
+            step, values, sample_weight, mask, reduction
+        )
+        total = original(
+            values, sample_weight, mask, reduction="sum", dtype=dtype
+        )
+        mean = ops.divide_no_nan(total, ops.cast(divisor, total.dtype))
+        return scaled(mean, step.share.inverse)
+
+    return reduce_weighted_values
+
+
+def hook_scaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps Keras' scaling of mean losses by 1 / replicas.
+
+    In a replica function it is right, because `optimizer.apply` sums there.
+    In a step of `fit`, under a scope, or on gathered rows it is not needed.
+    """
+
+    @functools.wraps(original)
+    def scale(value: Any) -> Any:
+        call = current_call()
+        if call is not None:
+            return value / call.strategy.num_replicas_in_sync
+        return value if context.has_strategy() else original(value)
+
+    return scale
+
+
+def hook_unscaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps what undoes it, for values to show."""
+
+    @functools.wraps(original)
+    def unscale(value: Any) -> Any:
+        call = current_call()
+        if call is not None:
+            return value * call.strategy.num_replicas_in_sync
+        return value if context.has_strategy() else original(value)
+
+    return unscale
+
+
+def treats_rows_one_by_one(loss: Any) -> bool:
+    """Whether the loss of a row depends on no other row, for certain."""
+    if not _is_from_keras(type(loss)):
+        return False
+    fn = getattr(loss, "fn", None)
+    return fn is None or (
+        _is_from_keras(fn)
+        and getattr(fn, "__name__", None) not in _COUPLES_ROWS
+    )
+
+
+def _is_one_row(y_pred: Any) -> bool:
+    """Whether Keras would take a batch of scalars for a single row."""
+    return len(getattr(y_pred, "shape", (None, None))) == 1
+
+
+def _is_from_keras(definition: Any) -> bool:
+    module = getattr(definition, "__module__", None) or ""
+    return bool(module.split(".")[0] == "keras")
+
+
+def _mask_and_divisor(
+    step: ReplicaStep,
+    values: Any,
+    sample_weight: Any,
+    mask: Any,
+    reduction: str | None,
+) -> tuple[Any, Any]:
+    """What to weigh by, and what to divide the global batch's sum by."""
+    dtype = keras.backend.result_type(values.dtype, "float32")
+    if reduction == "mean_with_sample_weight":
+        if sample_weight is not None:
+            sample_weight = ops.copy(ops.cast(sample_weight, dtype))
+        weights = keras_internals.losses.apply_mask(
+            sample_weight, mask, dtype=dtype, reduction=reduction
+        )
+        return mask, _sum_over_replicas(step, [ops.sum(weights)])[0]
+    own = [
+        ops.sum(ops.cast(mask, dtype)),
+        _size(mask, dtype),
+        _size(values, dtype),
+    ]
+    valid, of_mask, of_values = _sum_over_replicas(step, own)
+    # Masked elements weigh nothing, the others as much more.
+    weight = ops.divide_no_nan(of_mask, valid)
+    return ops.where(ops.cast(mask, "bool"), weight, 0), of_values
+
+
+def _size(values: Any, dtype: Any) -> Any:
+    shape = ops.convert_to_tensor(ops.shape(values), dtype="int32")
+    return ops.cast(ops.prod(shape), dtype)
+
+
+def _sum_over_replicas(step: ReplicaStep, own: list[Any]) -> Any:
+    counted = step.share.keep(ops.stop_gradient(ops.stack(own)))
+    total = step.total("the divisor of a loss", counted)
+    return [total[i] for i in range(len(own))]
+
+
+def _on_gathered_rows(
+    step: ReplicaStep,
+    compute: Callable[..., Any],
+    loss: Any,
+    arguments: tuple[Any, ...],
+) -> Any:
+    name = getattr(loss, "name", type(loss).__name__)
+    arguments = gathered(step, f"loss '{name}'", arguments)
+    with step.alone():
+        value = compute(*arguments)
+    if is_row_shaped(value):
+        step.has_global_rows = True
+    return value

@@ -1,0 +1,157 @@
+"""Metrics see the global batch: gathered over replicas, updated once.
+
+That is exact for any metric, whatever its state: nothing has to be known
+about how states merge. Updates wait until a result is wanted, or the step
+ends, so that replicas meet once for all of them.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from keras_dist.core import nests
+from keras_dist.internals import keras_internals
+from keras_dist.internals.overrides import hook_override
+from keras_dist.replica.exchange import Entry
+from keras_dist.replica.join import RowCount
+from keras_dist.replica.join import detached
+from keras_dist.replica.join import is_row_shaped
+from keras_dist.replica.join import join
+from keras_dist.replica.join import mean_or_count
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import current_step
+
+
+@dataclass(frozen=True)
+class MetricUpdate:
+    """One replica's call of a metric's `update_state`.
+
+    Args:
+        metric: The metric.
+        update_state: Its own method.
+        args: Tuple of what it was given.
+        kwargs: Dict of what it was given by name.
+        leaves: List of all of that, flat and without gradients.
+    """
+
+    metric: keras.metrics.Metric
+    update_state: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+
+    def run(self, everyone: list[Entry]) -> Any:
+        """Updates the metric with what all replicas gave."""
+        passed = [*self.args, *self.kwargs.values()]
+        merged = join(passed, everyone, mean_or_count)
+        count = len(self.args)
+        named = zip(self.kwargs, merged[count:], strict=True)
+        return self.update_state(*merged[:count], **dict(named))
+
+
+def hook_metrics(model: keras.Model) -> None:
+    """Gathers the updates of a model's metrics while it runs on replicas."""
+    for metric in keras_internals.all_metrics(model):
+        if "update_state" not in vars(metric):
+            hook_override(type(metric), "__call__", _hooked_call)
+            object.__setattr__(metric, "update_state", _hooked_update(metric))
+            object.__setattr__(metric, "result", _hooked_result(metric))
+
+
+def flush(step: ReplicaStep) -> None:
+    """Meets the other replicas for the updates that wait, if there are any."""
+    updates, step.updates = step.updates, []
+    if not updates:
+        return
+
+    def update_all(everyone: list[Entry]) -> None:
+        everyone = step.exchange(everyone, mean_or_count, alike=True)
+        start = 0
+        for update in updates:
+            stop = start + len(update.leaves)
+            update.run([(own[start:stop], share) for own, share in everyone])
+            start = stop
+
+    leaves = [leaf for update in updates for leaf in update.leaves]
+    names = ", ".join(f"'{update.metric.name}'" for update in updates)
+    step.replica.meet(f"the metrics {names}", update_all, (leaves, step.share))
+    for update in updates:
+        step.forget(update.metric.variables)
+
+
+def _hooked_call(original: Any) -> Callable[..., Any]:
+    """A metric's own `__call__`, which is run once, with all rows."""
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        own = functools.partial(original, self)
+        if step is None or "update_state" not in vars(self):
+            return own(*args, **kwargs)
+        if step.is_rehearsal:
+            return self.result()
+        flush(step)
+        leaves = detached([*args, *kwargs.values()])
+        update = MetricUpdate(self, own, args, kwargs, leaves)
+
+        def call_once(everyone: list[Entry]) -> Any:
+            return update.run(step.exchange(everyone, mean_or_count, True))
+
+        what = f"metric '{self.name}'"
+        value = step.replica.meet(what, call_once, (leaves, step.share))
+        step.forget(self.variables)
+        step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
+        return value
+
+    return __call__
+
+
+def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
+    update_state = metric.update_state
+    parameters = list(inspect.signature(update_state).parameters)
+
+    def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        if step is None:
+            return update_state(*args, **kwargs)
+        if step.is_rehearsal:
+            return None
+        if len(args) > 1 and parameters[len(args) - 1] == "sample_weight":
+            kwargs["sample_weight"] = args[-1]
+            args = args[:-1]
+        if _is_integer_scalar(kwargs.get("sample_weight")):
+            kwargs["sample_weight"] = RowCount(kwargs["sample_weight"])
+        step.replica.check_meeting(f"metric '{metric.name}'")
+        leaves = detached([*args, *kwargs.values()])
+        step.updates.append(
+            MetricUpdate(metric, update_state, args, kwargs, leaves)
+        )
+        return None
+
+    return update_on_replicas
+
+
+def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
+    result = metric.result
+
+    def result_on_replicas() -> Any:
+        step = current_step()
+        if step is None:
+            return result()
+        flush(step)
+        value = result()
+        # Metrics have the same state on each replica.
+        step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
+        return value
+
+    return result_on_replicas
+
+
+def _is_integer_scalar(value: Any) -> bool:
+    if value is None or is_row_shaped(value):
+        return False
+    return isinstance(value, int) or "int" in str(getattr(value, "dtype", ""))

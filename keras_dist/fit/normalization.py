@@ -1,0 +1,114 @@
+"""Batch normalization over the global batch."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist.core import context
+from keras_dist.internals import keras_internals
+from keras_dist.replica.probe import ProbeScope
+from keras_dist.replica.state import ReplicaState
+from keras_dist.replica.state import current_call
+from keras_dist.replica.state import current_step
+
+# On layers that Keras itself may not know how to synchronize.
+_MADE_HERE = "_keras_dist_synchronizes"
+
+
+def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `keras.layers.BatchNormalization._moments`."""
+
+    @functools.wraps(original)
+    def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        step: ReplicaState | None = current_step()
+        call = current_call()
+        if call is not None and self.synchronized:
+            step = call
+        moving = [self.moving_mean, self.moving_variance]
+        scope = keras_internals.stateless_scope()
+        if isinstance(scope, ProbeScope):
+            # Halves of a batch have to get the statistics of the whole.
+            scope.same_on_all(moving)
+            mean, variance = (ops.cast(x, inputs.dtype) for x in moving)
+            return mean, variance
+        if step is not None:
+            step.same_on_all(moving)
+            return _global_moments(step, self, inputs, mask)
+        if not self.synchronized or _MADE_HERE not in vars(self):
+            mean, variance = original(self, inputs, mask)
+            return mean, variance
+        # Here all rows are at hand; Keras knows that on TensorFlow only.
+        self.synchronized = False
+        try:
+            mean, variance = original(self, inputs, mask)
+        finally:
+            self.synchronized = True
+        return mean, variance
+
+    return _moments
+
+
+# It takes long, and scopes are entered often.
+_signature_of = functools.cache(inspect.signature)
+
+
+def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `keras.layers.BatchNormalization.__init__`.
+
+    Keras refuses `synchronized=True` on all backends but TensorFlow. Under a
+    strategy it is given.
+    """
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any, *args: Any, synchronized: bool = False, **kwargs: Any
+    ) -> None:
+        if not context.has_strategy():
+            original(self, *args, synchronized=synchronized, **kwargs)
+            return
+        original(self, *args, **kwargs)
+        self.synchronized = synchronized
+        object.__setattr__(self, _MADE_HERE, True)
+
+    # Keras reads it to find a layer's configuration.
+    __init__.__signature__ = _signature_of(original)  # type: ignore[attr-defined]
+    return __init__
+
+
+def _global_moments(
+    step: ReplicaState, layer: Any, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
+    """Mean, then mean squared distance from it, over all replicas' rows.
+
+    Two sums rather than one, because a difference of large sums is not a
+    variance. Gradients flow through both.
+    """
+    what = f"the batch statistics of layer '{layer.name}'"
+    axes = layer._reduction_axes
+    if mask is not None:
+        mask = ops.cast(ops.expand_dims(mask, axis=-1), "bool")
+        mask = ops.broadcast_to(mask, ops.shape(inputs))
+    counted = (
+        ops.ones_like(inputs) if mask is None else ops.cast(mask, inputs.dtype)
+    )
+    keep = step.share.keep
+
+    def total(values: Any) -> Any:
+        if mask is not None:
+            values = ops.where(mask, values, 0)
+        return keep(ops.sum(values, axes))
+
+    count = keep(ops.sum(counted, axes))
+    both = step.replica.all_sum(what, ops.stack([total(inputs), count]))
+    # As Keras does, so that the numbers agree: only with a mask.
+    count = both[1] + (0.0 if mask is None else keras.config.epsilon())
+    mean = both[0] / count
+    shape = [1] * len(inputs.shape)
+    shape[layer.axis] = -1
+    distance = ops.square(inputs - ops.reshape(mean, shape))
+    variance = step.replica.all_sum(what, total(distance)) / count
+    return mean, variance

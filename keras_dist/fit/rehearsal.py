@@ -1,0 +1,278 @@
+"""Rehearsals: the loss of a user's own step, on one device and on replicas.
+
+Replicas' gradients are added up as those of means over rows. What a step of
+the user's own differentiates may be a sum over rows, or rows may meet in it.
+That does not show in a number. So the step is called twice more before its
+first batch counts, on some rows: by one replica that has all of them, and by
+all replicas. Nothing is updated, and nothing that it assigns is kept.
+"""
+
+import contextlib
+import math
+import warnings
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+from keras import ops
+from keras import tree
+
+from keras_dist.fit import hooks
+from keras_dist.fit.draws import equal_draws
+from keras_dist.internals import first_passes
+from keras_dist.internals.overrides import own_steps
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.randomness import kept_random_state
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import StepRunner
+from keras_dist.replica.attributes import kept_attributes
+from keras_dist.replica.kinds import Kinds
+from keras_dist.replica.state import ReplicaStep
+
+if TYPE_CHECKING:
+    from keras_dist.replica.strategy_core import StrategyBase
+
+_ROWS_OF_A_REPLICA = 8
+_ATTEMPTS = 2
+# How far numbers may be apart that are the same but for rounding.
+_RELATIVE, _OF_HALVES, _ABSOLUTE = 2e-3, 5e-2, 1e-5
+
+# The first batch of a `fit`, where its steps are traced before they have one.
+_first: "weakref.WeakKeyDictionary[keras.Model, Any]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class RehearsedStep(ReplicaStep):
+    """A step that keeps what it assigns to itself, and updates nothing.
+
+    Attributes:
+        targets: List of the losses that were differentiated, as floats.
+    """
+
+    is_rehearsal = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.targets: list[float] = []
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        self.scope.state_mapping[id(variable)] = value
+
+    def differentiated(self, targets: Any) -> None:
+        """Notes what gradients were asked for of.
+
+        Args:
+            targets: Nest of tensors.
+        """
+        for target in tree.flatten(targets):
+            # Of what has an axis, backends know how replicas' count.
+            is_number = not len(target.shape)
+            value = ops.convert_to_numpy(ops.stop_gradient(target))
+            self.targets.append(float(value) if is_number else math.nan)
+
+
+@dataclass(frozen=True)
+class _Parted:
+    """A loss that replicas do not give as one device does.
+
+    Args:
+        alone: Float, of one device.
+        mean: Float, the mean over rows of the replicas' losses.
+        is_sum: Boolean, whether the replicas' losses add up to it.
+        rows: Integer, how many there were.
+    """
+
+    alone: float
+    mean: float
+    is_sum: bool
+    rows: int
+
+
+class Rehearsal:
+    """The rehearsals of one model.
+
+    Args:
+        model: The `keras.Model`.
+        runner: The executor's `StepRunner`.
+        strategy: The `Strategy`.
+    """
+
+    def __init__(
+        self, model: keras.Model, runner: StepRunner, strategy: "StrategyBase"
+    ) -> None:
+        self._model = weakref.ref(model)
+        self._runner = runner
+        self._strategy = strategy
+        self._attempts = _ATTEMPTS if _is_wanted(strategy, model) else 0
+
+    def look(self, data: Any) -> None:
+        """Warns if losses of the first batch part; after that does nothing.
+
+        Args:
+            data: Global batch, or what stands for it in a graph.
+        """
+        if not self._attempts:
+            return
+        self._attempts -= 1
+        model = self._model()
+        assert model is not None
+        data = _first.pop(model, None) if self._runner.traces_steps else data
+        if data is None:
+            return
+        parted = self._parted(model, data)
+        if parted is not None:
+            warnings.warn(self._text(model, parted), stacklevel=2)
+
+    def _parted(self, model: keras.Model, data: Any) -> _Parted | None:
+        most = _ROWS_OF_A_REPLICA * self._strategy.plan.num_replicas
+        try:
+            with (
+                kept_attributes(model),
+                self._runner.rehearsing(),
+                kept_random_state(get_backend()),
+                equal_draws(),
+                warnings.catch_warnings(),
+            ):
+                warnings.simplefilter("ignore")
+                few = tree.map_structure(lambda leaf: _cut(leaf, most), data)
+                alone = self._run(model, few, is_whole=True)
+                again = self._run(model, few, is_whole=True)
+                each = self._run(model, few)
+        except Exception:
+            # It is the user's code, which the step itself calls next: what
+            # is wrong with it will be said there.
+            return None
+        self._attempts = 0
+        return _first_parted(alone, again, each, _relative_of(model))
+
+    def _run(
+        self, model: keras.Model, data: Any, is_whole: bool = False
+    ) -> list[RehearsedStep]:
+        kinds = Kinds(model)
+
+        def on_replica(replica: Replica, part: Any) -> RehearsedStep:
+            step = RehearsedStep(replica, self._runner, self._strategy, kinds)
+            with step:
+                type(model).train_step(model, part)
+            return step
+
+        hooks.install_building()
+        model._clear_losses()
+        try:
+            return self._runner.run(on_replica, data, is_whole)
+        finally:
+            model._clear_losses()
+
+    def _text(self, model: keras.Model, parted: _Parted) -> str:
+        name = own_steps(model)[0]
+        count = self._strategy.plan.num_replicas
+        if parted.is_sum:
+            why = (
+                f"It is a sum over rows, and counts 1/{count} of it. Divide "
+                "it by the number of rows, or compute it by a Keras loss with "
+                '`reduction="sum"`.'
+            )
+        else:
+            why = (
+                "Either rows of a batch meet in it, of which each replica has "
+                "its own only, or a part of it is a sum over rows. Compute "
+                "that part in a `keras.losses.Loss`, which gets the rows of "
+                "all replicas, write means over rows, or use one device."
+            )
+        return (
+            f"`{name}` of model '{model.name}' computes a loss that is not, "
+            f"as a mean over rows of {count} replicas' losses, that of one "
+            f"device. Received: {parted.mean:.6g} from the replicas and "
+            f"{parted.alone:.6g} from one device, for the first {parted.rows} "
+            f"rows. {why} `strategy.verify(model, x, y)` compares with one "
+            "device. See 'The numbers differ' in tutorials/errors.md."
+        )
+
+
+@contextlib.contextmanager
+def first_batch_held(
+    strategy: "StrategyBase", model: keras.Model
+) -> Iterator[None]:
+    """Keeps the first batch of a `fit` for the rehearsal of its step."""
+    executor = strategy.executor
+    is_traced = isinstance(executor, StepRunner) and executor.traces_steps
+    if not is_traced or not _is_wanted(strategy, model) or model in _held:
+        yield
+        return
+    _held.add(model)
+
+    def see(batch: Any) -> None:
+        if batch is not None:
+            _first[model] = batch
+
+    waiting: list[Callable[[Any], Any]] = [
+        lambda batches: executor.watch_first(batches, see)
+    ]
+    # The data that `fit` trains on is the first that it reads.
+    with first_passes.wrapped(lambda _: waiting.pop() if waiting else None):
+        try:
+            yield
+        finally:
+            _first.pop(model, None)
+
+
+_held: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+
+
+def _is_wanted(strategy: "StrategyBase", model: keras.Model) -> bool:
+    plan = strategy.plan
+    return (
+        plan.num_replicas > 1
+        and strategy.executor.workers is None
+        and bool(own_steps(model))
+    )
+
+
+def _cut(leaf: Any, most: int) -> Any:
+    is_many = len(getattr(leaf, "shape", ())) and leaf.shape[0] > most
+    return leaf[:most] if is_many else leaf
+
+
+def _relative_of(model: keras.Model) -> float:
+    halves = ("float16", "bfloat16")
+    is_half = any(
+        layer.compute_dtype in halves for layer in model._flatten_layers()
+    )
+    return _OF_HALVES if is_half else _RELATIVE
+
+
+def _first_parted(
+    alone: list[RehearsedStep],
+    again: list[RehearsedStep],
+    each: list[RehearsedStep],
+    relative: float,
+) -> _Parted | None:
+    shares = [step.share for step in each]
+    counts = {len(step.targets) for step in [alone[0], again[0], *each]}
+    if len(counts) > 1:
+        return None
+    columns = zip(*(step.targets for step in each), strict=True)
+    for one, other, column in zip(
+        alone[0].targets, again[0].targets, columns, strict=True
+    ):
+        values = [
+            x for x, share in zip(column, shares, strict=True) if share.rows
+        ]
+        weights = [share.weight for share in shares if share.rows]
+        if not all(map(math.isfinite, (one, other, *values))):
+            continue
+        mean = math.fsum(w * x for w, x in zip(weights, values, strict=True))
+        total = math.fsum(values)
+        # Where terms cancel, their rounding is left.
+        size = max(map(abs, (one, *values)))
+        near = relative * size + _ABSOLUTE
+        # Draws that are not Keras' own differ each time.
+        if abs(one - other) <= near < abs(one - mean):
+            is_sum = abs(one - total) <= near
+            return _Parted(one, mean, is_sum, shares[0].total)
+    return None

@@ -1,0 +1,1 @@
+"""`fit` on several workers: agreement, backups, checks of the data."""

@@ -1,0 +1,231 @@
+"""`keras.callbacks.BackupAndRestore` on several workers.
+
+The chief saves, and every worker goes on from what the chief has saved: at
+the same step of the same epoch, with the same weights, optimizer, seeds and
+global random states, so that data is shuffled as it would have been.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_dist.fit.workers.durable import written_beside
+from keras_dist.fit.workers.skipping import Skipping
+from keras_dist.fit.workers.state_file import is_readable
+from keras_dist.fit.workers.state_file import metric_values
+from keras_dist.fit.workers.state_file import restore_state
+from keras_dist.fit.workers.state_file import set_metric_values
+from keras_dist.fit.workers.state_file import write_state
+from keras_dist.fit.workers.together import learning_rates
+from keras_dist.fit.workers.whole_optimizer import readable_by_chief
+from keras_dist.internals.keras_internals import build_from
+from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.plugin.randomness import random_state
+from keras_dist.plugin.randomness import set_random_state
+from keras_dist.plugin.randomness import set_state_of_steps
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.backend import Backend
+    from keras_dist.plugin.workers import Workers
+
+
+class Restore(keras.callbacks.Callback):
+    """Takes the place of a `BackupAndRestore` where training begins.
+
+    Args:
+        callback: The user's `BackupAndRestore`.
+        workers: `Workers`.
+    """
+
+    def __init__(self, callback: Any, workers: "Workers") -> None:
+        super().__init__()
+        self._workers = workers
+        self._paths = Paths(callback.backup_dir)
+        # What was saved, until training has come to where it was.
+        self.notes: dict[str, Any] = {}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model = self.model
+        if not model.built:
+            raise ValueError(
+                "BackupAndRestore needs a model that is built before `fit`. "
+                f"Received: model '{model.name}', which is not. Build it with "
+                "`model.build(input_shape)`, or call it on a batch."
+            )
+        self.notes = self._restored(model) or {}
+        if self.notes:
+            set_initial_epoch(model, self.notes["epoch"])
+
+    def _restored(self, model: keras.Model) -> dict[str, Any] | None:
+        paths = self._paths
+        if self._workers.cluster.is_chief:
+            paths.choose()
+        notes = restore_state(model, paths.chosen, self._workers)
+        if notes is None or "epoch" in notes:
+            return notes
+        return {"epoch": paths.epoch_of_keras(), "step": 0}
+
+
+class Save(keras.callbacks.Callback):
+    """Saves in the place of a `BackupAndRestore`, after all callbacks.
+
+    What they decide is saved too: a learning rate, for instance.
+
+    Args:
+        callback: The user's `BackupAndRestore`.
+        restore: The `Restore` in its place.
+        others: Sequence of the callbacks that see no batch that is skipped.
+        workers: `Workers`.
+        backend: `Backend`, which knows the framework's random state.
+    """
+
+    def __init__(
+        self,
+        callback: Any,
+        restore: Restore,
+        others: Sequence[Any],
+        workers: "Workers",
+        backend: "Backend",
+    ) -> None:
+        super().__init__()
+        self._is_chief = workers.cluster.is_chief
+        self._backend = backend
+        self._restore = restore
+        self._others = others
+        self._paths = Paths(callback.backup_dir)
+        self._keeps_previous = callback.double_checkpoint
+        self._deletes = callback.delete_checkpoint
+        self._every_epoch = callback.save_freq == "epoch"
+        # `False` is an integer, for Keras too.
+        self._steps = 0 if self._every_epoch else int(callback.save_freq)
+        self._epoch = self._seen = self._since = 0
+        self._begin = ""
+        self._skipping: Skipping | None = None
+        self._lacks_metrics = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        notes = self._restore.notes
+        self._since = 0
+        if notes.get("step"):
+            self._skipping = Skipping(
+                self.model,
+                [*self._others, self],
+                notes["step"],
+                self._go_on,
+            )
+        elif "random" in notes:
+            set_random_state(self._backend, notes["random"])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch, self._seen = epoch, 0
+        if self._skipping is not None:
+            notes = self._restore.notes
+            self._seen = notes["step"]
+            set_random_state(self._backend, notes["begin"])
+            self._lacks_metrics = not set_metric_values(
+                self.model, notes["metrics"]
+            )
+            # Callbacks changed them when the epoch began the first time.
+            rates = learning_rates(self.model)
+            for rate, value in zip(rates, notes["rates"], strict=True):
+                rate.assign(value)
+        if self._steps:
+            self._begin = random_state(self._backend)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if not self._steps:
+            return
+        self._since += batch + 1 - self._seen
+        self._seen = batch + 1
+        if self._since >= self._steps:
+            self._since = 0
+            self._save(self._epoch, self._seen)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.close()
+        if self._every_epoch:
+            self._save(epoch + 1, 0)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._is_chief and self._deletes:
+            shutil.rmtree(self._paths.folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Called when skipping is over, or training, however it ended."""
+        if self._skipping is not None:
+            self._skipping.end()
+            self._skipping = None
+
+    def _go_on(self, batch: Any) -> None:
+        """Called where steps are trained again."""
+        notes = self._restore.notes
+        if self._lacks_metrics and batch is not None:
+            # On TensorFlow the first step would build them.
+            build_from(self.model, batch)
+            set_metric_values(self.model, notes["metrics"])
+        set_state_of_steps(self._backend, notes["random"])
+
+    def _save(self, epoch: int, step: int) -> None:
+        model = self.model  # on every worker: on JAX it hands state back
+        with readable_by_chief(model):
+            if self._is_chief:
+                self._write(model, epoch, step)
+
+    def _write(self, model: keras.Model, epoch: int, step: int) -> None:
+        notes = {
+            "epoch": epoch,
+            "step": step,
+            "random": random_state(self._backend),
+            "begin": self._begin,
+            "metrics": metric_values(model) if step else [],
+            "rates": [float(rate) for rate in learning_rates(model)],
+        }
+        self._paths.make(self._keeps_previous)
+        write_state(model, self._paths.latest, notes)
+        self._paths.write_for_keras(epoch, step)
+
+
+class Paths:
+    """The files of a `BackupAndRestore`, under Keras' names.
+
+    Args:
+        folder: String, or path.
+    """
+
+    def __init__(self, folder: Any) -> None:
+        self.folder = os.fspath(folder)
+        self.latest = os.path.join(self.folder, "latest.weights.h5")
+        self.chosen = self.latest
+        self._previous = f"{self.latest}.bkp"
+        self._metadata = os.path.join(self.folder, "training_metadata.json")
+
+    def make(self, keeps_previous: bool) -> None:
+        """Makes the folder, and a copy of what is there already."""
+        os.makedirs(self.folder, exist_ok=True)
+        if keeps_previous and os.path.exists(self.latest):
+            with written_beside(self._previous) as beside:
+                shutil.copyfile(self.latest, beside)
+
+    def choose(self) -> None:
+        """Chooses the file to restore: the previous one if it has to be."""
+        self.chosen = self.latest
+        has_previous = os.path.exists(self._previous)
+        if has_previous and not is_readable(self.latest):
+            shutil.copyfile(self._previous, self.latest)
+
+    def write_for_keras(self, epoch: int, step: int) -> None:
+        """Writes what `BackupAndRestore` reads without a strategy."""
+        with written_beside(self._metadata) as beside, open(beside, "w") as f:
+            json.dump({"epoch": epoch, "batch": step}, f)
+
+    def epoch_of_keras(self) -> int:
+        """The epoch of a backup that Keras made."""
+        if not os.path.exists(self._metadata):
+            return 0
+        with open(self._metadata) as file:
+            return int(json.load(file)["epoch"])

@@ -1,0 +1,118 @@
+"""Chief rules: one worker shows progress and writes, the others take part."""
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_dist.errors import ClusterError
+from keras_dist.fit.workers.durable import written_beside
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.workers import Workers
+
+# Kept by `keras_dist.fit.workers.backup` on every worker.
+BACKUP = keras.callbacks.BackupAndRestore
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+_TALKERS = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+)
+SAVING = ("save", "save_weights", "export")
+
+
+def flat_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks that were given: none, one, or a nest of them.
+
+    Raises:
+        ClusterError: If there is one that can't be used on several workers.
+    """
+    flat = keras.tree.flatten(callbacks) if callbacks else []
+    orbax = getattr(keras.callbacks, "OrbaxCheckpoint", ())
+    for callback in flat:
+        if isinstance(callback, orbax):
+            raise ClusterError(
+                "OrbaxCheckpoint can't be used on several workers, because "
+                f"each of them would write. Received: {callback!r}. Expected: "
+                "keras.callbacks.BackupAndRestore or ModelCheckpoint."
+            )
+    return flat
+
+
+def quiet_callbacks(
+    callbacks: list[Any], keeps_parts: bool = False
+) -> list[Any]:
+    """What is left of callbacks on a worker that is not the chief.
+
+    Keras' own that write are left out, and so are classes derived from them;
+    those that only talk don't. Callbacks of any other class stay: they ask
+    `strategy.extended.should_checkpoint` themselves.
+
+    Args:
+        callbacks: List of callbacks.
+        keeps_parts: Boolean, whether saving takes all workers: those that
+            save the model stay then, and write nothing here.
+    """
+    savers = (keras.callbacks.ModelCheckpoint,) if keeps_parts else ()
+    kept = [
+        each
+        for each in callbacks
+        if isinstance(each, savers) or not isinstance(each, _WRITERS)
+    ]
+    talkers: Any = (*_TALKERS, *savers)
+    for callback in kept:
+        if isinstance(callback, talkers):
+            callback.verbose = 0
+    return kept
+
+
+def save(
+    model: keras.Model, name: str, workers: "Workers", *args: Any, **kwargs: Any
+) -> None:
+    """Calls a method of a model's class that writes, on the chief only.
+
+    A file is whole at any time: it is written beside the one before.
+
+    Args:
+        model: A `keras.Model`.
+        name: String, one of `SAVING`.
+        workers: The `Workers` that train it.
+        *args: For the method.
+        **kwargs: For the method.
+    """
+    if not workers.cluster.is_chief:
+        return
+    original = getattr(type(model), name)
+    given = inspect.signature(original).bind(model, *args, **kwargs)
+    path = _local_file(name, given.arguments)
+    if path is None:
+        original(*given.args, **given.kwargs)
+        return
+    with written_beside(path) as beside:
+        given.arguments["filepath"] = beside
+        original(*given.args, **given.kwargs)
+
+
+def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
+    """The one local file that is about to be written without asking."""
+    path = arguments.get("filepath")
+    if name == "export" or not isinstance(path, (str, os.PathLike)):
+        return None
+    text: str = os.fspath(path)
+    asks = not arguments.get("overwrite", True) and os.path.exists(text)
+    is_one_file = (
+        text.endswith((".keras", ".h5"))
+        and arguments.get("max_shard_size") is None
+    )
+    is_local = "://" not in text
+    return text if is_one_file and is_local and not asks else None

@@ -1,0 +1,260 @@
+"""Same data: workers that train together read the same batches.
+
+Each takes its own rows of a global batch. If they read different data, the
+rows that others should have taken are never used, and nobody would notice. So
+each tells the others a fingerprint of the first batch that it reads.
+"""
+
+import contextlib
+import functools
+import os
+import zlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.internals import first_passes
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.executor import Executor
+    from keras_dist.plugin.workers import Workers
+
+# Set to 0 to compare nothing.
+VARIABLE = "KERAS_DIST_CHECK_DATA"
+
+# Values of an array that are looked at, at most.
+_MOST = 1 << 14
+_ROWS = 32
+# What means are multiplied by to travel as integers; and how far they may be
+# apart, which one that was computed on other hardware is.
+_SCALE = 1e9
+_TOLERANCE = 1000
+_SIZE = 4
+_SHOWN = 4
+
+
+def is_wanted() -> bool:
+    """Whether the user lets data be compared."""
+    return os.environ.get(VARIABLE, "1") != "0"
+
+
+def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
+    """Numbers that tell one batch from another.
+
+    Floats count by weighted means, so that the last bits of a value that was
+    computed elsewhere don't matter; all else counts exactly.
+
+    Args:
+        data: Nest of arrays, tensors, numbers and strings.
+        rows: Integer, how many of the first rows are looked at, at most. Of
+            arrays that all are at hand, the last ones are too.
+
+    Returns:
+        List of four integers below 2**31.
+    """
+    form, exact, means = 0, 0, np.zeros(2)
+    leaves = keras.tree.flatten(data)
+    for leaf in leaves:
+        values = _values(leaf, rows)
+        shape = getattr(leaf, "shape", None) or ()
+        form = zlib.crc32(repr((values.dtype.kind, *shape[1:])).encode(), form)
+        if values.dtype.kind in "fc":
+            means += _means(values)
+        else:
+            exact = zlib.crc32(values.tobytes(), exact)
+    form = zlib.crc32(repr(len(leaves)).encode(), form)
+    found = np.rint(means / max(len(leaves), 1) * _SCALE).astype("int64")
+    return [form >> 1, exact >> 1, *found.tolist()]
+
+
+def check_arrays(
+    arguments: Mapping[str, Any], workers: "Workers", rows: int | None = None
+) -> None:
+    """Compares arrays that workers are about to use, in one collective.
+
+    Args:
+        arguments: Mapping of arguments by name. What has to be read to be
+            known is left out.
+        workers: `Workers`.
+        rows: Integer, rows of a batch, or `None` for Keras' own number.
+
+    Raises:
+        ReplicaDivergenceError: If they differ, on every worker.
+    """
+    rows = rows if isinstance(rows, int) and rows > 0 else _ROWS
+    numbers = []
+    for value in arguments.values():
+        is_read = _is_read(value)
+        numbers += fingerprint(None if is_read else value, rows)
+    _compare(arguments, numbers, workers)
+
+
+class Watch(contextlib.AbstractContextManager["Watch"]):
+    """A context in which the first batches of data are compared.
+
+    Args:
+        data: Mapping of what `fit` or a relative reads, by name. Arrays are
+            left out.
+        executor: `Executor`.
+        workers: `Workers`.
+    """
+
+    def __init__(
+        self, data: Mapping[str, Any], executor: "Executor", workers: "Workers"
+    ) -> None:
+        self._data = {
+            name: value for name, value in data.items() if _is_read(value)
+        }
+        self._executor = executor
+        self._workers = workers
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "Watch":
+        if self._data:
+            self._stack.enter_context(first_passes.wrapped(self._wrapping))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _wrapping(self, data: Any) -> Callable[[Any], Any] | None:
+        """Wraps what Keras reads the data by, once; `None` leaves it."""
+        for name, value in self._data.items():
+            if value is data:
+                del self._data[name]
+                see = functools.partial(self._see, name)
+                return lambda batches: self._executor.watch_first(batches, see)
+        return None
+
+    def _see(self, name: str, batch: Any) -> None:
+        _compare({name: batch}, fingerprint(batch), self._workers)
+
+
+def with_first_seen(
+    batches: Any, see: Callable[[Any], None]
+) -> "Iterator[Any]":
+    """The batches; the first is shown before it is used, `None` without any.
+
+    Args:
+        batches: Iterable.
+        see: Callable that takes a batch.
+    """
+    iterator = iter(batches)
+    first = list(_one(iterator))
+    see(first[0] if first else None)
+    yield from first
+    yield from iterator
+
+
+def _is_read(data: Any) -> bool:
+    """Whether data has to be read to be known, as arrays need not."""
+    at_hand = (list, tuple, dict, str, int, float, np.generic, type(None))
+    return not isinstance(data, at_hand) and not hasattr(data, "shape")
+
+
+def _one(iterator: Iterator[Any]) -> Iterator[Any]:
+    for each in iterator:
+        yield each
+        return
+
+
+def _compare(
+    values: Mapping[str, Any], numbers: Sequence[int], workers: "Workers"
+) -> None:
+    everyone = np.array(workers.concatenate_numbers(list(numbers)), "int64")
+    everyone = everyone.reshape(-1, len(values), _SIZE)
+    apart = np.abs(everyone - everyone[:1])
+    differs = (apart[..., :2] > 0).any(-1) | (apart[..., 2:] > _TOLERANCE).any(
+        -1
+    )
+    if not differs.any():
+        return
+    column = int(np.argmax(differs.any(axis=0)))
+    name = list(values)[column]
+    others = ", ".join(str(i) for i in np.flatnonzero(differs[:, column]))
+    raise ReplicaDivergenceError(
+        "Workers were given different data, though each takes its own rows of "
+        f"batches that all of them read. Received: another `{name}` on worker "
+        f"{others} than on worker 0. {_shown(values[name], workers)} Expected: "
+        "the same data in the same order on every worker, in batches of the "
+        "global size. Don't divide it beforehand (`x[rank::size]`, "
+        "`dataset.shard`, a `DistributedSampler`), and give a seed to what "
+        "shuffles it or draws at random. For data that each worker reads a "
+        "part of, use `strategy.distribute_datasets_from_function`. "
+        f"{VARIABLE}=0 leaves this check out."
+    )
+
+
+def _shown(value: Any, workers: "Workers") -> str:
+    """How this worker's data begin."""
+    here = f"On worker {workers.cluster.index}"
+    for leaf in keras.tree.flatten(value):
+        if leaf is not None:
+            first = _values(leaf, 1).ravel()[:_SHOWN].tolist()
+            return f"{here} it begins with {first}."
+    return f"{here} it is empty."
+
+
+def _values(leaf: Any, rows: int) -> np.ndarray:
+    """Some values of a leaf: of its first rows, and of its last ones."""
+    shape = getattr(leaf, "shape", None)
+    if leaf is None or shape is None or not len(shape):
+        return _as_numpy(leaf).ravel()
+    if any(size is None for size in shape):  # ragged
+        return np.zeros(0)
+    row = int(np.prod(shape[1:], dtype="int64"))
+    count = min(rows, int(shape[0]), max(1, _MOST // max(row, 1)))
+    at = getattr(leaf, "iloc", leaf)
+    try:
+        parts = [at[:count], at[max(int(shape[0]) - count, 0) :]]
+        found = [_as_numpy(part).ravel()[:_MOST] for part in parts]
+    except (IndexError, KeyError, NotImplementedError, TypeError, ValueError):
+        # Sparse tensors, for instance, can't be cut like this everywhere.
+        return np.zeros(0)
+    return np.concatenate(found)
+
+
+def _as_numpy(value: Any) -> np.ndarray:
+    if keras.ops.is_tensor(value):
+        value = keras.ops.convert_to_numpy(value)
+    elif hasattr(value, "toarray"):
+        value = value.toarray()
+    array = np.asarray(value)
+    if array.dtype.kind in "biufcSU":
+        return array
+    if array.dtype.kind == "O":
+        return np.array([str(each) for each in array.ravel()])
+    if array.dtype.kind == "V":  # such as bfloat16
+        return array.astype("float32")
+    return array.view("int64")  # dates
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Two means with weights, as parts of the mean size."""
+    numbers = np.nan_to_num(np.abs(values) if _is_complex(values) else values)
+    numbers = numbers.astype("float64")
+    largest = np.abs(numbers).max(initial=0.0)
+    if not largest:
+        return np.zeros(2)
+    numbers = numbers / largest
+    weights = _weights()[:, : numbers.size]
+    means: np.ndarray = weights @ numbers / np.abs(numbers).sum()
+    # Two batches may differ in their size alone.
+    means += np.log1p(largest) * 1e-3
+    return means
+
+
+def _is_complex(values: np.ndarray) -> bool:
+    return values.dtype.kind == "c"
+
+
+@functools.cache
+def _weights() -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, (2, 2 * _MOST))

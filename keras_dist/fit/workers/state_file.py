@@ -1,0 +1,162 @@
+"""A file with all that a model needs to go on training as if never stopped."""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.fit.workers.durable import is_damaged
+from keras_dist.fit.workers.durable import seal
+from keras_dist.fit.workers.durable import written_beside
+from keras_dist.fit.workers.together import take_chiefs_values
+from keras_dist.fit.workers.whole_optimizer import written_by_chief
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.randomness import chiefs_text
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.workers import Workers
+
+_NOTES = "keras_dist"
+_SEEDS = "seeds"
+
+
+def write_state(
+    model: keras.Model, path: str, notes: Mapping[str, Any]
+) -> None:
+    """Writes a model's weights, its optimizer, its seeds and some notes.
+
+    Keras reads it as a file of weights. A process that is killed meanwhile
+    leaves the file from before.
+
+    Args:
+        model: A built `keras.Model`.
+        path: String, which ends with ".weights.h5", in a folder that is
+            there.
+        notes: Mapping of what JSON can hold.
+    """
+    seeds = [_listed(seed) for seed in _seeds(model)]
+    text = json.dumps({**notes, _SEEDS: seeds})
+    with written_beside(path) as beside:
+        type(model).save_weights(model, beside, overwrite=True)
+        with _opened(beside, "a") as file:
+            file[_NOTES] = np.frombuffer(text.encode(), "uint8")
+        seal(beside)
+
+
+def restore_state(
+    model: keras.Model, path: str, workers: "Workers | None"
+) -> dict[str, Any] | None:
+    """Gives a model, on every worker, what is in the chief's file.
+
+    Args:
+        model: A built `keras.Model`.
+        path: String, from `write_state` or of Keras' weights. Only the chief
+            needs to have it.
+        workers: The `Workers` that train it, or `None`.
+
+    Returns:
+        The notes, none of a file of Keras'; `None` if there is no file.
+
+    Raises:
+        OSError: If the file can't be read or is damaged, on the chief.
+    """
+    is_chief = workers is None or workers.cluster.is_chief
+    found = os.path.exists(path) if is_chief else None
+    if found and is_damaged(path):
+        raise OSError(
+            f"The saved state '{path}' is damaged: its checksum is not that "
+            "of its content. Delete it, or put a copy of it in its place. "
+            "`BackupAndRestore(..., double_checkpoint=True)` keeps the one "
+            "before, and goes on with that."
+        )
+    text = json.dumps(_read_notes(path) if found else None)
+    if workers is not None:
+        text = chiefs_text(text, workers)
+    notes: dict[str, Any] | None = json.loads(text)
+    if notes is None:
+        return None
+    _build_optimizer(model)
+    with written_by_chief(model):
+        if is_chief:
+            type(model).load_weights(model, path)
+    if workers is not None:
+        take_chiefs_values(keras_internals.all_variables(model), workers)
+    seeds = notes.pop(_SEEDS, [])
+    if len(seeds) == len(_seeds(model)):
+        for variable, value in zip(_seeds(model), seeds, strict=True):
+            variable.assign(value)
+    return notes
+
+
+def is_readable(path: str) -> bool:
+    """Whether there is a file, and it is as it was written.
+
+    Of one that Keras wrote, its beginning and end fit together.
+    """
+    try:
+        with _opened(path, "r"):
+            return not is_damaged(path)
+    except OSError:
+        return False
+
+
+def metric_values(model: keras.Model) -> list[Any]:
+    """The states of a model's metrics, as lists of numbers."""
+    return [_listed(variable) for variable in _metric_variables(model)]
+
+
+def set_metric_values(model: keras.Model, values: list[Any]) -> bool:
+    """Goes back to `metric_values`, if the metrics have been built.
+
+    Returns:
+        Boolean, whether they have been.
+    """
+    variables = _metric_variables(model)
+    if len(variables) != len(values):
+        return False
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+    return True
+
+
+def _opened(path: str, mode: str) -> Any:
+    import h5py  # type: ignore[import-untyped]  # Keras loads it late too
+
+    return h5py.File(path, mode)
+
+
+def _read_notes(path: str) -> dict[str, Any]:
+    with _opened(path, "r") as file:
+        if _NOTES not in file:
+            return {}
+        notes: dict[str, Any] = json.loads(bytes(file[_NOTES][:]))
+        return notes
+
+
+def _build_optimizer(model: keras.Model) -> None:
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or optimizer.built:
+        return
+    variables = model.trainable_variables
+    strategy = vars(variables[0]).get("distribute_strategy")
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        optimizer.build(variables)
+
+
+def _seeds(model: keras.Model) -> list[keras.Variable]:
+    return [v for v in model.variables if keras_internals.is_seed(v)]
+
+
+def _metric_variables(model: keras.Model) -> list[keras.Variable]:
+    metrics = keras_internals.all_metrics(model)
+    found = {id(v): v for metric in metrics for v in metric.variables}
+    return list(found.values())
+
+
+def _listed(variable: keras.Variable) -> Any:
+    return keras.ops.convert_to_numpy(variable.value).tolist()

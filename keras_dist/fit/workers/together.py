@@ -1,0 +1,154 @@
+"""What keeps the workers of a cluster together, besides the steps."""
+
+import itertools
+import json
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.randomness import everyones_texts
+from keras_dist.replica.variables import SyncOnReadVariable
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.workers import Workers
+
+_TAKEN = "_keras_dist_taken"
+
+
+def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
+    """Variables with a value that the chief's has not replaced yet."""
+    return [
+        variable
+        for variable in variables
+        if _TAKEN not in vars(variable) and keras_internals.has_value(variable)
+    ]
+
+
+def take_chiefs_values(
+    variables: Sequence[keras.Variable], workers: "Workers"
+) -> None:
+    """Gives variables the values that they have on the chief.
+
+    Args:
+        variables: Sequence of variables with values, in the same order on
+            each worker.
+        workers: `Workers`.
+
+    Raises:
+        ReplicaDivergenceError: If another worker has other variables.
+    """
+    chosen = [
+        variable
+        for variable in variables
+        if not isinstance(variable, SyncOnReadVariable)
+        and variable.dtype != "string"
+        # Of what is kept in parts, each worker has its own.
+        and keras_internals.has_value(variable)
+    ]
+    if not chosen:
+        return
+    _check_alike(chosen, workers)
+    values = workers.broadcast([keras_internals.value_of(v) for v in chosen])
+    for variable, value in zip(chosen, values, strict=True):
+        setattr(variable, _TAKEN, True)
+        if not workers.cluster.is_chief:
+            keras.Variable.assign(variable, value)
+            strategy = vars(variable).get("distribute_strategy")
+            if strategy is not None:
+                strategy.executor.place(variable)
+
+
+class Together(keras.callbacks.Callback):
+    """Makes what callbacks decide the same on every worker, once an epoch.
+
+    One worker that stops training stops all. Of learning rates, the chief's
+    counts. Nothing is asked between batches: callbacks of batches may run in
+    threads, and their logs are the same on all workers anyway.
+
+    Args:
+        workers: `Workers`.
+    """
+
+    def __init__(self, workers: "Workers") -> None:
+        super().__init__()
+        self._workers = workers
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        model = self.model
+        rates = learning_rates(model)
+        own = np.array([np.float32(float(rate)) for rate in rates], "float32")
+        stops = int(model.stop_training)
+        numbers = [stops, *own.view("int32").tolist()]
+        everyone = self._workers.concatenate_numbers(numbers)
+        if any(everyone[:: len(numbers)]):
+            model.stop_training = True
+        chiefs = np.array(everyone[1 : len(numbers)], "int32").view("float32")
+        for rate, before, value in zip(rates, own, chiefs, strict=True):
+            if before != value:
+                rate.assign(value)
+
+
+def learning_rates(model: keras.Model) -> list[keras.Variable]:
+    """The learning rates that callbacks can change; schedules have none."""
+    optimizer = getattr(model, "optimizer", None)
+    variables = [] if optimizer is None else optimizer.variables
+    return [v for v in variables if v.name == "learning_rate"]
+
+
+def raise_explained(error: BaseException, workers: "Workers | None") -> None:
+    """Raises `WorkerLostError` if that is why something failed."""
+    if workers is None or not isinstance(error, Exception):
+        return
+    explained = workers.explain(error)
+    if explained is not error:
+        raise explained from error
+
+
+def _check_alike(
+    variables: Sequence[keras.Variable], workers: "Workers"
+) -> None:
+    described = [[v.path, list(v.shape), v.dtype] for v in variables]
+    code = zlib.crc32(repr([each[1:] for each in described]).encode()) >> 1
+    everyone = workers.concatenate_numbers([len(variables), code])
+    if len(set(everyone[::2])) == len(set(everyone[1::2])) == 1:
+        return
+    texts = everyones_texts(json.dumps(described), workers)
+    first, *others = [json.loads(text) for text in texts]
+    index, other = next(
+        (index, other)
+        for index, other in enumerate(others, 1)
+        if [each[1:] for each in other] != [each[1:] for each in first]
+    )
+    pairs = itertools.zip_longest(first, other)
+    position, (chiefs, own) = next(
+        (position, pair)
+        for position, pair in enumerate(pairs)
+        if pair[0] is None or pair[1] is None or pair[0][1:] != pair[1][1:]
+    )
+    raise ReplicaDivergenceError(
+        "Workers made different variables, so that they can't train together. "
+        f"Received: {len(first)} variables on worker 0, {len(other)} on worker "
+        f"{index}; the first that differs is number {position}: "
+        f"{_variable(chiefs)} on worker 0, {_variable(own)} on worker {index}. "
+        "Expected: the same shapes and dtypes in the same order. Run the same "
+        "script, with the same settings, on every worker."
+    )
+
+
+def _variable(described: list[Any] | None) -> str:
+    if described is None:
+        return "none"
+    path, shape, dtype = described
+    return f"'{path}' of shape {tuple(shape)} and {dtype}"

@@ -1,0 +1,573 @@
+"""The one door to Keras' private names in the front end.
+
+| name | why |
+|---|---|
+| `keras.src.backend.common.global_state` | replica threads inherit it |
+| `keras.src.losses.loss` | reductions over replicas instead of one |
+| `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
+| `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
+| the name `seed_generator_state` | of the states of seed generators |
+| `keras.Model.__bases__[0]` | the class of trainers, layers have it too |
+| `keras.Model._initial_epoch` | where `fit` goes on after a restart |
+| `keras.Variable._value` | the value itself, whatever scope is open |
+| `keras.Model._symbolic_build` | builds under the scope |
+| `keras.Optimizer._clip_gradients` | norms are of all parts of a variable |
+| `keras.Optimizer._filter_empty_gradients` | which variables are updated |
+| `keras.Optimizer._use_weight_decay` | asked of the whole variable |
+| `keras.Optimizer._learning_rate` | the schedule itself |
+| `keras.Optimizer._track_variable` | Nadam leaves one out |
+| `keras.Optimizer._var_key` | reads a value, which may not be there |
+| `keras.Optimizer._trainable_variables` | those it was built for |
+| `keras.Variable._layout` | where `keras.distribution` puts it, on JAX |
+| `keras.Variable._path` | parts of a variable are called like it |
+| `keras.Layer._maybe_build` | replicas that call a layer first build it once |
+| `keras.src.trainers.epoch_iterator` | shows the first batch of data |
+| `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
+| `keras.src.utils.module_utils` | `tf.data`, where TensorFlow is installed |
+| `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
+| `keras.src.backend.core.custom_gradient` | what differentiates by rules of |
+| | the user's |
+| `keras.src.backend.random` | draws that copies of a model share |
+| `keras.Model._compile_config` | what `compile` was given, as objects |
+| the global attribute `object_name_uids` | copies use up no names |
+| `self`, `args`, `kwargs`, `call_context` in the frame of | what a layer was |
+| `keras.Layer.__call__` | called with, to be called again on other rows |
+| `current_call_ctx` in its global state | put back after such a call |
+| `keras.src.saving.keras_saveable.KerasSaveable` | all that can be copied |
+| `keras.src.models.cloning._clone_{sequential,functional}_model` | clones |
+| `keras.src.saving.saving_lib._serialize_model_as_json` | a file's origin |
+| `keras.src.saving.saving_lib._model_from_config` | reads it again |
+
+`tests/unit/test_keras_internals.py` fails readably when one of them moves.
+"""
+
+import collections
+import contextlib
+import inspect
+import itertools
+import random
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src import backend as keras_backend
+from keras.src.backend.common import global_state
+from keras.src.losses import loss as losses
+from keras.src.models import cloning
+from keras.src.random.seed_generator import global_seed_generator
+from keras.src.saving import saving_lib
+from keras.src.saving.keras_saveable import KerasSaveable as Saveable
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import GeneratorDataAdapter
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters import py_dataset_adapter
+from keras.src.trainers.epoch_iterator import EpochIterator
+from keras.src.utils import module_utils
+from keras.src.utils.backend_utils import in_tf_graph
+
+from keras_dist.core import context
+from keras_dist.errors import UnsupportedKerasError
+from keras_dist.plugin import compilation
+
+# `fit` and its relatives. A layer that it is mixed into trains as models do.
+Trainer: type[Any] = keras.Model.__bases__[0]
+backend_core = keras_backend.core
+random_backend = keras_backend.random
+get_mask = keras_backend.get_keras_mask
+set_mask = keras_backend.set_keras_mask
+is_tf_dataset = data_adapters.is_tf_dataset
+is_torch_dataloader = data_adapters.is_torch_dataloader
+is_grain_dataset = data_adapters.is_grain_dataset
+is_torch_tensor = data_adapter_utils.is_torch_tensor
+
+
+def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
+    """What makes a `tf.data.Dataset` of the rows of arrays, if there is one."""
+    tensorflow = module_utils.tensorflow
+    if not tensorflow.available:
+        return None
+    make: Callable[[Any], Any] = tensorflow.data.Dataset.from_tensor_slices
+    return make
+
+
+OLDEST_KERAS = (3, 14)
+FIRST_KERAS_TOO_NEW = (3, 16)
+
+_NOT_INHERITED = {
+    "stateless_scope",
+    "current_call_ctx",
+    "torch_device",
+}
+_NAMES = "name_scope_stack"
+_NAME_COUNTS = "object_name_uids"
+_GLOBAL_SEED = "global_seed_generator"
+_COMPILATION = "keras_dist_compilation"
+_CALL_CONTEXT = "current_call_ctx"
+_LAYER_CALL = inspect.unwrap(keras.Layer.__call__).__code__
+
+__all__ = [
+    "EpochIterator",
+    "GeneratorDataAdapter",
+    "OneBatch",
+    "LayerCall",
+    "Saveable",
+    "Trainer",
+    "all_metrics",
+    "all_variables",
+    "build_from",
+    "build_without_values",
+    "check_keras",
+    "compile_arguments",
+    "get_mask",
+    "global_seed",
+    "hook_cloning",
+    "hook_files",
+    "in_tf_graph",
+    "is_grain_dataset",
+    "is_tf_dataset",
+    "is_torch_dataloader",
+    "is_torch_tensor",
+    "inherit_thread_state",
+    "innermost_call",
+    "is_of_keras",
+    "is_seed",
+    "kept_call_context",
+    "learning_rate_of",
+    "losses",
+    "make_global_seed",
+    "name_counts",
+    "random_backend",
+    "read_with_workers",
+    "set_global_seed",
+    "set_initial_epoch",
+    "set_mask",
+    "set_name_counts",
+    "tf_dataset_of_rows",
+    "has_value",
+    "name_like",
+    "set_learning_rate_of",
+    "set_stateless_scope",
+    "set_uninitialized",
+    "set_value",
+    "stateless_scope",
+    "thread_state",
+    "track_variable",
+    "trainable_variables",
+    "update_with",
+    "uses_weight_decay",
+    "value_of",
+    "with_gradients",
+]
+
+
+def check_keras() -> None:
+    """Refuses a Keras that keras_dist was not made for.
+
+    Raises:
+        UnsupportedKerasError: If its version is outside of the range that we
+            test, or if its NNX mode is on.
+    """
+    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    if not OLDEST_KERAS <= version < FIRST_KERAS_TOO_NEW:
+        oldest, too_new = (
+            ".".join(map(str, bound))
+            for bound in (OLDEST_KERAS, FIRST_KERAS_TOO_NEW)
+        )
+        raise UnsupportedKerasError(
+            f"keras_dist works with Keras {oldest} up to, not including, "
+            f"{too_new}. Received: Keras {keras.__version__}. Install one "
+            f"with `pip install 'keras>={oldest},<{too_new}'`."
+        )
+    if keras.config.is_nnx_enabled():
+        raise UnsupportedKerasError(
+            "keras_dist does not support Keras' NNX mode, which keeps "
+            "variables in Flax objects. Received: NNX enabled. Unset "
+            "KERAS_NNX_ENABLED, or `nnx_enabled` in keras.json."
+        )
+
+
+def all_variables(model: keras.Model) -> list[keras.Variable]:
+    """Every variable of a model, its metrics and its optimizer."""
+    variables = list(model.variables)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        variables += optimizer.variables
+    variables += [v for m in all_metrics(model) for v in m.variables]
+    return list({id(v): v for v in variables}.values())
+
+
+def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """A model's metrics, and those that its own `metrics` leaves out.
+
+    Keras' steps update the latter too: the running loss, for instance.
+    """
+    metrics = [*model.metrics, *Trainer.metrics.fget(model)]
+    return list({id(m): m for m in metrics}.values())
+
+
+def make_global_seed() -> None:
+    """Makes Keras' global seed generator, which belongs to no strategy.
+
+    Inside of a replica it would be too late, and inside of a scope it would
+    be that strategy's. Python's random state is put back, as if it had not
+    been made yet.
+    """
+    if global_state.get_global_attribute(_GLOBAL_SEED) is None:
+        state = random.getstate()
+        # It is ours, and no variable of a compiled function.
+        with context.in_replica(None), compilation.refusing_variables(None):
+            global_seed_generator()
+        random.setstate(state)
+
+
+def global_seed() -> list[int] | None:
+    """The state of Keras' global seed generator, if it has been made."""
+    generator = global_state.get_global_attribute(_GLOBAL_SEED)
+    if generator is None:
+        return None
+    state: list[int] = keras.ops.convert_to_numpy(generator.state).tolist()
+    return state
+
+
+def set_global_seed(state: list[int] | None) -> None:
+    """Goes back to what `global_seed` returned, here or elsewhere."""
+    if state is None:
+        global_state.set_global_attribute(_GLOBAL_SEED, None)
+        return
+    make_global_seed()
+    generator = global_state.get_global_attribute(_GLOBAL_SEED)
+    keras.Variable.assign(generator.state, state)
+
+
+def name_counts() -> dict[str, int]:
+    """How many objects of each name Keras has numbered."""
+    return dict(global_state.get_global_attribute(_NAME_COUNTS) or {})
+
+
+def set_name_counts(counts: dict[str, int]) -> None:
+    """Goes back to what `name_counts` returned."""
+    own = collections.defaultdict(int, counts)
+    global_state.set_global_attribute(_NAME_COUNTS, own)
+
+
+def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
+    """What a model's `compile` was given, as it was given.
+
+    Returns:
+        Dict, or `None` if its class has a `compile` of its own.
+    """
+    if type(model).compile is not keras.Model.compile:
+        return None
+    return dict(model._compile_config.config)
+
+
+class OneBatch(GeneratorDataAdapter):
+    """Data of one batch, of any structure.
+
+    Args:
+        batch: Nest of arrays, what a training step gets.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        # Not that of its base, which wants a tuple.
+        self.generator = lambda: iter([batch])
+        self._first_batches = [batch]
+        self._output_signature = None
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """A call of a layer that is running.
+
+    Args:
+        layer: The `keras.Layer`.
+        args: Tuple of its arguments.
+        kwargs: Dict of its arguments by name, those that Keras adds too.
+        training: Boolean or `None`, for it and the layers that it calls.
+    """
+
+    layer: keras.Layer
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    training: bool | None
+
+    def again(self, args: Any, kwargs: Any) -> Any:
+        """Calls the layer with other arguments, in the same context."""
+        with kept_call_context():
+            return self.layer(*args, **kwargs)
+
+
+def innermost_call() -> LayerCall | None:
+    """The call of a layer that this thread is in, if it is in one."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not _LAYER_CALL:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return None
+    names = frame.f_locals
+    context = names.get("call_context")
+    training = None if context is None else context.get_value("training")
+    training = names["kwargs"].get("training", training)
+    return LayerCall(names["self"], names["args"], names["kwargs"], training)
+
+
+@contextlib.contextmanager
+def kept_call_context() -> Iterator[None]:
+    """Goes back to the calls of layers that this thread is in."""
+    before = global_state.get_global_attribute(_CALL_CONTEXT)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute(_CALL_CONTEXT, before)
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Makes `fit` begin with a later epoch, whatever it is told.
+
+    Args:
+        model: A `keras.Model`.
+        epoch: Integer from 0, or `None` to begin where `fit` is told to.
+    """
+    model._initial_epoch = epoch
+
+
+def build_from(model: keras.Model, batch: Any) -> None:
+    """Builds what a model's first step would build, from shapes alone.
+
+    Args:
+        model: A compiled `keras.Model`.
+        batch: As its train step gets it.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def build_without_values(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> None:
+    """Builds an optimizer for variables that have no values; not to be used."""
+    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if each is not None:
+            vars(each)["_var_key"] = id
+    # Some backends would read the value of a variable.
+    optimizer.build([_Outline(variable) for variable in variables])
+
+
+class _Outline:
+    """What an optimizer's slots are made like."""
+
+    def __init__(self, variable: keras.Variable) -> None:
+        self.shape = variable.shape
+        self.ndim = len(self.shape)
+        self.dtype = variable.dtype
+        self.name = variable.name
+        self.path = variable.path
+        self._value = None
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        # Some ask where a tensor of it is, to put slots there.
+        return np.zeros((), dtype)
+
+
+def thread_state() -> dict[str, Any]:
+    """What a replica's thread takes over from the caller's."""
+    make_global_seed()
+    state = {
+        name: value
+        for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()
+        if name not in _NOT_INHERITED
+    }
+    # A list of its own for each thread, with the same names to begin with.
+    state[_NAMES] = tuple(global_state.get_global_attribute(_NAMES) or ())
+    state[_COMPILATION] = compilation.thread_state()
+    return state
+
+
+def inherit_thread_state(state: dict[str, Any]) -> None:
+    """Gives this thread the state of another, from `thread_state`."""
+    for name, value in state.items():
+        if name == _COMPILATION:
+            compilation.inherit(value)
+            continue
+        own = list(value) if name == _NAMES else value
+        global_state.set_global_attribute(name, own)
+
+
+def session() -> object:
+    """What `keras.utils.clear_session` makes anew."""
+    return global_state.GLOBAL_STATE_TRACKER
+
+
+def is_seed(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a `keras.random.SeedGenerator`.
+
+    Replicas' seeds are not compared, which would wait for the device: each
+    draws as often as the others.
+    """
+    return bool(variable.name == "seed_generator_state")
+
+
+def value_of(variable: keras.Variable) -> Any:
+    """The framework's value of a variable, whatever scope is open."""
+    return variable._value
+
+
+def layout_of(variable: keras.Variable) -> Any:
+    """Where `keras.distribution` puts a variable, or `None`."""
+    return getattr(variable, "_layout", None)
+
+
+def has_value(variable: keras.Variable) -> bool:
+    """Whether a variable has been given a value yet."""
+    return vars(variable).get("_value") is not None
+
+
+def stateless_scope() -> keras.StatelessScope | None:
+    """The stateless scope that is open in this thread, if one is."""
+    scope: keras.StatelessScope | None = global_state.get_global_attribute(
+        "stateless_scope"
+    )
+    return scope
+
+
+def has_stateless_scope() -> bool:
+    """Whether one is open, in one call: it is asked at every step."""
+    tracker = global_state.GLOBAL_STATE_TRACKER
+    return getattr(tracker, "stateless_scope", None) is not None
+
+
+def set_stateless_scope(
+    scope: keras.StatelessScope | None,
+) -> keras.StatelessScope | None:
+    """Makes a stateless scope current; returns the one before."""
+    before = stateless_scope()
+    global_state.set_global_attribute("stateless_scope", scope)
+    return before
+
+
+def set_uninitialized(
+    variables: list[keras.Variable],
+) -> list[keras.Variable]:
+    """Replaces the variables of this thread that wait for the end of a
+    stateless scope, where Keras gives them values; returns those before."""
+    name = "uninitialized_variables"
+    before: list[keras.Variable] = global_state.get_global_attribute(name, [])
+    global_state.set_global_attribute(name, variables)
+    return before
+
+
+def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
+    """The batches of a `PyDataset`, in order, by its own workers."""
+    enqueuer = py_dataset_adapter.OrderedEnqueuer(
+        dataset,
+        workers=dataset.workers,
+        use_multiprocessing=dataset.use_multiprocessing,
+        max_queue_size=dataset.max_queue_size,
+    )
+    enqueuer.start()
+    try:
+        yield from itertools.islice(enqueuer.get(), dataset.num_batches)
+    finally:
+        enqueuer.stop()
+
+
+def is_of_keras(cls: type) -> bool:
+    """Whether a class is one of Keras' own, on whatever backend."""
+    return cls.__module__.split(".")[0] == "keras"
+
+
+def trainable_variables(optimizer: Any) -> list[keras.Variable]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """A learning rate as the optimizer keeps it: a schedule, a variable."""
+    return optimizer._learning_rate
+
+
+def set_learning_rate_of(optimizer: Any, schedule: Any) -> None:
+    """Replaces a schedule, or a callable, by another one."""
+    vars(optimizer)["_learning_rate"] = schedule
+
+
+def track_variable(optimizer: Any, variable: keras.Variable) -> None:
+    """Adds a variable to an optimizer's `variables`."""
+    optimizer._track_variable(variable)
+
+
+def with_gradients(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The gradients that there are, and their variables.
+
+    Warns of missing ones, and refuses to go on with none, as Keras does.
+    """
+    kept, of = optimizer._filter_empty_gradients(gradients, variables)
+    return list(kept), list(of)
+
+
+def uses_weight_decay(optimizer: Any, variable: keras.Variable) -> bool:
+    """Whether a variable decays."""
+    return bool(optimizer._use_weight_decay(variable))
+
+
+def update_with(
+    optimizer: Any,
+    clip: Callable[[list[Any]], list[Any]],
+    decays: Callable[[keras.Variable], bool],
+) -> None:
+    """Replaces steps of one optimizer's `apply`.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`.
+        clip: Callable from gradients to clipped ones.
+        decays: Callable that says of a variable whether its weights decay.
+    """
+
+    def drop(grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
+        pairs = zip(grads, variables, strict=True)
+        kept = [(g, v) for g, v in pairs if g is not None]
+        return [g for g, _ in kept], [v for _, v in kept]
+
+    vars(optimizer).update(
+        _clip_gradients=clip,
+        _use_weight_decay=decays,
+        _filter_empty_gradients=drop,
+    )
+
+
+def name_like(variable: keras.Variable, other: keras.Variable) -> None:
+    """Gives a variable the path of another one."""
+    variable._path = other.path
+
+
+def set_value(variable: keras.Variable, value: Any) -> None:
+    """Replaces the framework's value of a variable; `None` frees it."""
+    variable._value = value
+
+
+def hook_cloning(hook: Callable[[Any], Any]) -> None:
+    """Wraps the functions that clone a model, their first argument."""
+    for name in ("_clone_sequential_model", "_clone_functional_model"):
+        setattr(cloning, name, hook(getattr(cloning, name)))
+
+
+def hook_files(
+    writes: Callable[[Any], Any], reads: Callable[[Any], Any]
+) -> None:
+    """Wraps what files and pickles are made of, and what is made of them.
+
+    Args:
+        writes: Hook of the function from a model to a tuple, of which the
+            first is its configuration, in JSON.
+        reads: Hook of the function that makes a model of that.
+    """
+    saving_lib._serialize_model_as_json = writes(
+        saving_lib._serialize_model_as_json
+    )
+    saving_lib._model_from_config = reads(saving_lib._model_from_config)

@@ -1,0 +1,1 @@
+"""The interface between the front end and a backend."""

@@ -1,0 +1,1 @@
+"""The code that runs in replicas: context, state, variables, gradients."""

@@ -1,0 +1,146 @@
+"""What a variable becomes when replicas write to it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import is_zero
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.internals import keras_internals
+
+
+def aggregate(variable: Any, values: Sequence[Any]) -> Any:
+    """Combines what the replicas assign, by the variable's `aggregation`.
+
+    Args:
+        variable: A distributed `keras.Variable` that aggregates.
+        values: Sequence with what each replica gives: tensors or numbers.
+
+    Raises:
+        ValueError: If a plain number, the same on each replica, is summed.
+    """
+    if variable.aggregation == "only_first_replica":
+        return _mirrored(variable, first_of_all(variable, values[0]))
+    if len(values) > 1 and all(value is values[0] for value in values):
+        if variable.aggregation == "sum" and not is_zero(values[0]):
+            raise ValueError(
+                f"A non-DistributedValues value {values[0]!r} cannot be "
+                "reduced with the given reduce op ReduceOp.SUM: it is one "
+                "value, the same on each replica, and was assigned to "
+                f"variable '{variable.path}' with aggregation 'sum'. Assign "
+                "it in cross-replica context, or give each replica's own part."
+            )
+        return _mirrored(variable, values[0])
+    return combine_on_primary(
+        variable,
+        ReduceOp.from_variable_aggregation(variable.aggregation),
+        values,
+    )
+
+
+def _mirrored(variable: Any, value: Any) -> Any:
+    """A tensor as variables take it; a number as it is."""
+    if not hasattr(value, "shape"):
+        return value
+    return variable.distribute_strategy.executor.mirror(value)
+
+
+def first_of_all(variable: Any, value: Any) -> Any:
+    """What the first replica of all gives, of what this worker's first does."""
+    workers = variable.distribute_strategy.executor.workers
+    if workers is None:
+        return value
+    tensor = ops.cast(ops.convert_to_tensor(value), variable.dtype)
+    return workers.broadcast([tensor])[0]
+
+
+def combine_on_primary(
+    variable: Any, op: ReduceOp, values: Sequence[Any]
+) -> Any:
+    """Combines values, on the device whose copy is saved, in its dtype."""
+    return combine_all_on_primary(op, [(variable, values)])[0]
+
+
+def combine_all_on_primary(
+    op: ReduceOp, pairs: Sequence[tuple[Any, Sequence[Any]]]
+) -> list[Any]:
+    """`combine_on_primary` of several variables of one strategy, at once."""
+    if not pairs:
+        return []
+    strategy = pairs[0][0].distribute_strategy
+    everyone = []
+    for variable, values in pairs:
+        here = [strategy.executor.put(v, strategy.plan.primary) for v in values]
+        if op is not ReduceOp.MEAN:
+            here = [ops.cast(value, variable.dtype) for value in here]
+        everyone.append(here)
+    combined = strategy.combine_all(op, everyone)
+    return [
+        strategy.executor.mirror(ops.cast(value, variable.dtype))
+        for (variable, _), value in zip(pairs, combined, strict=True)
+    ]
+
+
+def set_all_components(
+    pairs: Sequence[tuple[Any, Sequence[Any]]],
+) -> None:
+    """Gives variables of one strategy each replica's value, all at once.
+
+    Args:
+        pairs: Sequence of `SyncOnReadVariable`s and of their components'
+            values.
+    """
+    combined: dict[int, Any] = {}
+    for aggregation in ("sum", "mean"):
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        chosen = [p for p in pairs if p[0].aggregation == aggregation]
+        totals = combine_all_on_primary(op, chosen)
+        for (variable, _), total in zip(chosen, totals, strict=True):
+            combined[id(variable)] = total
+    for variable, values in pairs:
+        if id(variable) not in combined:
+            value = values[0]
+            if variable.aggregation == "only_first_replica":
+                value = first_of_all(variable, value)
+            executor = variable.distribute_strategy.executor
+            combined[id(variable)] = executor.mirror(value)
+    for variable, values in pairs:
+        variable.hold_components(values, combined[id(variable)])
+
+
+def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
+    """The one value of a variable that aggregates in no way.
+
+    Moving statistics (floats that are not trained) become their mean, which
+    keeps the copies equal. Anything else has to be equal on each replica.
+
+    Raises:
+        ReplicaDivergenceError: If it is not.
+    """
+    is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
+    if is_float and not variable.trainable:
+        return combine_on_primary(variable, ReduceOp.MEAN, values)
+    executor = variable.distribute_strategy.executor
+    if keras_internals.is_seed(variable):
+        return executor.mirror(values[0])
+    executor.check_equal(values, lambda: _divergence(variable, values))
+    return executor.mirror(values[0])
+
+
+def _divergence(variable: Any, values: Sequence[Any]) -> Exception:
+    return ReplicaDivergenceError(
+        f"Replicas left different values in variable '{variable.path}', whose "
+        "aggregation is 'none'. Received: "
+        f"{[_summary(value) for value in values]}. Expected: the same value "
+        "on each replica. Make the variable with `aggregation='mean'`, "
+        "'sum' or 'only_first_replica', or with `synchronization='on_read'` "
+        "for a value of each replica's own."
+    )
+
+
+def _summary(value: Any) -> str:
+    return np.array2string(ops.convert_to_numpy(value), threshold=6)

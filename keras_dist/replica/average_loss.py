@@ -1,0 +1,191 @@
+"""Losses of a replica, such that their sum over replicas is the batch's."""
+
+import functools
+import operator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_dist.core import context
+from keras_dist.core.rows import scaled
+from keras_dist.replica.scopes import base_scope
+from keras_dist.replica.state import current_call
+from keras_dist.replica.state import current_step
+
+
+def compute_average_loss(
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: Any = None,
+) -> Any:
+    """Adds up a replica's losses and divides by the global batch's size.
+
+    Gradients of it are summed over replicas by `optimizer.apply`, in a
+    replica function and in a custom `train_step` alike, to those of the mean
+    over the global batch. On one device it is just that mean.
+
+    Args:
+        per_example_loss: Tensor of shape `(rows, ...)`, this replica's.
+        sample_weight: Tensor of the same shape, or of fewer trailing axes, to
+            multiply it by.
+        global_batch_size: Integer, or integer scalar tensor, to divide by. By
+            default the rows of all replicas together, whatever their shares;
+            replicas meet for that in `strategy.run`.
+
+    Returns:
+        Scalar tensor of the loss' dtype; a float where that is an integer.
+
+    Raises:
+        ValueError: If the loss is a scalar already, if the weights don't fit,
+            or if `global_batch_size` is no positive scalar.
+        TypeError: If `global_batch_size` is no integer.
+        RuntimeError: In cross-replica context.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> losses = keras_dist.PerReplica([np.array([1.0, 2.0]), np.array([6.0])])
+    >>> averages = strategy.run(keras_dist.compute_average_loss, (losses,))
+    >>> float(strategy.reduce("SUM", averages, axis=None))
+    3.0
+    """
+    _check_place("compute_average_loss")
+    if global_batch_size is not None:
+        _check_size(global_batch_size)
+    losses = ops.convert_to_tensor(per_example_loss)
+    if not len(losses.shape):
+        raise ValueError(
+            "per_example_loss must have at least one axis, its rows. "
+            f"Received: a scalar, {per_example_loss!r}. Expected: shape "
+            "(rows, ...). Leave the reduction to this function, with "
+            "`reduction=None` in Keras' losses."
+        )
+    dtype = _float_dtype(losses)
+    losses = ops.cast(losses, dtype)
+    rows = ops.shape(losses)[0]
+    if sample_weight is not None:
+        losses = ops.cast(_weighted(losses, sample_weight), dtype)
+    return _average(ops.sum(losses), rows, global_batch_size)
+
+
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """A replica's part of a loss that is the same on each replica.
+
+    Args:
+        regularization_loss: Tensor, or a list of tensors, as `model.losses`
+            is.
+
+    Returns:
+        Scalar tensor, its sum; in `strategy.run` divided by the number of
+        replicas, whose gradients are summed.
+
+    Raises:
+        RuntimeError: In cross-replica context.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> loss = strategy.run(keras_dist.scale_regularization_loss, (6.0,))
+    >>> [float(part) for part in loss.values]
+    [3.0, 3.0]
+    """
+    _check_place("scale_regularization_loss")
+    terms = regularization_loss
+    if not isinstance(terms, (list, tuple)):
+        terms = [terms]
+    tensors = [ops.convert_to_tensor(term) for term in terms]
+    sums = [ops.sum(ops.cast(t, _float_dtype(t))) for t in tensors]
+    if not sums:
+        return ops.zeros((), keras.config.floatx())
+    total = functools.reduce(operator.add, sums)
+    call = current_call()
+    if call is None:
+        return total
+    return total / call.strategy.num_replicas_in_sync
+
+
+def _check_place(name: str) -> None:
+    strategy = context.current_strategy()
+    if (
+        strategy is not None
+        and strategy.num_replicas_in_sync > 1
+        and context.in_cross_replica_context()
+        # Else a step of `fit` is traced, on all rows at once.
+        and base_scope() is None
+    ):
+        raise RuntimeError(
+            f"You are calling `{name}` in cross replica context, while it was "
+            f"expected to be called in replica context. Received: a call "
+            f"under the scope of {strategy!r}. Call it in a function that "
+            "`strategy.run` runs, or in a model's `train_step`."
+        )
+
+
+def _check_size(size: Any) -> None:
+    shape, dtype = getattr(size, "shape", ()), getattr(size, "dtype", None)
+    if len(shape):
+        raise ValueError(
+            "global_batch_size must be a scalar. Received: "
+            f"{size!r} of shape {tuple(shape)}. Expected: the number of rows "
+            "of the global batch."
+        )
+    if dtype is None:
+        is_integer = isinstance(size, int) and not isinstance(size, bool)
+    else:
+        name = keras.backend.standardize_dtype(dtype)
+        is_integer = keras.backend.is_int_dtype(name)
+    if not is_integer:
+        raise TypeError(
+            f"global_batch_size must be an integer. Received: {size!r} of "
+            f"type {type(size).__name__}. Expected: the number of rows of the "
+            "global batch."
+        )
+    if isinstance(size, (int, np.integer)) and size <= 0:
+        raise ValueError(
+            f"global_batch_size must be positive. Received: {size!r}. "
+            "Expected: the number of rows of the global batch, over all "
+            "replicas."
+        )
+
+
+def _float_dtype(tensor: Any) -> str:
+    dtype: str = keras.backend.standardize_dtype(tensor.dtype)
+    is_float = keras.backend.is_float_dtype(dtype)
+    return dtype if is_float else str(keras.config.floatx())
+
+
+def _weighted(losses: Any, sample_weight: Any) -> Any:
+    """At least in `float32`: weights may be large where losses are small."""
+    weights = ops.convert_to_tensor(sample_weight)
+    rank = len(losses.shape)
+    if len(weights.shape) == rank + 1 and weights.shape[-1] == 1:
+        weights = ops.squeeze(weights, axis=-1)
+    if len(weights.shape) > rank:
+        raise ValueError(
+            "sample_weight must fit per_example_loss. Received: shape "
+            f"{tuple(weights.shape)} for losses of shape "
+            f"{tuple(losses.shape)}. Expected: a weight for each row or for "
+            "each element."
+        )
+    while 0 < len(weights.shape) < rank:
+        weights = ops.expand_dims(weights, axis=-1)
+    dtype = keras.backend.result_type(losses.dtype, "float32")
+    return ops.cast(losses, dtype) * ops.cast(weights, dtype)
+
+
+def _average(total: Any, rows: Any, size: Any) -> Any:
+    step, call = current_step(), current_call()
+    if size is None and call is not None:
+        size = call.total("the number of rows", rows)
+    elif size is not None and step is not None:
+        # There, gradients are weighted by the replica's share of the rows.
+        total = scaled(total, step.share.inverse)
+    return _quotient(total, rows if size is None else size)
+
+
+def _quotient(total: Any, size: Any) -> Any:
+    if isinstance(size, (int, np.integer)):
+        return total / max(int(size), 1)
+    return ops.divide_no_nan(total, ops.cast(size, total.dtype))

@@ -1,0 +1,250 @@
+"""ReplicaCall: one replica of a function under `strategy.run`."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import TypeVar
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.rows import Share
+from keras_dist.core.values import PerReplica
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.fit import hooks
+from keras_dist.fit.binding import check_belongs
+from keras_dist.fit.binding import check_owner
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.replica.aggregation import aggregate
+from keras_dist.replica.aggregation import agreed_value
+from keras_dist.replica.aggregation import set_all_components
+from keras_dist.replica.replica_context import ReplicaContext
+from keras_dist.replica.state import ReplicaState
+from keras_dist.replica.state import Writes
+from keras_dist.replica.state import current_call
+from keras_dist.replica.state import set_current_call
+from keras_dist.replica.variables import MirroredVariable
+from keras_dist.replica.variables import SyncOnReadVariable
+
+if TYPE_CHECKING:
+    from keras_dist.replica.strategy_core import StrategyBase
+
+T = TypeVar("T")
+
+
+class ReplicaCall(ReplicaState):
+    """What one replica of a function reads and writes.
+
+    Variables of other strategies, or of none, are written at once: each
+    replica's assignment counts. Distributed ones follow their `aggregation`
+    and `synchronization`.
+    """
+
+    def __init__(
+        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+    ) -> None:
+        super().__init__(replica, runner, strategy)
+        self.context = ReplicaContext(strategy, replica.id, replica)
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        before = current_call()
+        with context.in_replica(self.strategy, self.context):
+            set_current_call(self)
+            try:
+                yield
+            finally:
+                set_current_call(before)
+
+    def read(self, variable: keras.Variable) -> Any:
+        check_owner(variable, self.strategy)
+        if isinstance(variable, SyncOnReadVariable):
+            return variable.component_value(self.replica.index)
+        if isinstance(variable, MirroredVariable):
+            return self.replica.read(variable)
+        return None
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        check_owner(variable, self.strategy)
+        if not isinstance(variable, (MirroredVariable, SyncOnReadVariable)):
+            with self.suspended():
+                variable.assign(value)
+        elif isinstance(variable, SyncOnReadVariable):
+            self.replica.check_write(variable)
+            self.scope.state_mapping[id(variable)] = value
+            self.writes[id(variable)] = (variable, value)
+        else:
+            held = self.replica.hold(variable, value)
+            if held is not None:  # else it was written in place
+                self.scope.state_mapping[id(variable)] = value = held
+            self.writes[id(variable)] = (variable, value)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Reads and writes go to the variables themselves for a while."""
+        scope = keras_internals.set_stateless_scope(None)
+        try:
+            yield
+        finally:
+            keras_internals.set_stateless_scope(scope)
+
+    def assign(
+        self, variable: MirroredVariable, method: str, value: Any
+    ) -> Any:
+        """Assigns what all replicas give, combined by `aggregation`.
+
+        Args:
+            variable: The variable.
+            method: String, `"assign"`, `"assign_add"` or `"assign_sub"`.
+            value: What this replica gives.
+
+        Returns:
+            The variable's new value, on this replica.
+        """
+        check_owner(variable, self.strategy)
+        if isinstance(value, PerReplica):
+            value = value.values[self.replica.index]
+
+        def assign_once(values: list[Any]) -> None:
+            combined = aggregate(variable, values)
+            getattr(variable, method)(combined)
+
+        self.replica.meet(
+            f"`{method}` of variable '{variable.path}'", assign_once, value
+        )
+        self.forget([variable])
+        return variable.value
+
+    def together(
+        self, what: str, fn: Callable[[list[Any]], Any], value: Any
+    ) -> Any:
+        """Meets the others where `fn` may read and write any variable.
+
+        Args:
+            what: String that names the meeting in errors.
+            fn: Callable, given the replicas' values and called once, in
+                cross-replica context, with all that they wrote in place.
+            value: What this replica gives.
+        """
+
+        def commit_first(everyone: list[Any]) -> Any:
+            values, writes = zip(*everyone, strict=True)
+            self.commit(writes, [])
+            self.replica.committed()
+            return fn(list(values))
+
+        result = self.replica.meet(what, commit_first, (value, self.writes))
+        self.writes.clear()
+        self.scope.state_mapping.clear()
+        return result
+
+    def check_owners(self, variables: Sequence[keras.Variable]) -> None:
+        for variable in variables:
+            check_owner(variable, self.strategy)
+
+    def check_trained(self, variables: Sequence[keras.Variable]) -> None:
+        for variable in variables:
+            check_belongs(variable, self.strategy)
+
+    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+        written = {key: own[key][0] for own in writes for key in own}
+        agreed, on_read = [], []
+        for key, variable in written.items():
+            values = [
+                own[key][1] if key in own else self._unwritten(variable, index)
+                for index, own in enumerate(writes)
+            ]
+            if isinstance(variable, SyncOnReadVariable):
+                on_read.append((variable, values))
+            else:
+                agreed.append((variable, self._agreed(variable, values)))
+        # Only now: one variable that is refused leaves all as they were.
+        for variable, value in agreed:
+            variable.assign(value)
+        set_all_components(on_read)
+
+    def sum_gradients(
+        self,
+        gradients: Sequence[Sequence[Any]],
+        shares: Sequence[Share],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
+        if self.strategy.cross_device_ops is None:
+            return super().sum_gradients(gradients, shares, variables)
+        columns = [
+            [gradient for gradient in each if gradient is not None]
+            for each in zip(*gradients, strict=True)
+        ]
+        sums = iter(
+            self.strategy.combine_all(ReduceOp.SUM, [c for c in columns if c])
+        )
+        return [next(sums) if column else None for column in columns]
+
+    def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
+        """What a mirrored variable becomes of what the replicas left it."""
+        return agreed_value(variable, values)
+
+    def _unwritten(self, variable: Any, index: int) -> Any:
+        return variable.component_value(index)
+
+
+def run_on_replicas(
+    strategy: "StrategyBase", runner: ReplicaRunner, fn: Any
+) -> list[Any]:
+    """Calls `fn(index)` once a replica, in replica context.
+
+    Args:
+        strategy: The `Strategy`.
+        runner: Its executor's `ReplicaRunner`.
+        fn: Callable, given the replica's index.
+
+    Returns:
+        List of what it returned, in replica order.
+    """
+    hooks.install()
+    hooks.install_building()
+
+    def on_replica(replica: Replica) -> Any:
+        with ReplicaCall(replica, runner, strategy) as call:
+            result = fn(replica.index)
+            check_scope(call)
+
+            def end(everyone: list[Writes]) -> None:
+                call.commit(everyone, [])
+                replica.committed()
+
+            replica.meet("the end of the replica function", end, call.writes)
+            return result
+
+    return runner.call(on_replica)
+
+
+def check_scope(call: ReplicaCall) -> None:
+    """Refuses a replica function that cleared what its replica is kept by.
+
+    Raises:
+        UnsupportedModelError: After `keras.utils.clear_session`.
+    """
+    if keras_internals.stateless_scope() is not call.scope:
+        raise UnsupportedModelError(
+            "Keras no longer knows which replica this is, so that variables "
+            "that were assigned have not counted as replicas' assignments "
+            "do. Received: a function under `strategy.run` that called "
+            "`keras.utils.clear_session()`, or left a `keras.StatelessScope` "
+            "open. Expected: neither. Clear the session outside of `run`."
+        )
+
+
+def run_on_one(strategy: "StrategyBase", fn: Any) -> Any:
+    """`fn(0)` in replica context, where there is nothing to keep apart."""
+    with (
+        strategy.executor.creation_scope(),
+        context.in_replica(strategy.if_current, ReplicaContext(strategy, 0)),
+    ):
+        return fn(0)

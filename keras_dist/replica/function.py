@@ -1,0 +1,178 @@
+"""function: compiles a function of variables, for one replica or all."""
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+from typing import TypeVar
+from typing import overload
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.plugin.compilation import inlines
+from keras_dist.replica.call import ReplicaCall
+from keras_dist.replica.scopes import values_are_replaced
+from keras_dist.replica.state import current_replica
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Function:
+    """A function that is compiled; `keras_dist.function` makes it.
+
+    Args:
+        python_function: Callable, as the user wrote it.
+        jit_compile: Boolean or `None`, as for `keras_dist.function`.
+        key: Object that stands for it in caches and lives as long as it is
+            worth keeping what was compiled; by default the function itself.
+    """
+
+    def __init__(
+        self,
+        python_function: Callable[..., Any],
+        jit_compile: bool | None = None,
+        key: object | None = None,
+    ) -> None:
+        functools.update_wrapper(self, python_function)
+        self.python_function = python_function
+        self.jit_compile = jit_compile
+        self.key = self if key is None else key
+        # By the object's id: whether it lives, and what stands for it.
+        self._bound: dict[int, tuple[Any, object]] = {}
+
+    @property
+    def name(self) -> str:
+        """What messages and profiles call it."""
+        return getattr(self.python_function, "__name__", "function")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # What is compiled works on the variables themselves, so that it would
+        # neither see what they are replaced by nor pass gradients to it.
+        if inlines() or values_are_replaced():
+            return self.python_function(*args, **kwargs)
+        replica = current_replica()
+        if isinstance(replica, ReplicaCall):
+            compiler = replica.strategy.executor.compiler
+            assert compiler is not None
+            return compiler.call_in_replica(self, replica, args, kwargs)
+        if replica is not None:  # a step of `fit`, which is compiled itself
+            return self.python_function(*args, **kwargs)
+        return _compiler_here(self).call(self, args, kwargs)
+
+    def held_weakly(self) -> Callable[..., Any]:
+        """What compilers keep: of a method, not the object it is of."""
+        if not isinstance(self.python_function, types.MethodType):
+            return self.python_function
+        method = weakref.WeakMethod(self.python_function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            alive = method()
+            assert alive is not None  # whoever calls it holds it
+            return alive(*args, **kwargs)
+
+        return call
+
+    def __get__(self, instance: Any, owner: type | None = None) -> "Function":
+        if instance is None:
+            return self
+        try:
+            key = self._key_of(instance)
+        except TypeError as error:
+            raise TypeError(
+                f"A method of {type(instance).__name__} can't be compiled: "
+                "what was compiled is kept for each object, weakly. Received: "
+                f"{instance!r}. Expected: an object that can be "
+                "weakly referenced. Add '__weakref__' to its `__slots__`, or "
+                "compile a plain function."
+            ) from error
+        method = self.python_function.__get__(instance, owner)
+        return Function(method, self.jit_compile, key)
+
+    def _key_of(self, instance: Any) -> object:
+        found = self._bound.get(id(instance))
+        if found is None or found[0]() is not instance:
+            forget = functools.partial(_forget, self._bound, id(instance))
+            found = weakref.ref(instance, forget), _Key()
+            self._bound[id(instance)] = found
+        return found[1]
+
+    def __repr__(self) -> str:
+        return f"<keras_dist.function {self.name}>"
+
+
+def _forget(bound: dict[int, Any], key: int, _: object) -> None:
+    bound.pop(key, None)
+
+
+class _Key:
+    """Stands for a method of one object in caches."""
+
+
+def _compiler_here(function: Function) -> Any:
+    from keras_dist.strategies.default import get_strategy
+
+    compiler = get_strategy().executor.compiler
+    if compiler is None:
+        raise UnsupportedModelError(
+            f"The backend can't compile functions. Received: {function!r}. "
+            "Call the function without `keras_dist.function`, or choose "
+            "another backend with KERAS_BACKEND."
+        )
+    return compiler
+
+
+@overload
+def function(fn: F, *, jit_compile: bool | None = None) -> F: ...
+
+
+@overload
+def function(
+    fn: None = None, *, jit_compile: bool | None = None
+) -> Callable[[F], F]: ...
+
+
+def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
+    """Compiles a function that reads and writes Keras variables.
+
+    The same function can be called on its own, passed to `strategy.run`,
+    called in a function that `strategy.run` calls, or call `strategy.run`
+    itself. What is compiled is the whole of it, for all replicas together.
+
+    Arguments that are tensors, arrays or per-replica values are traced.
+    Anything else (numbers, strings, objects) is part of what is compiled:
+    another value compiles it anew. Python code runs while it is traced (on
+    JAX twice the first time), not when it is called again.
+
+    Args:
+        fn: Callable. Variables that it reads, writes or makes for the first
+            time are found by tracing it. Can be a method.
+        jit_compile: Boolean or `None` for the backend's default. On JAX,
+            `False` runs it uncompiled. On TensorFlow, as in `tf.function`. On
+            PyTorch, `True` uses `torch.compile`; by default it runs as it is.
+
+    Returns:
+        A callable like `fn`. Without `fn`, a decorator.
+
+    Raises:
+        TypeError: If `fn` is not callable.
+
+    Example:
+
+    >>> counter = keras.Variable(0, trainable=False)
+    >>> @keras_dist.function
+    ... def count(x):
+    ...     counter.assign_add(1)
+    ...     return 2 * x
+    >>> float(count(np.float32(4.0))), int(counter)
+    (8.0, 1)
+    """
+    if fn is None:
+        return functools.partial(function, jit_compile=jit_compile)
+    if isinstance(fn, Function):
+        return fn
+    if not callable(fn):
+        raise TypeError(
+            "`keras_dist.function` compiles functions. Received: "
+            f"{fn!r} of type {type(fn).__name__}. Expected: a callable."
+        )
+    return Function(fn, jit_compile)

@@ -1,0 +1,244 @@
+"""What layers add and assign, taken as what it is: sums or means over rows.
+
+Replicas see rows of their own. A mean over them counts as much as it has
+rows; a sum counts whole. Which of the two a number is does not show in it, so
+the layer is called once more, on few rows, by `probe`.
+"""
+
+import re
+import warnings
+import weakref
+from typing import Any
+
+import keras
+
+from keras_dist.core.rows import scaled
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.replica.join import is_float
+from keras_dist.replica.join import is_row_shaped
+from keras_dist.replica.probe import Found
+from keras_dist.replica.probe import probe
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.sums import Kind
+
+_OF_KERAS = "Exception encountered when calling"
+_PROVE = "`strategy.verify(model, x, y)` compares with one device."
+
+
+class Kinds:
+    """The kinds of a model's losses and variables, as they become known.
+
+    Args:
+        model: The `keras.Model`.
+
+    Attributes:
+        variables: Dict from the ids of variables to what is known of them.
+        looks_at_gradients: Boolean, whether the next step remembers what its
+            gradients are when they come.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = weakref.ref(model)
+        self._calls: weakref.WeakKeyDictionary[
+            keras.Layer, dict[bool | None, Found]
+        ] = weakref.WeakKeyDictionary()
+        self.variables: dict[int, Kind] = {}
+        self.looks_at_gradients = True
+        self._told: set[Any] = set()
+        self._watched: set[str] = set()
+        self._looked_at: set[int] = set()
+
+    def term(self, step: ReplicaStep, owner: keras.Layer, loss: Any) -> Any:
+        """What a layer adds, such that its mean over rows is the global one.
+
+        Args:
+            step: The `ReplicaStep`.
+            owner: The `keras.Layer` that `add_loss` was called on.
+            loss: Tensor.
+
+        Raises:
+            UnsupportedModelError: If it can't be computed from rows alone.
+        """
+        call = keras_internals.innermost_call()
+        kind = Kind.UNKNOWN
+        if call is not None:
+            kind = self._next_term(step, call)
+        has_rows = is_row_shaped(loss) and _as_many(loss, step.share.rows)
+        if has_rows and kind in (Kind.UNKNOWN, Kind.COUPLED):
+            # Keras sums it. A layer that makes nothing of rows that are made
+            # up may well make a value of each real one.
+            kind = Kind.SUM
+        if kind is Kind.COUPLED:
+            raise _coupled(call.layer if call else owner)
+        if kind is Kind.UNKNOWN:
+            self._warn_of_term(step, owner, call)
+        if kind is Kind.SUM:
+            if has_rows:
+                self._warn_of_rows(owner)
+            if not is_float(loss):
+                loss = keras.ops.cast(loss, keras.config.floatx())
+            return scaled(loss, step.share.inverse)
+        return loss
+
+    def learn_variable(self, step: ReplicaStep, variable: Any) -> None:
+        """Finds out what kind of number is assigned to a variable."""
+        self.variables[id(variable)] = Kind.MEAN
+        if keras_internals.is_seed(variable) or (
+            variable.synchronization == "on_read"
+        ):
+            return
+        call = keras_internals.innermost_call()
+        if call is None:
+            return
+        found = self._found(step, call)
+        for key, (_, each) in found.variables.items():
+            self.variables[key] = each
+        kind = self.variables[id(variable)]
+        if id(variable) not in found.variables and found.error is not None:
+            self._warn_of_variable(variable, call, _because(found))
+        elif kind is Kind.COUPLED or (kind is Kind.SUM and variable.trainable):
+            self._warn_of_variable(variable, call, "")
+
+    def is_first(self, name: str) -> bool:
+        """Whether a step of that name was never run before; once."""
+        if name in self._watched:
+            return False
+        self._watched.add(name)
+        self._looked_at.clear()
+        return True
+
+    def is_new(self, layer: keras.Layer) -> bool:
+        """Whether the step has not called a layer before; once."""
+        is_new = id(layer) not in self._looked_at
+        self._looked_at.add(id(layer))
+        return is_new
+
+    def warn_of_coupling(self, strategy: Any, layer: keras.Layer) -> None:
+        """Warns, once, of a layer in which rows act on each other.
+
+        Args:
+            strategy: The `Strategy`.
+            layer: The `keras.Layer`.
+        """
+        self._tell(
+            (id(layer), "rows"),
+            f"Layer '{layer.name}' of class {type(layer).__name__} couples "
+            "the rows of a batch: what it gives for a row depends on the rows "
+            f"beside it. A replica of {strategy!r} calls it on its own rows, "
+            "which gives other numbers than one device. Expected: layers that "
+            "treat each row alone, and BatchNormalization, which gets the "
+            "statistics of all rows. Compute it in a `keras.losses.Loss`, "
+            "which gets the rows of all replicas, or train on one device, or "
+            f"on the JAX backend, which keeps a batch together. {_PROVE}",
+        )
+
+    def _found(self, step: ReplicaStep, call: LayerCall) -> Found:
+        known = self._calls.setdefault(call.layer, {})
+        if call.training not in known:
+            known[call.training] = probe(step, call)
+        return known[call.training]
+
+    def _next_term(self, step: ReplicaStep, call: LayerCall) -> Kind:
+        kinds = self._found(step, call).terms
+        if not kinds:
+            return Kind.UNKNOWN
+        if len(set(kinds)) == 1:
+            return kinds[0]
+        key = id(call.layer), call.training
+        place = step.terms_seen.get(key, 0)
+        step.terms_seen[key] = place + 1
+        return kinds[place % len(kinds)]
+
+    def _warn_of_term(
+        self,
+        step: ReplicaStep,
+        owner: keras.Layer,
+        call: LayerCall | None,
+    ) -> None:
+        because = "it is not added in the call of a layer"
+        if call is not None:
+            owner = call.layer
+            because = _because(self._found(step, call))
+        self._tell(
+            (id(owner), "term"),
+            f"Layer '{owner.name}' adds a loss of which can't be told whether "
+            f"it is a sum or a mean over rows: {because}. It is taken as a "
+            "mean. Add a value a row, whose first axis is that of rows, or a "
+            f"mean over rows. {_PROVE}",
+        )
+
+    def _warn_of_rows(self, owner: keras.Layer) -> None:
+        model = self._model()
+        assert model is not None
+        names = [
+            name
+            for name in ("train_step", "compute_loss")
+            if getattr(type(model), name) is not getattr(keras.Model, name)
+        ]
+        if names:
+            self._tell(
+                (id(owner), "rows"),
+                f"Layer '{owner.name}' adds a loss with a value a row, which "
+                f"Keras sums, and model '{model.name}' has its own "
+                f"`{names[0]}`. Each replica's values are scaled so that "
+                "their sum is the global one: sum them there, as in "
+                "`keras.ops.sum(self.losses[0])`. If you take their mean, "
+                f"add the mean in the layer instead. {_PROVE}",
+            )
+
+    def _warn_of_variable(
+        self, variable: Any, call: LayerCall, because: str
+    ) -> None:
+        because = because or (
+            "the value of all rows is neither the sum nor the mean of those "
+            "of its halves"
+        )
+        self._tell(
+            id(variable),
+            f"Layer '{call.layer.name}' assigns variable '{variable.path}' in "
+            "its call, where a replica sees its own rows only: "
+            f"{because}. The variable gets the mean over rows of the "
+            "replicas' values, which is not what one device gives. Assign "
+            "sums or means over rows, count in a metric, or use one device. "
+            f"{_PROVE}",
+        )
+
+    def _tell(self, about: Any, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            warnings.warn(text, stacklevel=2)
+
+
+def _because(found: Found) -> str:
+    error = found.error
+    if error is None:
+        return "on rows that were made up it is zero, or random"
+    # Keras adds lines around those of the error, some of them in colours.
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split("\n")
+    own = [line for line in lines if line and not line.startswith(_OF_KERAS)]
+    return (
+        "the layer can't be called on rows that are made up "
+        f"({type(error).__name__}: {' '.join(own[:1])[:200]})"
+    )
+
+
+def _as_many(loss: Any, rows: Any) -> bool:
+    """Whether axis 0 has the length of a replica's rows."""
+    size = loss.shape[0]
+    if size is None or not isinstance(rows, int):
+        return size is None
+    return bool(size == max(rows, 1))
+
+
+def _coupled(layer: keras.Layer) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"Layer '{layer.name}' of class {type(layer).__name__} adds a loss "
+        "that is neither a sum nor a mean over rows: that of a batch does not "
+        "follow from those of its halves. Replicas see their own rows only. "
+        "Expected: `add_loss` of a value a row, of a mean or of a sum over "
+        "rows (a mean over those that a mask leaves is none, a sum divided by "
+        "a constant is one). Or compute it in a `keras.losses.Loss`, which "
+        "gets the rows of all replicas, or use one device."
+    )

@@ -1,0 +1,73 @@
+"""What `extended.experimental_run_steps_on_iterator` gives to its function."""
+
+from typing import Any
+from typing import final
+
+from keras_dist.core import context
+from keras_dist.core.reduction import ReduceOp
+
+
+@final
+class MultiStepContext:
+    """Keeps what the last of several steps has to say.
+
+    Args:
+        strategy: The `Strategy`.
+        initial_outputs: Dict of what `last_step_outputs` has before the first
+            step, or `None`.
+    """
+
+    def __init__(
+        self, strategy: Any, initial_outputs: dict[str, Any] | None = None
+    ) -> None:
+        self._strategy = strategy
+        self.last_step_outputs: dict[str, Any] = dict(initial_outputs or {})
+        self.non_tensor_outputs: dict[str, Any] = {}
+
+    @property
+    def run_op(self) -> None:
+        """Accepted: the steps have run, so there is no operation left."""
+
+    def set_last_step_output(
+        self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
+    ) -> None:
+        """Sets an output, in place of what an earlier step has set.
+
+        In a replica function, all replicas have to call it.
+
+        Args:
+            name: String.
+            output: Tensor, or nest of per-replica values.
+            reduce_op: `ReduceOp`, or its name, to combine it over replicas.
+                `None` keeps it as it is.
+        """
+
+        def set_it(strategy: Any, value: Any) -> None:
+            if reduce_op is not None:
+                value = strategy.reduce(reduce_op, value, axis=None)
+            self.last_step_outputs[name] = value
+
+        self._together(set_it, output)
+
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Sets an output that is no tensor; in replicas, one of each.
+
+        Args:
+            name: String.
+            output: Any object.
+        """
+        in_replica = context.current_replica_context() is not None
+
+        def set_it(strategy: Any, value: Any) -> None:
+            if in_replica:
+                value = strategy.experimental_local_results(value)
+            self.non_tensor_outputs[name] = value
+
+        self._together(set_it, output)
+
+    def _together(self, set_it: Any, output: Any) -> None:
+        replica = context.current_replica_context()
+        if replica is None:
+            set_it(self._strategy, output)
+        else:
+            replica.merge_call(set_it, args=(output,))

@@ -1,0 +1,375 @@
+"""Calling a layer once more, on halves of some rows and on all of them.
+
+That tells sums over rows from means. Nothing of the layer changes: what it
+adds and assigns is looked at, and dropped.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from keras import tree
+
+from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.randomness import kept_random_state
+from keras_dist.replica.attributes import kept_attributes
+from keras_dist.replica.scopes import opened
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import outside_replicas
+from keras_dist.replica.sums import Kind
+from keras_dist.replica.sums import clearer
+from keras_dist.replica.sums import kind_of
+
+FEW_ROWS, _MANY_ROWS = 4, 64
+
+
+@dataclass
+class Found:
+    """What a layer's call did.
+
+    Attributes:
+        terms: List of the kinds of the losses that it added, in order.
+        variables: Dict from the id of each variable that it assigned to a
+            pair of that variable and a kind.
+        error: What kept the layer from being called, if something did.
+    """
+
+    terms: list[Kind] = field(default_factory=list)
+    variables: dict[int, tuple[Any, Kind]] = field(default_factory=dict)
+    error: Exception | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether there is something, and of no part nothing is known."""
+        kinds = [*self.terms, *(kind for _, kind in self.variables.values())]
+        vague = (Kind.UNKNOWN, Kind.CONSTANT)
+        return bool(kinds) and not any(kind in vague for kind in kinds)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The rows that a layer is called on.
+
+    Args:
+        shift: Boolean, whether variables have other values than theirs, so
+            that what is switched off by a zero is seen.
+        own: Boolean, whether they are the replica's, again and again. Else
+            they are made up.
+        positive: Boolean, whether numbers that are made up are from 0 to 1.
+        size: Integer, of axes that are as long as the data says.
+    """
+
+    shift: bool
+    own: bool = False
+    positive: bool = False
+    size: int = 8
+
+
+# The first tells nearly all. With their own values, variables may hide a part.
+_MADE_UP = (
+    Attempt(shift=True),
+    Attempt(shift=False),
+    Attempt(shift=True, positive=True, size=32),
+)
+# What is made up may mean nothing to a layer, such as a label that is no class.
+_OWN = (Attempt(shift=True, own=True), Attempt(shift=False, own=True))
+
+
+class ProbeScope(keras.StatelessScope):
+    """Keeps what a layer adds and assigns.
+
+    Args:
+        step: The `ReplicaStep` whose variables it reads.
+        call: The `LayerCall`.
+        shift: Boolean, whether to read other values than those.
+        reseeded: Boolean, whether random layers draw something else.
+    """
+
+    def __init__(
+        self,
+        step: ReplicaStep,
+        call: LayerCall,
+        shift: bool,
+        reseeded: bool = False,
+    ) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self._step = step
+        self._layer = call.layer
+        self._shift = shift
+        self._reseeded = reseeded
+        self.terms: list[Any] = []
+        self.assigned: dict[int, tuple[Any, Any]] = {}
+        self.alike: set[int] = set()
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        value = self.state_mapping.get(id(variable))
+        if value is None:
+            value = self._value_of(variable)
+            self.state_mapping[id(variable)] = value
+        return value
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        if id(variable) not in self.assigned:
+            before = self.get_current_value(variable)
+            self.assigned[id(variable)] = variable, before
+        self.state_mapping[id(variable)] = value
+
+    def note(self, loss: Any) -> None:
+        """Keeps losses, of the layer itself and not of those that it calls."""
+        call = keras_internals.innermost_call()
+        if call is not None and call.layer is self._layer:
+            self.terms += tree.flatten(loss)
+
+    def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
+        """Notes that each replica gives variables the same values."""
+        self.alike.update(map(id, variables))
+
+    def _value_of(self, variable: keras.Variable) -> Any:
+        value = None
+        if id(variable) not in self._step.writes:
+            value = self._step.scope.get_current_value(variable)
+        if value is None:
+            value = keras_internals.value_of(variable)
+        value = ops.convert_to_tensor(value)
+        if keras_internals.is_seed(variable):
+            return value + ops.cast(7, value.dtype) if self._reseeded else value
+        return _shifted(value) if self._shift else value
+
+
+def _shifted(value: Any) -> Any:
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    if keras.backend.is_float_dtype(dtype):
+        rng = np.random.default_rng(5)
+        by = rng.uniform(0.1, 1.0, tuple(value.shape))
+        return value + ops.convert_to_tensor(by, dtype=dtype)
+    return value + ops.cast(1, dtype) if "int" in dtype else value
+
+
+def probe(step: ReplicaStep, call: LayerCall) -> Found:
+    """Finds out what kind each of a layer's losses and variables is.
+
+    Args:
+        step: The `ReplicaStep` in which the layer is called.
+        call: The `LayerCall`.
+    """
+    found = Found()
+    # In a graph no row is known yet.
+    own = () if keras_internals.in_tf_graph() else _OWN
+    with nothing_kept(step, call.layer):
+        for attempt in (*own, *_MADE_UP):
+            try:
+                _add(found, _compare(step, call, attempt))
+            except Exception as error:
+                # It is the user's code, given what was made up for it.
+                found.error = found.error or error
+            if found.is_clear:
+                break
+    return found
+
+
+@contextlib.contextmanager
+def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
+    """Inside, a layer is called, and computes, without leaving a trace.
+
+    Args:
+        step: The `ReplicaStep` in which the layer is called.
+        layer: The `keras.Layer`.
+    """
+    with (
+        kept_attributes(layer),
+        outside_replicas(),
+        step.runner.probing(),
+        kept_random_state(get_backend()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _add(found: Found, more: Found) -> None:
+    if not found.terms:
+        found.terms = more.terms
+    elif len(found.terms) == len(more.terms):
+        pairs = zip(found.terms, more.terms, strict=True)
+        found.terms = [clearer(*pair) for pair in pairs]
+    for key, (variable, kind) in more.variables.items():
+        _, before = found.variables.get(key, (variable, Kind.UNKNOWN))
+        found.variables[key] = variable, clearer(before, kind)
+
+
+def _compare(step: ReplicaStep, call: LayerCall, attempt: Attempt) -> Found:
+    rows = FEW_ROWS
+    whole, first, second = _on_parts(step, call, attempt, rows)
+    again = _observed(step, call, attempt, rows, slice(None), reseeded=True)
+    is_noisy = _differ(whole, again)
+    if is_noisy:
+        rows = _MANY_ROWS
+        whole, first, second = _on_parts(step, call, attempt, rows)
+    tolerance = tolerance_of(call.layer)
+
+    def kind(whole: Any, first: Any, second: Any) -> Kind:
+        return kind_of(whole, first, second, is_noisy, tolerance)
+
+    found = Found()
+    if len(whole[0]) == len(first[0]) == len(second[0]):
+        found.terms = list(map(kind, whole[0], first[0], second[0]))
+    for key, (variable, change) in whole[1].items():
+        if key in first[1] and key in second[1]:
+            of_halves = first[1][key][1], second[1][key][1]
+            found.variables[key] = variable, kind(change, *of_halves)
+    return found
+
+
+def tolerance_of(layer: keras.Layer) -> float:
+    """How far numbers may be apart that are the same but for rounding."""
+    is_half = layer.compute_dtype in ("float16", "bfloat16")
+    return 3e-2 if is_half else 2e-3
+
+
+# The losses that a layer added, and by how much it changed each variable.
+_Observed = tuple[list[Any], dict[int, tuple[Any, Any]]]
+
+
+def _on_parts(
+    step: ReplicaStep, call: LayerCall, attempt: Attempt, rows: int
+) -> list[_Observed]:
+    half = rows // 2
+    parts = slice(None), slice(None, half), slice(half, None)
+    return [_observed(step, call, attempt, rows, part) for part in parts]
+
+
+def _observed(
+    step: ReplicaStep,
+    call: LayerCall,
+    attempt: Attempt,
+    rows: int,
+    part: slice,
+    reseeded: bool = False,
+) -> _Observed:
+    args, kwargs = made_up(step, call, attempt, rows, part)
+    scope = ProbeScope(step, call, attempt.shift, reseeded)
+    with opened(scope):
+        call.again(args, kwargs)
+    terms = [_to_numpy(ops.sum(_to_float(term))) for term in scope.terms]
+    changes = {
+        key: (
+            variable,
+            _to_numpy(scope.state_mapping[key]) - _to_numpy(before),
+        )
+        for key, (variable, before) in scope.assigned.items()
+        if not keras_internals.is_seed(variable) and key not in scope.alike
+    }
+    return terms, changes
+
+
+def _to_float(value: Any) -> Any:
+    return ops.cast(value, "float32")
+
+
+def _to_numpy(value: Any) -> Any:
+    return np.asarray(ops.convert_to_numpy(value)).astype("float64")
+
+
+def _differ(one: _Observed, other: _Observed) -> bool:
+    values = [*one[0], *(change for _, change in one[1].values())]
+    others = [*other[0], *(change for _, change in other[1].values())]
+    return len(values) != len(others) or not all(
+        np.allclose(a, b, rtol=1e-4, atol=1e-7, equal_nan=True)
+        for a, b in zip(values, others, strict=True)
+    )
+
+
+def made_up(
+    step: ReplicaStep,
+    call: LayerCall,
+    attempt: Attempt,
+    rows: int,
+    part: slice,
+    alone: int | None = None,
+) -> tuple[Any, Any]:
+    """Arguments like those of a call, of some of so many rows.
+
+    Args:
+        step: The `ReplicaStep`.
+        call: The `LayerCall`.
+        attempt: The `Attempt`.
+        rows: Integer, how many rows are made.
+        part: Slice of them.
+        alone: Integer, the place of the one tensor of which only a part is
+            taken. All that have rows by default.
+    """
+    arguments = (call.args, dict(call.kwargs))
+    leaves = tree.flatten(arguments)
+    factors = _rows_of(leaves, step.share.rows)
+    rng = np.random.default_rng(3)
+    made = []
+    for place, (leaf, factor) in enumerate(zip(leaves, factors, strict=True)):
+        if not ops.is_tensor(leaf):
+            made.append(leaf)
+            continue
+        if attempt.own:
+            values = _repeated(leaf, factor, rows)
+        else:
+            shape = [attempt.size if n is None else n for n in leaf.shape]
+            if factor:
+                shape[0] = factor * rows
+            values = _values(rng, shape, leaf.dtype, attempt)
+        if factor and alone in (None, place):
+            own = slice(
+                *(
+                    None if end is None else factor * end
+                    for end in (part.start, part.stop)
+                )
+            )
+            values = values[own]
+        made.append(ops.convert_to_tensor(values, dtype=leaf.dtype))
+    args, kwargs = tree.pack_sequence_as(arguments, made)
+    return args, kwargs
+
+
+def _repeated(leaf: Any, factor: int, rows: int) -> Any:
+    """A tensor with its rows again and again, until they are so many."""
+    values = np.asarray(ops.convert_to_numpy(ops.stop_gradient(leaf)))
+    count = factor * rows
+    if not factor or not len(values):
+        return values
+    return values[np.arange(count) % len(values)]
+
+
+def _rows_of(leaves: Sequence[Any], rows: Any) -> list[int]:
+    """How many values a row each tensor has along axis 0; 0 without rows."""
+    sizes = [
+        leaf.shape[0] if ops.is_tensor(leaf) and len(leaf.shape) else 0
+        for leaf in leaves
+    ]
+    if not isinstance(rows, int):
+        return [int(size is None) for size in sizes]
+    rows = max(rows, 1)
+    if any(size is None or size == rows for size in sizes):
+        return [int(size is None or size == rows) for size in sizes]
+    return [0 if size % rows else size // rows for size in sizes]
+
+
+def _values(
+    rng: np.random.Generator, shape: list[int], dtype: Any, attempt: Attempt
+) -> Any:
+    name = keras.backend.standardize_dtype(dtype)
+    if name == "bool":
+        values = rng.random(shape) < 0.7
+        # Something is left of each row.
+        return values | (np.arange(shape[-1]) == 0) if shape else values
+    if keras.backend.is_float_dtype(name):
+        if attempt.positive:
+            return rng.uniform(0.1, 0.9, shape)
+        return rng.normal(size=shape)
+    return rng.integers(0, 2, shape)

@@ -1,0 +1,331 @@
+"""ReplicaContext: what a replica function can do."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist.core import context
+from keras_dist.core.objects import refuse_objects
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import check_gather
+from keras_dist.core.reduction import check_numbers
+from keras_dist.core.reduction import combine
+from keras_dist.core.reduction import parse_reduce_op
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.regroup import regroup
+from keras_dist.plugin.replica import OnlyReplica
+from keras_dist.plugin.replica import Replica
+from keras_dist.replica.state import current_step
+
+if TYPE_CHECKING:
+    from keras_dist.replica.strategy_core import StrategyBase
+
+
+class ReplicaContext:
+    """The replica that runs a function, and its meetings with the others.
+
+    Get it with `keras_dist.get_replica_context()`. Every replica has to make
+    the same calls in the same order; if not, each gets an error.
+
+    Args:
+        strategy: The `Strategy`.
+        replica_id_in_sync_group: Integer, the replica's index among all.
+        replica: The backend's replica. Without one, calls here meet nobody.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> def replica_fn():
+    ...     context = keras_dist.get_replica_context()
+    ...     return context.all_reduce("SUM", 1.0)
+    >>> [float(x) for x in strategy.run(replica_fn).values]
+    [2.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        strategy: "StrategyBase",
+        replica_id_in_sync_group: int,
+        replica: Replica | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._id = replica_id_in_sync_group
+        self._replica = replica or OnlyReplica(strategy.cross_replica)
+
+    @property
+    def strategy(self) -> "StrategyBase":
+        """The strategy that runs the replica."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """Index of this replica among all, a Python integer."""
+        return self._id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas, over all workers."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices of this replica."""
+        return tuple(
+            str(d) for d in self._strategy.plan.replicas[self._replica.index]
+        )
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Meets the other replicas and calls `merge_fn` once, for all.
+
+        Args:
+            merge_fn: Callable, run in cross-replica context. It gets the
+                strategy, then the replicas' arguments as `PerReplica` values.
+            args: List or tuple of this replica's arguments.
+            kwargs: Dict of them.
+
+        Returns:
+            What `merge_fn` returned, of per-replica values this replica's
+            component.
+
+        Raises:
+            ReplicaDivergenceError: If another replica makes no such call.
+        """
+
+        def merge(everyone: list[Any]) -> Any:
+            merged_args, merged_kwargs = regroup(
+                everyone, self._strategy.executor.per_replica
+            )
+            return merge_fn(self._strategy, *merged_args, **merged_kwargs)
+
+        own = (tuple(args), dict(kwargs or {}))
+        result = self._replica.meet("merge_call", merge, own)
+        return self._own_copy(self._replica.own(result))
+
+    def _value_now(self, tensor: Any) -> Any:
+        # To TensorFlow a variable is a tensor already.
+        if isinstance(tensor, keras.Variable):
+            tensor = tensor.value
+        return self._strategy.executor.snapshot(tensor)
+
+    def _own_copy(self, nest: Any) -> Any:
+        """The result of a meeting as tensors of this replica's own.
+
+        Else all replicas would have one object, and what `run` makes of their
+        results would be one value, not one of each.
+        """
+        if self.num_replicas_in_sync == 1:
+            return nest
+
+        def copy(leaf: Any) -> Any:
+            if isinstance(leaf, keras.Variable) or not ops.is_tensor(leaf):
+                return leaf
+            return ops.copy(leaf)
+
+        return map_nest(copy, nest)
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: Any = None
+    ) -> Any:
+        """Combines a value over replicas; each gets the result.
+
+        Gradients flow: for `SUM`, a replica's gradient is the sum of all
+        replicas' gradients of the result.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name.
+            value: Nest of tensors, of the same shapes on each replica. Of
+                `tf.IndexedSlices` there may be other rows on each; their sum
+                and mean stay sparse.
+            options: `CommunicationOptions`, hints that may be ignored.
+
+        Returns:
+            Nest of tensors on this replica's device. `MEAN` of integers is a
+            float.
+
+        Raises:
+            ValueError: If shapes differ between replicas.
+            TypeError: If a value is neither tensor nor number.
+            ReplicaDivergenceError: If another replica makes no such call.
+        """
+        op = parse_reduce_op(reduce_op)
+        try:
+            for leaf in leaves_of(value):
+                check_numbers(leaf)
+            if (
+                self._strategy.cross_device_ops is not None
+                and self.num_replicas_in_sync > 1
+                and op in (ReduceOp.SUM, ReduceOp.MEAN)
+                and not any(map(_is_slices, leaves_of(value)))
+            ):
+                return self._all_reduce_together(op, value)
+            return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "all_reduce", error)
+            raise
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Joins the replicas' values along an axis; each gets the result.
+
+        Gradients flow: a replica's gradient is its slice of the sum of all
+        replicas' gradients of the result.
+
+        Args:
+            value: Nest of tensors with at least one axis. Sizes along `axis`
+                may differ between replicas.
+            axis: Integer. Negative ones count from the end.
+            options: `CommunicationOptions`, hints that may be ignored.
+
+        Returns:
+            Nest of tensors on this replica's device.
+
+        Raises:
+            ValueError: If ranks, or sizes along other axes, differ.
+            ReplicaDivergenceError: If another replica makes no such call.
+        """
+        try:
+            return map_nest(lambda leaf: self._all_gather(leaf, axis), value)
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "all_gather", error)
+            raise
+
+    def _all_reduce_slices(self, op: ReduceOp, slices: Any) -> Any:
+        """The slices of all replicas: rows of one index add up."""
+        values = self.all_gather(slices.values, axis=0)
+        indices = self.all_gather(slices.indices, axis=0)
+        if op is ReduceOp.MEAN:
+            values = values / self.num_replicas_in_sync
+        return type(slices)(values, indices, slices.dense_shape)
+
+    def _all_reduce(self, op: ReduceOp, leaf: Any) -> Any:
+        if _is_slices(leaf) and op in (ReduceOp.SUM, ReduceOp.MEAN):
+            return self._all_reduce_slices(op, leaf)
+        refuse_sparse(leaf, "all_reduce")
+        tensor = ops.convert_to_tensor(leaf)
+        if self.num_replicas_in_sync == 1:
+            return self._value_now(tensor)
+        what = f"all_reduce with {op.name}"
+        if not _has_gradients(tensor):
+            own = self._strategy.combine
+            combined = self._replica.meet(what, lambda v: own(op, v), tensor)
+            # A tensor of each replica's own, as where gradients flow.
+            return ops.copy(combined)
+        if op is ReduceOp.SUM:
+            return self._replica.all_sum(what, tensor)
+        if op is ReduceOp.MEAN:
+            total = self._replica.all_sum(what, tensor)
+            return total / self.num_replicas_in_sync
+        # The others are picked from all of them, so that gradients flow.
+        everyone = self._all_gather(ops.expand_dims(tensor, 0), 0, what)
+        return combine(op, [everyone[i] for i in range(everyone.shape[0])])
+
+    def _all_reduce_together(self, op: ReduceOp, nest: Any) -> Any:
+        """By the strategy's cross-device operations; gradients as ever."""
+        for leaf in leaves_of(nest):
+            refuse_sparse(leaf, "all_reduce")
+        tensors = [ops.convert_to_tensor(leaf) for leaf in leaves_of(nest)]
+        what = f"all_reduce with {op.name}"
+
+        def combined(everyone: list[Any]) -> list[Any]:
+            columns = list(zip(*everyone, strict=True))
+            return self._strategy.combine_all(op, columns)
+
+        def tied(tensor: Any, total: Any) -> Any:
+            if not _has_gradients(tensor):
+                return ops.copy(total)
+            if op is ReduceOp.MEAN:
+                tensor = tensor / self.num_replicas_in_sync
+            return self._replica.all_sum(what, tensor, total)
+
+        own = [
+            ops.stop_gradient(tensor) if _has_gradients(tensor) else tensor
+            for tensor in tensors
+        ]
+        totals = self._replica.meet(what, combined, own)
+        results = map(tied, tensors, totals)
+        return map_nest(lambda leaf: next(results), nest)
+
+    def _all_gather(
+        self, leaf: Any, axis: int, what: str = "all_gather"
+    ) -> Any:
+        refuse_sparse(leaf, "all_gather")
+        tensor = ops.convert_to_tensor(leaf)
+        executor = self._strategy.executor
+
+        if self.num_replicas_in_sync == 1:
+            check_gather([tensor], axis)
+            return self._value_now(tensor)
+        if not _has_gradients(tensor):
+
+            def joined(tensors: list[Any]) -> Any:
+                along = check_gather(tensors, axis)
+                return executor.concatenate(tensors, along)
+
+            return ops.copy(self._replica.meet(what, joined, tensor))
+        return self._replica.all_gather(what, tensor, axis)
+
+
+def refuse_sparse(value: Any, method: str) -> None:
+    """Refuses what has indices instead of elements.
+
+    Raises:
+        NotImplementedError: If a value is sparse.
+    """
+    kind = type(value).__name__
+    if kind in ("IndexedSlices", "SparseTensor", "BCOO", "JAXSparse") or (
+        getattr(value, "is_sparse", False) is True
+    ):
+        raise NotImplementedError(
+            f"{method} does not support {kind}. Received: {value!r}. "
+            "Expected: a dense tensor. Make it dense first, in the framework's "
+            "own way."
+        )
+
+
+def _is_slices(value: Any) -> bool:
+    """Whether it is a `tf.IndexedSlices`, a gradient of an embedding."""
+    return type(value).__name__ == "IndexedSlices"
+
+
+def _has_gradients(tensor: Any) -> bool:
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    return bool(keras.backend.is_float_dtype(dtype))
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The replica that this thread runs.
+
+    Returns:
+        A `ReplicaContext`; in cross-replica context, under a strategy's
+        scope and outside of `run`, `None`, as with `tf.distribute`, whose
+        users test for it. So `'NoneType' object has no attribute
+        'all_reduce'` means that a function was called by itself rather than
+        by `strategy.run`; in cross-replica context it is `strategy.reduce`.
+        With no strategy, a context of the default one.
+
+    Example:
+
+    >>> keras_dist.get_replica_context().replica_id_in_sync_group
+    0
+    """
+    from keras_dist.strategies.default import default_strategy
+
+    current = context.current_replica_context()
+    if current is not None:
+        return current
+    step = current_step()
+    if step is not None:
+        return ReplicaContext(step.strategy, step.replica.id, step.replica)
+    if context.has_strategy() or context.in_cross_replica_context():
+        return None
+    return ReplicaContext(default_strategy(), 0)

@@ -1,0 +1,199 @@
+"""Overlays: values of some variables, on top of whatever scope is open.
+
+A function that a framework differentiates or traces reads the variables it is
+about from an overlay, and all others as it would without one. What it makes in
+between (layers, variables) is made for real, and outlives it.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_dist.internals import keras_internals
+from keras_dist.replica.state import current_call
+from keras_dist.replica.state import current_replica
+
+Eagerly = Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+class Overlay(keras.StatelessScope):
+    """Values of some variables over those of the scope that is open.
+
+    Assignments go to the scope below at once.
+
+    Args:
+        values: Iterable of variables and the tensors that they read as.
+        eagerly: Callable that gives a context manager, in which the framework
+            computes although it is tracing. Variables are made in it.
+
+    Attributes:
+        below: The scope that was open before, or `None`.
+        was_read: Ids of the variables that were read here.
+        is_base: Whether it stands for the variables themselves.
+    """
+
+    is_base = False
+
+    def __init__(
+        self,
+        values: Iterable[tuple[keras.Variable, Any]] = (),
+        eagerly: Eagerly = contextlib.nullcontext,
+    ) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        self.below = keras_internals.stateless_scope()
+        self.eagerly = eagerly
+        self.was_read: set[int] = set()
+        # Layers know losses by `id`, which no other one may get meanwhile.
+        self.cleared_losses: list[Any] = []
+        for variable, value in values:
+            self.state_mapping[id(variable)] = value
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        self.was_read.add(id(variable))
+        value = self.state_mapping.get(id(variable))
+        return value_in(self.below, variable) if value is None else value
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        self.forget(variable)
+        with opened(self.below):
+            variable.assign(value)
+
+    def forget(self, variable: keras.Variable) -> None:
+        """Reads a variable from below from now on."""
+        self.state_mapping.pop(id(variable), None)
+
+    def clear_losses(self, layer: keras.Layer) -> None:
+        """What `Layer._clear_losses` does, for the losses of this scope."""
+        if self.losses:
+            ids = {
+                i for each in layer._flatten_layers() for i in each._loss_ids
+            }
+            self.cleared_losses += [x for x in self.losses if id(x) in ids]
+            self.losses[:] = [x for x in self.losses if id(x) not in ids]
+
+    def release(self) -> None:
+        """Drops every value that it holds."""
+        self.state_mapping.clear()
+        self.losses.clear()
+        self.cleared_losses.clear()
+
+
+class Recording(Overlay):
+    """An overlay that keeps assignments until they are asked for.
+
+    Reads see them. While a function is traced its values can't leave it in
+    another way than as its results: take `written`, and give `replay` what
+    became of the values.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[tuple[keras.Variable, Any]] = (),
+        eagerly: Eagerly = contextlib.nullcontext,
+    ) -> None:
+        super().__init__(values, eagerly)
+        self._written: dict[int, keras.Variable] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        self.state_mapping[id(variable)] = value
+        self._written[id(variable)] = variable
+
+    def forget(self, variable: keras.Variable) -> None:
+        super().forget(variable)
+        self._written.pop(id(variable), None)
+
+    @property
+    def written(self) -> list[tuple[keras.Variable, Any]]:
+        """The variables that were assigned, and their last values."""
+        return [
+            (variable, self.state_mapping[key])
+            for key, variable in self._written.items()
+        ]
+
+
+def replay(written: Iterable[tuple[keras.Variable, Any]]) -> None:
+    """Assigns what a `Recording` kept, once it is no longer open."""
+    for variable, value in written:
+        variable.assign(value)
+
+
+def value_in(
+    scope: keras.StatelessScope | None, variable: keras.Variable
+) -> Any:
+    """What a variable reads as in a scope, without any casting.
+
+    Returns:
+        A tensor, or `None` for a variable that has no value yet.
+    """
+    call = current_call()
+    value = None if scope is None else scope.get_current_value(variable)
+    if value is None and call is not None and scope is not None:
+        # The replica function opened a scope that says nothing of it.
+        value = call.scope.get_current_value(variable)
+    return keras_internals.value_of(variable) if value is None else value
+
+
+def base_scope() -> keras.StatelessScope | None:
+    """The scope that is open below all overlays, or `None`."""
+    scope = keras_internals.stateless_scope()
+    while isinstance(scope, Overlay):
+        scope = scope.below
+    return scope
+
+
+def is_recorded() -> bool:
+    """Whether this thread's assignments are kept by a `Recording`."""
+    return isinstance(keras_internals.stateless_scope(), Recording)
+
+
+def values_are_replaced() -> bool:
+    """Whether this thread reads other values than variables have.
+
+    It does under what is differentiated, and under a `keras.StatelessScope`
+    of the user's own. The scopes of a replica and of a compiled function
+    stand for the variables themselves.
+    """
+    scope = keras_internals.stateless_scope()
+    if scope is None or (isinstance(scope, Overlay) and scope.is_base):
+        return False
+    replica = current_replica()
+    return replica is None or scope is not replica.scope
+
+
+@contextlib.contextmanager
+def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
+    """Makes a scope, or none, this thread's for a while."""
+    before = keras_internals.set_stateless_scope(scope)
+    try:
+        yield
+    finally:
+        keras_internals.set_stateless_scope(before)
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """Suspends all overlays, and what is traced: for what has to outlive it.
+
+    What is assigned in it goes to the scope below them, or to the variables.
+    """
+    scope = keras_internals.stateless_scope()
+    if not isinstance(scope, Overlay):
+        yield
+        return
+    call = current_call()
+    with scope.eagerly(), opened(call.scope if call is not None else None):
+        yield
+
+
+def forget_above(scope: keras.StatelessScope, variable: Any) -> None:
+    """Makes every overlay above a scope read a variable from it anew."""
+    current = keras_internals.stateless_scope()
+    while isinstance(current, Overlay) and current is not scope:
+        current.forget(variable)
+        current = current.below

@@ -1,0 +1,1 @@
+"""An optimizer's state in parts, one for each replica."""

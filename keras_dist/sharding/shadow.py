@@ -1,0 +1,247 @@
+"""The optimizer of flat parts, behind a `ShardedOptimizer`."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
+from keras_dist.replica.scopes import opened
+from keras_dist.sharding.optimizer_settings import inner_of
+from keras_dist.sharding.optimizer_settings import settings_of
+from keras_dist.sharding.parts import Parts
+
+_ACCUMULATOR = "gradient_accumulator"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A variable of an optimizer that is of one that it updates.
+
+    Args:
+        index: Integer, of the trainable variable.
+        name: String, what the optimizer calls its kind.
+    """
+
+    index: int
+    name: str
+
+
+class Shadow:
+    """An optimizer like another one, built for flat parts of its variables.
+
+    Its variables have no values; those are given to its `stateless_apply`.
+
+    Args:
+        optimizer: The `keras.optimizers.Optimizer`.
+        variables: Sequence of the variables that it updates.
+        parts: Sequence with the `Parts` of each.
+        clip: Callable that clips a list of gradients.
+        is_finite: Callable that says whether gradients are.
+
+    Attributes:
+        optimizer: The new optimizer; its variables are at the same positions.
+        inner: It, or the one that it scales the loss for.
+        slots: Dict with the `Slot` at each position that has one.
+        accumulators: Dict with, for the index of each trainable variable, the
+            position of its accumulated gradient.
+        left_out: List of variables of the original that are not among its
+            `variables`; here they are, at the end.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        variables: Sequence[keras.Variable],
+        parts: Sequence[Parts],
+        clip: Callable[[list[Any]], list[Any]],
+        is_finite: Callable[[list[Any]], Any],
+    ) -> None:
+        self.scales_loss = isinstance(
+            optimizer, keras.optimizers.LossScaleOptimizer
+        )
+        own = inner_of(optimizer)
+        with _outside():
+            flat = list(map(_flat_like, variables, parts))
+            self.inner = _another(own)
+            self.optimizer = self.inner
+            if self.scales_loss:
+                self.optimizer = keras.optimizers.LossScaleOptimizer(
+                    self.inner,
+                    optimizer.initial_scale,
+                    optimizer.dynamic_growth_steps,
+                    name=optimizer.name,
+                )
+            made = self._build(flat)
+        self.left_out = self._track_left_out(own)
+        positions = {id(v): i for i, v in enumerate(self.optimizer.variables)}
+        self.slots = {positions[id(v)]: slot for v, slot in made}
+        self.accumulators = {
+            slot.index: position
+            for position, slot in self.slots.items()
+            if slot.name == _ACCUMULATOR
+        }
+        self._check(optimizer, variables)
+        if self.scales_loss:
+            vars(self.optimizer)["check_finite"] = is_finite
+            scale = self.optimizer.dynamic_scale
+            self.position_of_scale = positions[id(scale)]
+        whole = {id(f): v for f, v in zip(flat, variables, strict=True)}
+        keras_internals.update_with(
+            self.inner,
+            clip,
+            lambda v: keras_internals.uses_weight_decay(own, whole[id(v)]),
+        )
+        self._flat = flat
+        for variable in [*flat, *self.optimizer.variables]:
+            keras_internals.set_value(variable, None)
+
+    def apply_to(
+        self,
+        values: Sequence[Any],
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+    ) -> None:
+        """Has the optimizer write into tensors.
+
+        Args:
+            values: Sequence of tensors, of its variables.
+            gradients: Sequence of tensors, `None` where there is none.
+            parameters: Sequence of tensors, of what it updates.
+        """
+        variables = [*self.optimizer.variables, *self._flat]
+        try:
+            for variable, tensor in zip(
+                variables, [*values, *parameters], strict=True
+            ):
+                keras_internals.set_value(variable, tensor)
+            self.optimizer.apply(list(gradients), self._flat)
+        finally:
+            for variable in variables:
+                keras_internals.set_value(variable, None)
+
+    def follow(self, optimizer: Any, rate: Any = None) -> None:
+        """Takes over settings that may have been changed meanwhile.
+
+        Args:
+            optimizer: The original.
+            rate: Tensor or number in place of a learning rate that is no
+                variable, or `None`.
+        """
+        pairs = [(inner_of(optimizer), self.inner)]
+        if self.scales_loss:
+            pairs.append((optimizer, self.optimizer))
+        for theirs, ours in pairs:
+            settings = vars(ours)
+            settings.update(
+                {
+                    name: value
+                    for name, value in settings_of(theirs).items()
+                    if name in settings
+                }
+            )
+            own = keras_internals.learning_rate_of(theirs)
+            if not isinstance(own, keras.Variable):
+                own = own if rate is None else rate
+                keras_internals.set_learning_rate_of(ours, own)
+
+    def _build(
+        self, flat: list[keras.Variable]
+    ) -> list[tuple[keras.Variable, Slot]]:
+        """Builds it; returns its slots."""
+        places = {id(variable): i for i, variable in enumerate(flat)}
+        made: list[tuple[keras.Variable, Slot]] = []
+        original = self.inner.add_variable_from_reference
+
+        def add(
+            reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            slot = original(reference_variable, name, *args, **kwargs)
+            made.append((slot, Slot(places[id(reference_variable)], name)))
+            return slot
+
+        vars(self.inner)["add_variable_from_reference"] = add
+        try:
+            self.optimizer.build(flat)
+        finally:
+            del vars(self.inner)["add_variable_from_reference"]
+        return made
+
+    def _track_left_out(self, own: Any) -> list[keras.Variable]:
+        """Nadam keeps a product that is not among its variables."""
+        known = {id(variable) for variable in own.variables}
+        left_out = []
+        for name, value in vars(own).items():
+            ours = vars(self.inner).get(name)
+            if (
+                isinstance(value, keras.Variable)
+                and isinstance(ours, keras.Variable)
+                and id(value) not in known
+            ):
+                keras_internals.track_variable(self.inner, ours)
+                left_out.append(value)
+        return left_out
+
+    def _check(
+        self, optimizer: Any, variables: Sequence[keras.Variable]
+    ) -> None:
+        theirs = [*optimizer.variables, *self.left_out]
+        ours = self.optimizer.variables
+        same = len(theirs) == len(ours) and all(
+            tuple(variable.shape)
+            == tuple(
+                variables[self.slots[i].index].shape
+                if i in self.slots
+                else ours[i].shape
+            )
+            for i, variable in enumerate(theirs)
+        )
+        if not same:
+            raise UnsupportedModelError(
+                f"Optimizer '{optimizer.name}' of class "
+                f"{type(optimizer).__name__} can't be made again for parts of "
+                f"variables. Received: variables of shapes "
+                f"{[tuple(v.shape) for v in theirs]}, and for parts "
+                f"{[tuple(v.shape) for v in ours]}. Expected: variables that "
+                "its config decides, slots made with "
+                "`add_variable_from_reference`. Change it, or use "
+                "optimizer_state='mirrored'."
+            )
+
+
+def _another(optimizer: Any) -> Any:
+    """An optimizer of the same class and settings, not built."""
+    rate = keras_internals.learning_rate_of(optimizer)
+    # A function can't always be put into a config, and a variable's value is
+    # one of those that are given to it.
+    keras_internals.set_learning_rate_of(optimizer, None)
+    try:
+        config = optimizer.get_config()
+    finally:
+        keras_internals.set_learning_rate_of(optimizer, rate)
+    own = 0.0 if isinstance(rate, keras.Variable) else rate
+    return type(optimizer).from_config({**config, "learning_rate": own})
+
+
+def _flat_like(variable: keras.Variable, parts: Parts) -> keras.Variable:
+    flat = keras.Variable(
+        shape=(parts.size,),
+        initializer="zeros",
+        dtype=variable.dtype,
+        name=variable.name,
+    )
+    keras_internals.name_like(flat, variable)
+    return flat
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[None]:
+    """No strategy takes what is made in it."""
+    with opened(None), context.in_replica(None):
+        yield

@@ -1,0 +1,392 @@
+"""An optimizer that updates one part of each variable.
+
+Keras' optimizers work on any shape, so a second one, built for flat parts,
+does what the first would do to these elements. What looks at more than one
+element is replaced: norms that clip, and the check that gradients are finite,
+add up over all parts first.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
+from keras_dist.sharding.elementwise import check_optimizer
+from keras_dist.sharding.parts import Parts
+from keras_dist.sharding.shadow import Shadow
+
+Total = Callable[[list[Any]], list[Any]]
+
+
+class _Current(threading.local):
+    # What the parts' amounts add up to, in the update that is under way.
+    totals: Sequence[Any] = ()
+    # In place of a learning rate that is a function, there.
+    rate: Any = None
+
+
+class ShardedOptimizer:
+    """What one optimizer does to one part of each of its variables.
+
+    Make it outside of what the framework traces; it makes variables. Their
+    values are dropped: it keeps no memory.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer` that is built.
+        num_parts: Integer from 1.
+
+    Attributes:
+        optimizer: The optimizer, as given.
+        parts: List with the `Parts` of each variable that it updates.
+        variables: List of the optimizer's variables, and, after them, those
+            that it leaves out of `optimizer.variables`.
+
+    Raises:
+        UnsupportedModelError: If the optimizer can't be cut into parts.
+
+    Example:
+
+    >>> from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
+    >>> variable = keras.Variable([1.0, 2.0, 3.0])
+    >>> optimizer = keras.optimizers.SGD(momentum=0.9)
+    >>> optimizer.build([variable])
+    >>> sharded = ShardedOptimizer(optimizer, num_parts=2)
+    >>> [sharded.is_sharded(i) for i in range(len(optimizer.variables))]
+    [False, False, True]
+    >>> sharded.parts_of(2).size
+    2
+    """
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, num_parts: int
+    ) -> None:
+        check_optimizer(optimizer)
+        trained = keras_internals.trainable_variables(optimizer)
+        _check_variables(trained)
+        self.optimizer = optimizer
+        self.trainable_variables = trained
+        self.parts = [Parts(tuple(v.shape), num_parts) for v in trained]
+        self._shadow = Shadow(
+            optimizer, trained, self.parts, self._clip, self._is_finite
+        )
+        self.variables = [*optimizer.variables, *self._shadow.left_out]
+        self._current = _Current()
+
+    def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
+        """Whether it is still what this optimizer needs."""
+        num_known = len(self.variables) - len(self._shadow.left_out)
+        known = self.variables[:num_known]
+        return self.optimizer is optimizer and list(map(id, known)) == list(
+            map(id, optimizer.variables)
+        )
+
+    def is_sharded(self, position: int) -> bool:
+        """Whether a variable of the optimizer is cut; else all have it whole.
+
+        Args:
+            position: Integer, of `variables`.
+        """
+        return position in self._shadow.slots
+
+    def index_of(self, position: int) -> int:
+        """Which trainable variable a slot is of.
+
+        Args:
+            position: Integer, of `variables`, of one that is sharded.
+        """
+        return self._shadow.slots[position].index
+
+    def parts_of(self, position: int) -> Parts:
+        """How a slot is cut: as the variable is that it is of.
+
+        Args:
+            position: Integer, of `variables`, of one that is sharded.
+        """
+        return self.parts[self.index_of(position)]
+
+    def aligned(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[keras.Variable] | None = None,
+    ) -> list[Any]:
+        """A gradient, or `None`, for each variable that the optimizer updates.
+
+        Args:
+            gradients: Sequence of tensors, `None` where there is none.
+            variables: Sequence of the variables they belong to; `None` for
+                all of them.
+
+        Raises:
+            ValueError: If a variable is not one of the optimizer's.
+        """
+        trained = self.trainable_variables
+        of = trained if variables is None else list(variables)
+        places = {id(variable): i for i, variable in enumerate(trained)}
+        unknown = [v.path for v in of if id(v) not in places]
+        if unknown or len(gradients) != len(of):
+            raise ValueError(
+                f"Optimizer '{self.optimizer.name}' was built for other "
+                f"variables. Received: {len(gradients)} gradients for "
+                f"{len(of)} variables, of which it does not know {unknown}. "
+                f"Expected: gradients of the {len(trained)} variables that it "
+                "was built for, or of some of them."
+            )
+        found: list[Any] = [None] * len(trained)
+        for gradient, variable in zip(gradients, of, strict=True):
+            found[places[id(variable)]] = gradient
+        return found
+
+    def checked(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[keras.Variable] | None = None,
+    ) -> list[Any]:
+        """`aligned`, with a warning of missing gradients, as Keras gives it.
+
+        Args:
+            gradients: As for `aligned`.
+            variables: As for `aligned`.
+
+        Raises:
+            ValueError: If there is none at all, or if a variable is not one
+                of the optimizer's.
+        """
+        found = self.aligned(gradients, variables)
+        of = self.trainable_variables if variables is None else variables
+        keras_internals.with_gradients(self.optimizer, gradients, of)
+        return found
+
+    def amounts(
+        self, optimizer_values: Sequence[Any], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """What has to be added up over all parts before they are updated.
+
+        Args:
+            optimizer_values: As for `stateless_apply`.
+            gradients: As for `stateless_apply`.
+
+        Returns:
+            List of float32 scalars; empty where the optimizer looks at
+            elements only.
+        """
+        self._shadow.follow(self.optimizer, self._current.rate)
+        inner = self._shadow.inner
+        amounts = []
+        if self._shadow.scales_loss:
+            amounts.append(
+                _sum(
+                    [
+                        _sum_of(ops.logical_not(ops.isfinite(g)))
+                        for g in gradients
+                        if g is not None
+                    ]
+                )
+            )
+        if not (_is_on(inner.clipnorm) or _is_on(inner.global_clipnorm)):
+            return amounts
+        squares = [
+            _sum_of(ops.square(ops.cast(g, "float32")))
+            for g in self._unscaled(optimizer_values, gradients)
+        ]
+        if not _is_on(inner.clipnorm):
+            squares = [_sum(squares)]
+        return amounts + squares
+
+    def apply(
+        self,
+        optimizer_values: Sequence[Any],
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        totals: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """`stateless_apply`, where the sum of `amounts` is known.
+
+        Args:
+            optimizer_values: As for `stateless_apply`.
+            gradients: As for `stateless_apply`.
+            parameters: As for `stateless_apply`.
+            totals: Sequence with the sums over all parts of `amounts`.
+
+        Returns:
+            As `stateless_apply`.
+        """
+        shadow = self._shadow
+        shadow.follow(self.optimizer, self._current.rate)
+        values = list(optimizer_values)
+        num_given = len(values)
+        missing = self.variables[num_given:]
+        values += [keras_internals.value_of(v) for v in missing]
+        self._current.totals = totals
+        try:
+            new_parameters, new_values = shadow.optimizer.stateless_apply(
+                values, list(gradients), list(parameters)
+            )
+        finally:
+            self._current.totals = ()
+        return list(new_parameters), list(new_values)[:num_given]
+
+    @contextlib.contextmanager
+    def at_rate(self, rate: Any) -> Iterator[None]:
+        """Inside, this thread updates with what a learning rate gave.
+
+        Args:
+            rate: Number, scalar tensor, or `None`.
+        """
+        before, self._current.rate = self._current.rate, rate
+        try:
+            yield
+        finally:
+            self._current.rate = before
+
+    def update_in_place(
+        self,
+        optimizer_values: Sequence[Any],
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        totals: Sequence[Any],
+    ) -> None:
+        """`apply`, for a framework whose variables write into their tensors.
+
+        Args:
+            optimizer_values: As for `stateless_apply`, aligned with
+                `variables`; each is given its new value.
+            gradients: As for `stateless_apply`.
+            parameters: As for `stateless_apply`; each is given its new value.
+            totals: Sequence with the sums over all parts of `amounts`.
+        """
+        self._shadow.follow(self.optimizer, self._current.rate)
+        self._current.totals = totals
+        try:
+            self._shadow.apply_to(optimizer_values, gradients, parameters)
+        finally:
+            self._current.totals = ()
+
+    def stateless_apply(
+        self,
+        optimizer_values: Sequence[Any],
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        total: Total,
+    ) -> tuple[list[Any], list[Any]]:
+        """Updates one part.
+
+        Args:
+            optimizer_values: Sequence of tensors, aligned with `variables`,
+                or with `optimizer.variables`: this part of those that are
+                sharded, of shape `(size,)`, and the others whole.
+            gradients: Sequence of tensors of shape `(size,)`, this part of
+                each trainable variable's gradient, or `None`.
+            parameters: Sequence of tensors of shape `(size,)`, this part of
+                each trainable variable.
+            total: Callable from a list of float32 scalars to the list of
+                their sums over all parts. Called once, or not at all.
+
+        Returns:
+            The new parameters, and the new optimizer values.
+        """
+        amounts = self.amounts(optimizer_values, gradients)
+        totals = total(amounts) if amounts else []
+        return self.apply(optimizer_values, gradients, parameters, totals)
+
+    def constrain(self, index: int, value: Any) -> Any:
+        """What a variable's constraint makes of its whole new value.
+
+        To be applied to variables with a gradient, in every step, once their
+        parts are together again.
+
+        Args:
+            index: Integer, of a trainable variable.
+            value: Tensor of its shape.
+        """
+        constraint = self.trainable_variables[index].constraint
+        return value if constraint is None else constraint(value)
+
+    @property
+    def has_constraints(self) -> bool:
+        """Whether any variable has one."""
+        return any(
+            variable.constraint is not None
+            for variable in self.trainable_variables
+        )
+
+    def _unscaled(
+        self, values: Sequence[Any], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """The gradients as they are clipped, in a step that updates."""
+        shadow, inner = self._shadow, self._shadow.inner
+        scale = inner.loss_scale_factor
+        if shadow.scales_loss:
+            scale = values[shadow.position_of_scale]
+        steps = inner.gradient_accumulation_steps
+        result = []
+        for index, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            if scale is not None:
+                gradient = ops.divide(gradient, scale)
+            if steps:
+                kept = values[shadow.accumulators[index]]
+                gradient = ops.divide(ops.add(gradient, kept), steps)
+            result.append(gradient)
+        return result
+
+    def _clip(self, gradients: list[Any]) -> list[Any]:
+        """What Keras' own does, with norms over all parts."""
+        inner = self._shadow.inner
+        squares = list(self._current.totals)[int(self._shadow.scales_loss) :]
+        if _is_on(inner.clipnorm):
+            return [
+                ops.divide(
+                    ops.multiply(g, inner.clipnorm),
+                    ops.cast(
+                        ops.maximum(ops.sqrt(square), inner.clipnorm), g.dtype
+                    ),
+                )
+                for g, square in zip(gradients, squares, strict=True)
+            ]
+        if _is_on(inner.global_clipnorm):
+            limit = inner.global_clipnorm
+            norm = ops.sqrt(squares[0])
+            scale = ops.multiply(limit, ops.minimum(1.0 / norm, 1.0 / limit))
+            # NaN for a norm that is not finite, as Keras has it.
+            scale = ops.add(scale, ops.subtract(norm, norm))
+            return [
+                ops.multiply(g, ops.cast(scale, g.dtype)) for g in gradients
+            ]
+        if _is_on(inner.clipvalue):
+            limit = inner.clipvalue
+            return [ops.clip(g, -limit, limit) for g in gradients]
+        return gradients
+
+    def _is_finite(self, gradients: list[Any]) -> Any:
+        return ops.equal(self._current.totals[0], 0.0)
+
+
+def _is_on(limit: float | None) -> bool:
+    return limit is not None and limit > 0
+
+
+def _sum_of(tensor: Any) -> Any:
+    return ops.sum(ops.cast(tensor, "float32"))
+
+
+def _sum(scalars: list[Any]) -> Any:
+    return ops.sum(ops.stack(scalars))
+
+
+def _check_variables(variables: Sequence[keras.Variable]) -> None:
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise UnsupportedModelError(
+                f"Variable '{variable.path}' is overwritten with its "
+                "gradient, as float8 training does, which has no parts. "
+                "Received: optimizer_state='sharded'. Expected: a layer "
+                "without float8 quantization, or optimizer_state='mirrored'."
+            )

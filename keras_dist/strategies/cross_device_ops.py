@@ -1,0 +1,378 @@
+"""Cross-device operations: how values of several devices become one."""
+
+import itertools
+import math
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.device import parse_device
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import check_shapes
+from keras_dist.core.reduction import combine
+from keras_dist.core.reduction import parse_reduce_op
+from keras_dist.core.reduction import widened
+from keras_dist.plugin.executor import Executor
+from keras_dist.strategies.destinations import components
+from keras_dist.strategies.destinations import devices_at
+from keras_dist.strategies.destinations import executor_for
+from keras_dist.strategies.destinations import spread
+
+
+class CrossDeviceOps:
+    """How a strategy combines its replicas' values; a base for your own.
+
+    Give one to `MirroredStrategy(cross_device_ops=...)`. It is used by
+    `strategy.reduce`, `extended.reduce_to`, `batch_reduce_to` and
+    `broadcast_to`, by `all_reduce` with `SUM` and `MEAN`, for what replicas
+    assign to variables, and for the sum of gradients, where `run` applies an
+    optimizer. Not by `gather` and `all_gather`, by the gradients of
+    collectives, and by `fit`, whose step the backend compiles as a whole.
+
+    A class of your own defines `reduce_implementation`,
+    `batch_reduce_implementation` and `broadcast_implementation`. They may call
+    the methods of another object, such as a `ReductionToOneDevice`.
+
+    Example:
+
+    >>> class Loud(keras_dist.CrossDeviceOps):
+    ...     inner = keras_dist.ReductionToOneDevice()
+    ...
+    ...     def reduce_implementation(self, reduce_op, value, to, options):
+    ...         print("reducing")
+    ...         return self.inner.reduce(reduce_op, value, to)
+    >>> strategy = keras_dist.MirroredStrategy(
+    ...     ["cpu:0", "cpu:1"], cross_device_ops=Loud()
+    ... )
+    >>> value = keras_dist.PerReplica([1.0, 2.0])
+    >>> float(strategy.reduce("SUM", value, axis=None))
+    reducing
+    3.0
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines the components of a value.
+
+        Args:
+            reduce_op: `ReduceOp`; no name here.
+            per_replica_value: `PerReplica` of tensors of one shape.
+            destinations: A device's name, a variable or value (its devices),
+                or a list of those.
+            options: `CommunicationOptions`, hints.
+
+        Returns:
+            A tensor on the destination; for several, a `Mirrored`.
+
+        Raises:
+            ValueError: If `reduce_op` is no `ReduceOp`, or if shapes differ.
+
+        Example:
+
+        >>> keras_dist.ReductionToOneDevice().reduce(
+        ...     keras_dist.ReduceOp.SUM,
+        ...     keras_dist.PerReplica([np.ones(2), np.ones(2)]),
+        ...     destinations="cpu:0",
+        ... ).shape[0]
+        2
+        """
+        return self.reduce_implementation(
+            _checked(reduce_op),
+            per_replica_value,
+            destinations,
+            options or CommunicationOptions(),
+        )
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Combines the components of each of several values.
+
+        Args:
+            reduce_op: `ReduceOp`; no name here.
+            value_destination_pairs: Sequence of values and destinations, as
+                for `reduce`.
+            options: `CommunicationOptions`, hints.
+
+        Returns:
+            List of what `reduce` would return for each pair.
+
+        Raises:
+            ValueError: If `reduce_op` is no `ReduceOp`, or if shapes differ.
+        """
+        results: list[Any] = self.batch_reduce_implementation(
+            _checked(reduce_op),
+            list(value_destination_pairs),
+            options or CommunicationOptions(),
+        )
+        return results
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """Copies a tensor to devices.
+
+        Args:
+            tensor: Tensor.
+            destinations: As for `reduce`.
+
+        Returns:
+            A tensor on the destination; for several, a `Mirrored`.
+        """
+        return self.broadcast_implementation(tensor, destinations)
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """What `reduce` does, with checked arguments; for a subclass."""
+        raise self._lacks("reduce_implementation")
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: list[tuple[Any, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """What `batch_reduce` does; unless redefined, it reduces each."""
+        return [
+            self.reduce_implementation(reduce_op, value, to, options)
+            for value, to in value_destination_pairs
+        ]
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """What `broadcast` does; unless redefined, the backend copies."""
+        executor = executor_for(tensor, destinations)
+        return spread(tensor, devices_at(destinations, executor), executor)
+
+    def _lacks(self, method: str) -> NotImplementedError:
+        return NotImplementedError(
+            f"A cross-device operation has to define `{method}`. Received: "
+            f"{type(self).__name__}, which does not."
+        )
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """Copies all components to one device, adds there, and copies back.
+
+    Args:
+        reduce_to_device: String, such as `"cpu:0"`. `None` means the first
+            destination.
+        accumulation_fn: Callable from the list of tensors to their sum, for
+            `SUM` and `MEAN`. `None` means to add them.
+
+    Example:
+
+    >>> ops = keras_dist.ReductionToOneDevice("cpu:0")
+    >>> strategy = keras_dist.MirroredStrategy(
+    ...     ["cpu:0", "cpu:1"], cross_device_ops=ops
+    ... )
+    >>> value = keras_dist.PerReplica([1.0, 2.0])
+    >>> float(strategy.reduce("MEAN", value, axis=None))
+    1.5
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | None = None,
+        accumulation_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._device = reduce_to_device and parse_device(reduce_to_device)
+        self._accumulation_fn = accumulation_fn
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        executor = executor_for(per_replica_value, destinations)
+        devices = devices_at(destinations, executor)
+        at = devices_at(self._device or devices[0], executor)[0]
+        here = [executor.put(v, at) for v in components(per_replica_value)]
+        return spread(self._combined(reduce_op, here), devices, executor)
+
+    def _combined(self, op: ReduceOp, here: list[Any]) -> Any:
+        is_sum = op in (ReduceOp.SUM, ReduceOp.MEAN)
+        if self._accumulation_fn is None or not is_sum:
+            return combine(op, here)
+        check_shapes(here)
+        total = self._accumulation_fn([widened(op, v) for v in here])
+        if op is ReduceOp.MEAN:
+            return ops.true_divide(total, len(here))
+        return total
+
+
+class _ByBackend(CrossDeviceOps):
+    """The backend's own reduction, of several values in packs.
+
+    Args:
+        num_packs: Integer. How many packs the values of one dtype are put in;
+            0 for none.
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        if not isinstance(num_packs, int) or num_packs < 0:
+            raise ValueError(
+                f"`{type(self).__name__}` needs an integer `num_packs` of at "
+                f"least 0. Received: num_packs={num_packs!r}."
+            )
+        self._num_packs = num_packs
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        executor = executor_for(per_replica_value, destinations)
+        reduced = executor.combine(reduce_op, components(per_replica_value))
+        return spread(reduced, devices_at(destinations, executor), executor)
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: list[tuple[Any, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        executor = executor_for(*itertools.chain(*value_destination_pairs))
+        values = [
+            [executor.put(v, executor.plan.primary) for v in components(value)]
+            for value, _ in value_destination_pairs
+        ]
+        reduced: dict[int, Any] = {}
+        for pack in self._packs(values):
+            packed = _combine_packed(
+                executor, reduce_op, [values[i] for i in pack]
+            )
+            reduced.update(zip(pack, packed, strict=True))
+        return [
+            spread(reduced[i], devices_at(to, executor), executor)
+            for i, (_, to) in enumerate(value_destination_pairs)
+        ]
+
+    def _packs(self, values: list[list[Any]]) -> Iterator[list[int]]:
+        alike: dict[Any, list[int]] = {}
+        for index, parts in enumerate(values):
+            check_shapes(parts)
+            kind = (len(parts), *(str(part.dtype) for part in parts))
+            alike.setdefault(kind, []).append(index)
+        for indices in alike.values():
+            size = 1
+            if self._num_packs:
+                size = -(-len(indices) // self._num_packs)
+            yield from (
+                indices[start : start + size]
+                for start in range(0, len(indices), size)
+            )
+
+
+class HierarchicalCopyAllReduce(_ByBackend):
+    """Accepted for the machines it is named after: the backend reduces.
+
+    What a hierarchy of copies gains there is the backend's affair. Several
+    values are packed: those of one dtype are joined, and combined at once.
+
+    Args:
+        num_packs: Integer, at least 0. How many packs the values of one dtype
+            are put in. With 0, each is combined on its own.
+
+    Raises:
+        ValueError: If `num_packs` is negative.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(
+    ...     ["cpu:0", "cpu:1"],
+    ...     cross_device_ops=keras_dist.HierarchicalCopyAllReduce(num_packs=2),
+    ... )
+    """
+
+
+class NcclAllReduce(_ByBackend):
+    """Accepted for the sake of ported programs: the backend reduces.
+
+    Whether that is by NCCL is the backend's affair; it works on CPUs as well.
+    Several values are packed: those of one dtype are joined, and combined at
+    once.
+
+    Args:
+        num_packs: Integer, at least 0. How many packs the values of one dtype
+            are put in. With 0, each is combined on its own.
+
+    Raises:
+        ValueError: If `num_packs` is negative.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(
+    ...     ["cpu:0", "cpu:1"], cross_device_ops=keras_dist.NcclAllReduce()
+    ... )
+    """
+
+
+def check_cross_device_ops(given: Any) -> CrossDeviceOps | None:
+    """The operations, or `None` for the backend's.
+
+    Raises:
+        TypeError: If they are something else.
+    """
+    if given is None or isinstance(given, CrossDeviceOps):
+        return given
+    raise TypeError(
+        "`cross_device_ops` must be a `keras_dist.CrossDeviceOps`, such as "
+        "`keras_dist.ReductionToOneDevice()`, or None for the backend's own. "
+        f"Received: {given!r} of type {type(given).__name__}."
+    )
+
+
+def _checked(reduce_op: Any) -> ReduceOp:
+    if isinstance(reduce_op, str):
+        raise ValueError(
+            "Cross-device operations take no names: `reduce_op` must be a "
+            f"`keras_dist.ReduceOp`. Received: reduce_op={reduce_op!r}. Pass "
+            "`keras_dist.ReduceOp(...)`, or use `strategy.reduce`."
+        )
+    return parse_reduce_op(reduce_op)
+
+
+def _combine_packed(
+    executor: Executor, op: ReduceOp, values: list[list[Any]]
+) -> list[Any]:
+    """Combines several values at once.
+
+    Args:
+        executor: The `Executor`.
+        op: `ReduceOp`.
+        values: For each value its components, on the primary device, all of
+            one dtype for each replica.
+    """
+    if len(values) == 1:
+        return [executor.combine(op, values[0])]
+    packs = [
+        executor.concatenate([ops.reshape(x, (-1,)) for x in of_replica], 0)
+        for of_replica in zip(*values, strict=True)
+    ]
+    flat = executor.combine(op, packs)
+    results, start = [], 0
+    for first, *_ in values:
+        shape = ops.shape(first)
+        stop = start + math.prod(shape)
+        results.append(ops.reshape(flat[start:stop], shape))
+        start = stop
+    return results

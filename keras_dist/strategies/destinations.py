@@ -1,0 +1,110 @@
+"""Destinations: where the result of a reduction or a broadcast goes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.core.components import VariableComponent
+from keras_dist.core.device import Device
+from keras_dist.core.device import default_devices
+from keras_dist.core.device import resolve_devices
+from keras_dist.core.plan import Plan
+from keras_dist.core.values import DistributedValues
+from keras_dist.core.values import Mirrored
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.executor import Executor
+
+
+def executor_for(*things: Any) -> Executor:
+    """What moves and combines values where no strategy is at hand.
+
+    Args:
+        *things: Values and destinations. Variables among them know their
+            strategy.
+
+    Returns:
+        The executor of the current strategy, or else of a variable's, or else
+        one that the backend makes for its first device.
+    """
+    strategy = context.current_strategy()
+    if strategy is not None:
+        return strategy.executor
+    for thing in things:
+        owner = _owner(thing)
+        if owner is not None:
+            executor: Executor = owner.executor
+            return executor
+    backend = get_backend()
+    device = default_devices(backend.list_devices())[0]
+    return backend.executor(Plan(((device,),), (device,)))
+
+
+def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
+    """The devices that destinations stand for.
+
+    Args:
+        destinations: A device's name, a variable (the devices of its copies),
+            a per-replica value or a tensor (where it is), or a list or tuple
+            of those.
+        executor: `Executor` that knows where tensors are.
+
+    Returns:
+        Tuple of `Device`s, at least one.
+
+    Raises:
+        DeviceError: If a device is unreadable or absent.
+        ValueError: If there are none.
+    """
+    if isinstance(destinations, (list, tuple)):
+        if not destinations:
+            raise ValueError(
+                "There has to be a destination. Received: "
+                f"destinations={destinations!r}. Expected: a device's name, a "
+                "variable, a value, or a list of those."
+            )
+        return sum((devices_at(each, executor) for each in destinations), ())
+    if isinstance(destinations, (str, Device)):
+        return resolve_devices(destinations, get_backend().list_devices())
+    owner = _owner(destinations)
+    if owner is not None:
+        devices: tuple[Device, ...] = owner.plan.variable_devices
+        if owner.plan.is_central:
+            devices = (owner.executor.owners.of(destinations),)
+        return devices
+    if isinstance(destinations, DistributedValues):
+        return _devices_of_components(destinations.values, executor)
+    if isinstance(destinations, keras.Variable):
+        destinations = destinations.value
+    return (executor.device_of(destinations),)
+
+
+def spread(value: Any, devices: Sequence[Device], executor: Executor) -> Any:
+    """A value on each of some devices: `Mirrored`, or a tensor on one."""
+    copies = [executor.put(value, device) for device in devices]
+    return copies[0] if len(copies) == 1 else Mirrored(copies)
+
+
+def components(value: Any) -> tuple[Any, ...]:
+    """The components of a per-replica value; else the value, alone."""
+    return value.values if isinstance(value, DistributedValues) else (value,)
+
+
+def _owner(thing: Any) -> Any:
+    """The strategy of a variable; a component is a plain tensor's equal."""
+    if isinstance(thing, VariableComponent):
+        return None
+    if not isinstance(thing, keras.Variable):
+        return None
+    return vars(thing).get("distribute_strategy")
+
+
+def _devices_of_components(
+    values: Sequence[Any], executor: Executor
+) -> tuple[Device, ...]:
+    strategy = context.current_strategy()
+    # Known without a look, which tensors in a trace would not bear.
+    if strategy is not None and len(values) == strategy.plan.num_local_replicas:
+        return strategy.plan.devices
+    return tuple(executor.device_of(value) for value in values)

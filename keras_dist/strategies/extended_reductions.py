@@ -1,0 +1,142 @@
+"""What `strategy.extended` reduces and sends to destinations."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from typing import Any
+
+from keras_dist.core import context
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import parse_reduce_op
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.values import PerReplica
+from keras_dist.strategies.cross_device_ops import CrossDeviceOps
+from keras_dist.strategies.cross_device_ops import HierarchicalCopyAllReduce
+from keras_dist.strategies.destinations import devices_at
+from keras_dist.strategies.destinations import spread
+
+if TYPE_CHECKING:
+    from keras_dist.strategies.strategy import Strategy
+
+_BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
+
+
+class ExtendedReductions:
+    """Reductions whose results go where the caller wants them.
+
+    Args:
+        strategy: The `Strategy`.
+    """
+
+    def __init__(self, strategy: "Strategy") -> None:
+        self._strategy = strategy
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines a value over replicas, and puts the result on devices.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name in any case.
+            value: Nest of per-replica values. A value that is not
+                distributed counts as one that is equal on each replica.
+            destinations: A device's name, a variable (the devices of its
+                copies), a per-replica value (where it is), or a list of
+                those.
+            options: `CommunicationOptions`, hints.
+
+        Returns:
+            Nest of tensors on the destination; for several, of `Mirrored`.
+
+        Raises:
+            ValueError: If the operation or the shapes don't fit.
+            RuntimeError: In replica context.
+        """
+        context.check_cross_replica(self._strategy, "reduce_to")
+        op = parse_reduce_op(reduce_op)
+
+        def reduced(leaf: Any) -> Any:
+            return self._reduce_all(op, [(leaf, destinations)], options)[0]
+
+        with self._strategy.cross_replica():
+            return map_nest(reduced, value)
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Combines several values over replicas at once.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name in any case.
+            value_destination_pairs: Sequence of values and destinations, as
+                for `reduce_to`.
+            options: `CommunicationOptions`, hints.
+
+        Returns:
+            List of what `reduce_to` would return for each pair.
+
+        Raises:
+            ValueError: If the operation or the shapes don't fit.
+            RuntimeError: In replica context.
+        """
+        context.check_cross_replica(self._strategy, "batch_reduce_to")
+        op = parse_reduce_op(reduce_op)
+        with self._strategy.cross_replica():
+            return self._reduce_all(op, value_destination_pairs, options)
+
+    def _reduce_all(
+        self,
+        op: ReduceOp,
+        pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+    ) -> list[Any]:
+        results: dict[int, Any] = {}
+        to_combine: dict[int, tuple[Any, Any]] = {}
+        for index, (value, to) in enumerate(pairs):
+            values = self._strategy.to_combine(op, value)
+            if values is None:
+                results[index] = self._spread(self._strategy.plain(value), to)
+            else:
+                to_combine[index] = (PerReplica(values), to)
+        combining = list(to_combine.values())
+        if len(combining) == 1:
+            reduced = [self._ops.reduce(op, *combining[0], options)]
+        else:
+            reduced = self._ops.batch_reduce(op, combining, options)
+        results.update(zip(to_combine, reduced, strict=True))
+        return [results[index] for index in range(len(pairs))]
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Copies a tensor to devices.
+
+        Args:
+            tensor: Tensor. A Python number is returned as it is.
+            destinations: As for `reduce_to`.
+
+        Returns:
+            Tensor on the destination; for several, a `Mirrored`.
+
+        Raises:
+            RuntimeError: In replica context.
+        """
+        context.check_cross_replica(self._strategy, "broadcast_to")
+        if isinstance(tensor, (int, float)):
+            return tensor
+        with self._strategy.cross_replica():
+            plain = self._strategy.plain(tensor)
+            return self._ops.broadcast(plain, destinations)
+
+    @property
+    def _ops(self) -> CrossDeviceOps:
+        return self._strategy.cross_device_ops or _BY_BACKEND
+
+    def _spread(self, value: Any, destinations: Any) -> Any:
+        executor = self._strategy.executor
+        return spread(value, devices_at(destinations, executor), executor)

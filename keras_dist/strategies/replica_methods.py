@@ -1,0 +1,399 @@
+"""The replica-level methods of a strategy: run, reduce, gather."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_dist.core import context
+from keras_dist.core.objects import refuse_objects
+from keras_dist.core.options import ValueContext
+from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import check_gather
+from keras_dist.core.reduction import check_numbers
+from keras_dist.core.reduction import combine
+from keras_dist.core.reduction import is_zero
+from keras_dist.core.reduction import parse_reduce_op
+from keras_dist.core.reduction import reduce_axes
+from keras_dist.core.regroup import always
+from keras_dist.core.regroup import check_counts
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.regroup import regroup
+from keras_dist.core.regroup import select
+from keras_dist.core.strategy_classes import check_args
+from keras_dist.core.values import DistributedValues
+from keras_dist.core.values import Mirrored
+from keras_dist.fit.creation import creation_hooks
+from keras_dist.fit.workers.together import raise_explained
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.compilation import inlines
+from keras_dist.replica.call import run_on_one
+from keras_dist.replica.call import run_on_replicas
+from keras_dist.replica.differentiation import check_run_counts
+from keras_dist.replica.differentiation import current
+from keras_dist.replica.function import Function
+from keras_dist.replica.replica_context import refuse_sparse
+from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.variables import CentralVariable
+from keras_dist.replica.variables import SyncOnReadVariable
+
+
+class ReplicaMethods(StrategyBase):
+    """What a strategy does with functions and values of its replicas."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Calls `fn` once for each replica, on its device.
+
+        Args:
+            fn: Callable. In it, `keras_dist.get_replica_context()` is the
+                replica's.
+            args: List or tuple of positional arguments. Each replica gets its
+                own component of `PerReplica` values, at any depth, and
+                anything else as it is.
+            kwargs: Dict of keyword arguments, likewise.
+            options: `RunOptions`, accepted for the sake of TPU code.
+
+        Returns:
+            What `fn` returned, with a `PerReplica` in place of each leaf,
+            unless it is the very same object on each replica. With one
+            replica, just what `fn` returned.
+
+        Raises:
+            ValueError: If `args` is neither list nor tuple, or if replicas
+                return different structures.
+            ReplicaDivergenceError: If replicas disagree on their meetings.
+            UnsupportedModelError: With several replicas, in a function that
+                is differentiated or in a `keras.StatelessScope`: differentiate
+                in `fn`.
+            BaseException: What `fn` raised on the first replica to fail,
+                with a note that names it. Nothing is half-written then.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> x = keras_dist.PerReplica([1, 2])
+        >>> strategy.run(lambda x, y: x + y, args=(x, 10))
+        PerReplica:{
+          0: 11,
+          1: 12
+        }
+        """
+        if (
+            current.depth or keras_internals.has_stateless_scope()
+        ) and self.plan.num_replicas > 1:
+            context.check_cross_replica(self, "run")
+            check_run_counts(self)
+        self.has_run = True
+        compiler = self._executor.compiler
+        if compiler is not None and (
+            isinstance(fn, Function) or compiler.is_tracing
+        ):
+            return compiler.run(self, fn, args, kwargs)
+        return self.run_uncompiled(fn, args, kwargs)
+
+    def run_uncompiled(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """`run` as it is where nothing compiles the whole of it."""
+        context.check_cross_replica(self, "run")
+        check_args(args)
+        keywords = dict(kwargs or {})
+        check_counts((tuple(args), keywords), self.plan.num_local_replicas)
+        self.executor.check_arguments((tuple(args), keywords))
+
+        def here(leaf: Any, index: int) -> Any:
+            return self.executor.bring(leaf, index)
+
+        def on_replica(index: int) -> Any:
+            own = (select(index, tuple(args)), select(index, keywords))
+            positional, named = map_nest(
+                functools.partial(here, index=index), own
+            )
+            return self.executor.leave(fn(*positional, **named))
+
+        results = self._run_on_replicas(on_replica)
+        return self.joined_results(results, self.executor.per_replica)
+
+    def joined_results(
+        self, results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]
+    ) -> Any:
+        """What each replica returned, as one nest that nothing changes later.
+
+        Args:
+            results: Sequence with a nest of each replica.
+            wrap: Callable from the components of a leaf to the joined leaf.
+        """
+        # A compiled function returns tensors, never variables or captures.
+        wraps = _is_array if inlines() else self.executor.is_live
+        return regroup(results, wrap, wraps, self.executor.snapshot)
+
+    def _run_on_replicas(self, on_replica: Callable[[int], Any]) -> list[Any]:
+        keras_internals.make_global_seed()
+        runner = self.executor.replicas
+        try:
+            with creation_hooks():
+                if runner is None:
+                    return [run_on_one(self, on_replica)]
+                return run_on_replicas(self, runner, on_replica)
+        except Exception as error:
+            raise_explained(error, self.executor.workers)
+            raise
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Combines a value over replicas, and along axes if asked to.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name in any case.
+            value: Nest of per-replica values, such as `run` returns. A value
+                that is not distributed counts as one that is equal on each
+                replica: it has a mean, but no sum.
+            axis: `None` to combine element by element, for equal shapes.
+                Otherwise an integer, or several: elements along these axes
+                are combined too, and a mean is over all of them, so that a
+                replica with more rows weighs more.
+
+        Returns:
+            Nest of tensors on the first replica's device. A mean of integers
+            is a float. Sums of booleans are counts.
+
+        Raises:
+            ValueError: If the operation, the shapes or the axes don't fit.
+            TypeError: If `reduce_op` is no operation, or a value is no number.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = keras_dist.PerReplica([[1.0, 2.0], [6.0]])
+        >>> float(strategy.reduce("MEAN", value, axis=0))
+        3.0
+        """
+        context.check_cross_replica(self, "reduce")
+        op = parse_reduce_op(reduce_op)
+        try:
+            with self._on_one_device():
+                return map_nest(
+                    lambda leaf: self._reduce(op, leaf, axis), value
+                )
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "reduce", error)
+            raise
+
+    def _on_one_device(self) -> contextlib.AbstractContextManager[Any]:
+        """The only device, as the default one; several are chosen by value."""
+        if not self.plan.is_one_device:
+            return contextlib.nullcontext()
+        return self.executor.creation_scope()
+
+    def _reduce(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
+        if axis is None and self.num_replicas_in_sync == 1:
+            return self.plain(leaf)
+        if axis is None and self.cross_device_ops is None:
+            combined = self.executor.combine_whole(op, leaf)
+            if combined is not None:
+                return combined
+        values = self.to_combine(op, leaf)
+        if axis is None:
+            if values is None:
+                return self.plain(leaf)
+            return self.combine(op, values)
+        primary = self.plan.primary
+        if values is None:
+            return reduce_axes(
+                op, [self.executor.put(leaf, primary)], axis, combine
+            )
+        here = [self.executor.put(value, primary) for value in values]
+        return reduce_axes(
+            op, here, axis, self.combine, self.executor.workers is not None
+        )
+
+    def to_combine(self, op: ReduceOp, leaf: Any) -> tuple[Any, ...] | None:
+        """A value's components, to be combined over replicas.
+
+        Returns:
+            Tuple of tensors or numbers; `None` for one value that stands for
+            all replicas, and so is their mean.
+
+        Raises:
+            ValueError: If such a value is to be combined in another way.
+            TypeError: If the components are no numbers.
+        """
+        values = self._components(leaf)
+        for value in values or ():
+            check_numbers(value)
+        if (
+            values is None
+            and op is not ReduceOp.MEAN
+            and self.num_replicas_in_sync > 1
+            and not is_zero(leaf)
+        ):
+            raise ValueError(
+                f"A non-DistributedValues value {leaf!r} cannot be reduced "
+                f"with the given reduce op {op}: it is one value, the same on "
+                "each replica. Expected: a per-replica value, as "
+                "`strategy.run` returns it."
+            )
+        return values
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Joins the replicas' values along an axis, in replica order.
+
+        Args:
+            value: Nest of per-replica values with at least one axis, of any
+                dtype. A value that is not distributed is returned as it is.
+            axis: Integer. Negative ones count from the end. Sizes along it
+                may differ between replicas.
+
+        Returns:
+            Nest of tensors on the first replica's device.
+
+        Raises:
+            ValueError: If ranks, or sizes along other axes, differ.
+            NotImplementedError: For sparse values.
+            RuntimeError: In replica context, where it is `all_gather`.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = keras_dist.PerReplica([[1, 2], [3]])
+        >>> keras.ops.convert_to_numpy(strategy.gather(value, axis=0))
+        array([1, 2, 3], dtype=int32)
+        """
+        context.check_cross_replica(self, "gather")
+        try:
+            return map_nest(lambda leaf: self._gather(leaf, axis), value)
+        except (TypeError, ValueError) as error:
+            refuse_objects(value, "gather", error)
+            raise
+
+    def _gather(self, leaf: Any, axis: int) -> Any:
+        values = self._components(leaf)
+        if values is None:
+            refuse_sparse(leaf, "gather")
+            check_gather([np.empty(np.shape(leaf))], axis)
+            return self.plain(leaf)
+        for value in values:
+            refuse_sparse(value, "gather")
+        primary = self.plan.primary
+        here = [self.executor.put(value, primary) for value in values]
+        return self.executor.concatenate(here, check_gather(here, axis))
+
+    def _components(self, leaf: Any) -> tuple[Any, ...] | None:
+        """A leaf's components; `None` if it is one value for all replicas."""
+        if isinstance(leaf, SyncOnReadVariable):
+            return tuple(component.value for component in leaf.values)
+        if isinstance(leaf, (keras.Variable, Mirrored)):
+            return None
+        check_counts(leaf, self.executor.num_components)
+        if isinstance(leaf, DistributedValues):
+            return leaf.values
+        # A worker's only replica gives its values as they are.
+        is_only = self.plan.num_local_replicas == 1 < self.plan.num_workers
+        return (leaf,) if is_only else None
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a per-replica value that are on this worker.
+
+        Args:
+            value: Nest, such as `run` returns.
+
+        Returns:
+            Tuple with a nest for each local replica. For a value that is not
+            distributed, or with one replica, a tuple with just that value.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = keras_dist.PerReplica([1, 2])
+        >>> strategy.experimental_local_results({"a": value})
+        ({'a': 1}, {'a': 2})
+        """
+        if isinstance(value, DistributedValues):
+            return tuple(value.values)
+        if not isinstance(value, (list, tuple, Mapping)):
+            return (value,)
+
+        def component(leaf: Any, index: int) -> Any:
+            if isinstance(leaf, CentralVariable):
+                return leaf
+            if isinstance(leaf, DistributedValues):
+                return leaf.values[index]
+            return leaf
+
+        return tuple(
+            map_nest(functools.partial(component, index=index), value)
+            for index in range(self.plan.num_local_replicas)
+        )
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """Makes a per-replica value out of a function of the replica.
+
+        Args:
+            value_fn: Callable, given a `keras_dist.experimental.ValueContext`
+                and called once for each replica of this worker.
+
+        Returns:
+            `PerReplica` of what it returned, also where that is equal. With
+            one replica, just what it returned.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.experimental_distribute_values_from_function(
+        ...     lambda context: context.replica_id_in_sync_group
+        ... )
+        PerReplica:{
+          0: 0,
+          1: 1
+        }
+        """
+        context.check_cross_replica(
+            self, "experimental_distribute_values_from_function"
+        )
+        plan = self.plan
+        with self._on_one_device():
+            values = [
+                map_nest(
+                    self._kept_value,
+                    value_fn(
+                        ValueContext(plan.first_replica + i, plan.num_replicas)
+                    ),
+                )
+                for i in range(plan.num_local_replicas)
+            ]
+        return regroup(values, self.executor.per_replica, always)
+
+    def _kept_value(self, leaf: Any) -> Any:
+        """A value of a function that may fill one array again and again."""
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        return self.executor.snapshot(leaf)
+
+    def plain(self, leaf: Any) -> Any:
+        """One value that stands for all replicas, as it is now."""
+        if isinstance(leaf, Mirrored):
+            leaf = leaf.values[0]
+        if isinstance(leaf, keras.Variable):
+            leaf = leaf.value
+        return self.executor.snapshot(leaf)
+
+
+def _is_array(leaf: Any) -> bool:
+    """Whether a compiled function has it as a tensor."""
+    return ops.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic))

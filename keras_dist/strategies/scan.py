@@ -1,0 +1,156 @@
+"""scan_steps: several steps of a training loop in one call."""
+
+import contextlib
+import types
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_dist.core.regroup import leaves_of
+from keras_dist.core.regroup import map_nest
+from keras_dist.core.values import DistributedValues
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.inputs.iterator import DistributedIterator
+from keras_dist.plugin.steps_in_one import concatenate_steps
+from keras_dist.replica.differentiation import check_run_counts
+from keras_dist.replica.function import Function
+from keras_dist.strategies.default import get_strategy
+
+# Kept by the function itself, so that the two live equally long.
+_KEPT = "_keras_dist_function"
+
+
+def scan_steps(
+    train_step: Callable[..., Any], iterator: Iterator[Any], steps: int
+) -> Any:
+    """Runs several steps in one call of compiled code.
+
+    Small models are then not bound by Python. The numbers are those of
+    `strategy.run` called in a loop. A loop of the framework is compiled for
+    each number of steps; on PyTorch it is a loop of Python.
+
+    Args:
+        train_step: Callable, as for `strategy.run`. It is compiled if it is
+            not a `keras_dist.function` yet.
+        iterator: Iterator of batches, such as `iter(distributed_dataset)`.
+            A batch that is a tuple is the arguments; anything else is the
+            only one. Batches are run by the strategy whose dataset it
+            iterates, else by the current one.
+        steps: Integer, how many batches to take at most. Near the end of the
+            data there may be fewer. Batches of other shapes, such as a
+            partial last one, are run in a call of their own.
+
+    Returns:
+        What `train_step` returned, with the steps stacked along a new first
+        axis of each leaf, on each replica.
+
+    Raises:
+        StopIteration: If there is no batch left.
+        ValueError: If `steps` is no positive integer, or if steps return
+            different structures or shapes.
+        RuntimeError: In a replica function.
+
+    Example:
+
+    >>> total = keras.Variable(0.0)
+    >>> def step(x):
+    ...     total.assign_add(keras.ops.sum(x))
+    ...     return total.value
+    >>> batches = iter([np.ones(2, "float32")] * 3)
+    >>> totals = keras_dist.scan_steps(step, batches, steps=2)
+    >>> keras.ops.convert_to_numpy(totals)
+    array([2., 4.], dtype=float32)
+    """
+    _check(train_step, steps)
+    strategy = _strategy_of(iterator)
+    if strategy.num_replicas_in_sync > 1:
+        check_run_counts(strategy)
+    compiler = strategy.executor.compiler
+    if compiler is None:
+        raise UnsupportedModelError(
+            "The backend can't compile functions. Received: "
+            f"{train_step!r}. Call `strategy.run` in a loop, or choose "
+            "another backend with KERAS_BACKEND."
+        )
+    batches = _taken(iterator, steps)
+    compiled = _compiled(train_step)
+    results = [
+        compiler.scan(strategy, compiled, group) for group in _grouped(batches)
+    ]
+    return concatenate_steps(strategy, results)
+
+
+def _check(train_step: Any, steps: Any) -> None:
+    if not callable(train_step):
+        raise TypeError(
+            "`scan_steps` runs a function. Received: "
+            f"train_step={train_step!r} of type {type(train_step).__name__}. "
+            "Expected: a callable, such as a `keras_dist.function`."
+        )
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(
+            "`scan_steps` takes at least one batch. Received: "
+            f"steps={steps!r}. Expected: a positive integer."
+        )
+
+
+def _strategy_of(iterator: Any) -> Any:
+    strategy = None
+    if isinstance(iterator, DistributedIterator):
+        strategy = iterator.strategy
+    return get_strategy() if strategy is None else strategy
+
+
+def _taken(iterator: Iterator[Any], steps: int) -> list[tuple[Any, ...]]:
+    batches = [next(iterator)]
+    for _ in range(steps - 1):
+        try:
+            batches.append(next(iterator))
+        except StopIteration:
+            break
+    return [
+        batch if isinstance(batch, tuple) else (batch,) for batch in batches
+    ]
+
+
+def _compiled(train_step: Any) -> Function:
+    if isinstance(train_step, Function):
+        return train_step
+    if isinstance(train_step, types.MethodType):
+        method = _compiled(train_step.__func__)
+        return method.__get__(train_step.__self__)
+    kept: Function | None = getattr(train_step, _KEPT, None)
+    # One that was wrapped has the attributes of what is in it.
+    if kept is None or kept.python_function is not train_step:
+        kept = Function(train_step)
+        with contextlib.suppress(AttributeError):  # it has no attributes
+            setattr(train_step, _KEPT, kept)
+    return kept
+
+
+def _grouped(batches: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
+    """Consecutive batches of equal shapes, together."""
+    groups: list[list[tuple[Any, ...]]] = []
+    signature = None
+    for batch in batches:
+        before, signature = signature, _signature(batch)
+        if signature != before:
+            groups.append([])
+        groups[-1].append(batch)
+    return groups
+
+
+def _signature(nest: Any) -> Any:
+    structure = map_nest(lambda leaf: None, nest)
+    return repr(structure), [_kind(leaf) for leaf in leaves_of(nest)]
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, DistributedValues):
+        return [_kind(value) for value in leaf.values]
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        return type(leaf)
+    return tuple(shape), keras.backend.standardize_dtype(leaf.dtype)

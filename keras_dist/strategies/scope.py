@@ -1,0 +1,70 @@
+"""Scope: what `strategy.scope()` returns."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+from typing import Any
+
+from keras_dist.internals import keras_internals
+
+if TYPE_CHECKING:
+    from keras_dist.strategies.strategy import Strategy
+
+_Manager = contextlib.AbstractContextManager["Strategy"]
+
+
+class _Opened(threading.local):
+    def __init__(self) -> None:
+        # Each with the device that was the default one inside, and with
+        # the session that knew it.
+        self.managers: list[tuple[_Manager, Any, object]] = []
+
+
+class Scope(contextlib.AbstractContextManager["Strategy"]):
+    """Opens a strategy's scope each time that it is entered.
+
+    It may be entered again, inside of itself or after it was left, and by
+    several threads.
+
+    Args:
+        opens: Callable that gives a context manager to be entered once.
+        default_device: Callable that tells what is this thread's default
+            device, in the framework's words.
+    """
+
+    def __init__(
+        self, opens: Callable[[], _Manager], default_device: Callable[[], Any]
+    ) -> None:
+        self._opens = opens
+        self._default_device = default_device
+        self._opened = _Opened()
+
+    def __enter__(self) -> "Strategy":
+        manager = self._opens()
+        strategy = manager.__enter__()
+        self._opened.managers.append(
+            (manager, self._default_device(), keras_internals.session())
+        )
+        return strategy
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        manager, device, session = self._opened.managers[-1]
+        now = self._default_device()
+        # Keras may be what knows of devices, until its session is cleared.
+        is_forgotten = now is None and session is not keras_internals.session()
+        if kind is None and now != device and not is_forgotten:
+            raise RuntimeError(
+                "Device scope nesting error: a device scope that was opened "
+                "inside of `strategy.scope()` is still open. Received: "
+                f"{now!r} is the default device. Expected: {device!r}. Leave "
+                "the inner `with` first."
+            )
+        self._opened.managers.pop()
+        return manager.__exit__(kind, error, traceback)

@@ -1,0 +1,293 @@
+"""Strategy: the front end that turns a plan into distributed models."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import NoReturn
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.core.plan import Plan
+from keras_dist.core.strategy_classes import check_arguments
+from keras_dist.core.strategy_classes import scope_method
+from keras_dist.fit import duplicates
+from keras_dist.fit import plain_models
+from keras_dist.fit.binding import bind_model
+from keras_dist.fit.binding import claim_variable
+from keras_dist.fit.creation import creation_hooks
+from keras_dist.fit.workers.alone import watch_training
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.backend import get_backend
+from keras_dist.strategies.cross_device_ops import CrossDeviceOps
+from keras_dist.strategies.extended import StrategyExtended
+from keras_dist.strategies.logical_devices import LogicalDeviceMethods
+from keras_dist.strategies.scope import Scope
+from keras_dist.strategies.v1_methods import V1Methods
+
+if TYPE_CHECKING:
+    from keras_dist.verification.report import Report
+
+
+class Strategy(V1Methods, LogicalDeviceMethods):
+    """How computation and variables are spread over devices.
+
+    Use one of the subclasses, or pass a `Plan` of your own.
+
+    Args:
+        plan: A `Plan`.
+        cross_device_ops: A `CrossDeviceOps`, or `None` for the backend's own.
+
+    Example:
+
+    >>> from keras_dist.core.device import Device
+    >>> cpu = Device("cpu", 0)
+    >>> strategy = keras_dist.Strategy(Plan(((cpu,),), (cpu,)))
+    >>> strategy.num_replicas_in_sync
+    1
+    """
+
+    def __init__(
+        self, plan: Plan, cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        plain_models.install()
+        super().__init__(plan, get_backend().executor(plan), cross_device_ops)
+        watch_training()
+
+    @staticmethod
+    def from_native(strategy: Any) -> "Strategy":
+        """Takes over a strategy of the framework's own.
+
+        The two share devices, and nothing else: variables that belong to the
+        native one stay there.
+
+        Args:
+            strategy: On TensorFlow, a `tf.distribute.MirroredStrategy` or
+                `tf.distribute.OneDeviceStrategy`.
+
+        Returns:
+            A `Strategy` with the same replicas and devices.
+
+        Raises:
+            TypeError: If it is anything else, or on another backend.
+        """
+        return Strategy(get_backend().plan_of_native(strategy))
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Strategy":
+        check_arguments(cls, args, kwargs)
+        return super().__new__(cls)
+
+    @scope_method
+    def scope(self) -> contextlib.AbstractContextManager["Strategy"]:
+        """Models, optimizers and variables made inside are distributed.
+
+        A model remembers its strategy: `compile`, `fit` and the rest may be
+        called inside or outside, in any thread.
+
+        Returns:
+            A context manager that yields the strategy. The same strategy's
+            scope can be nested and entered again.
+
+        Raises:
+            StrategyMismatchError: If another strategy's scope is open.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        """
+        return Scope(self._entered_scope, self.executor.default_device)
+
+    @contextlib.contextmanager
+    def _entered_scope(self) -> Iterator["Strategy"]:
+        context.check_no_distribution(self, "its scope")
+        keras_internals.make_global_seed()
+        with (
+            context.entered(self),
+            creation_hooks(),
+            self._executor.creation_scope(),
+        ):
+            yield self
+
+    def distribute(self, model: keras.Model) -> keras.Model:
+        """Distributes a model that was made outside of the scope.
+
+        Its variables move to the strategy's devices with their values.
+
+        Args:
+            model: A `keras.Model`, built or not, compiled or not.
+
+        Returns:
+            The same model.
+
+        Raises:
+            StrategyMismatchError: If it belongs to another strategy.
+
+        Example:
+
+        >>> model = keras.Sequential([keras.layers.Dense(1)])
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0"])
+        >>> strategy.distribute(model) is model
+        True
+        """
+        if not isinstance(model, keras_internals.Trainer):
+            raise ValueError(
+                "`distribute` takes a `keras.Model`. Received: "
+                f"{model!r} of type {type(model).__name__}."
+            )
+        bind_model(model, self).claim()
+        return model
+
+    def devices_of(self, variable: keras.Variable) -> tuple[str, ...]:
+        """Names of the devices that hold a copy of a variable.
+
+        Args:
+            variable: A `keras.Variable` that belongs to this strategy.
+
+        Returns:
+            Tuple of strings such as `("cpu:0", "cpu:1")`, primary first.
+
+        Raises:
+            StrategyMismatchError: If it belongs to another strategy.
+
+        Example:
+
+        >>> strategy = keras_dist.OneDeviceStrategy("cpu:0")
+        >>> with strategy.scope():
+        ...     variable = keras.Variable(1.0)
+        >>> strategy.devices_of(variable)
+        ('cpu:0',)
+        """
+        claim_variable(variable, self)
+        return tuple(str(d) for d in self._executor.devices_of(variable))
+
+    def verify(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Any = None,
+        *,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        batch_size: int | None = None,
+        steps: int = 3,
+    ) -> "Report":
+        """Proves on a user's own model that one device gives the same numbers.
+
+        A copy of the model is trained a few steps with plain Keras, another
+        one under this strategy. Both start with the model's weights and
+        optimizer state and get the same batches, an odd one and one of fewer
+        rows than replicas among them. Predictions, an evaluation, the first
+        gradients, and all variables after each step are compared. Random
+        draws of Keras are made the same for each row, in both.
+
+        The model stays as it is, and so do random states. Gradients and
+        losses count as the same up to 1e-4 of the largest entry in float32
+        (2e-2 in float16, 6e-2 in bfloat16), variables after training up to
+        1e-3 of what training changed, and eight times of what another order
+        of rows changes on one device.
+
+        Args:
+            model: A compiled `keras.Model`, under this strategy or none; or a
+                function without arguments that makes and compiles one, for
+                models that can't be made again from their configuration.
+            x: Arrays as for `fit`; or batches: a dataset, a list of tuples,
+                an iterable, of which the first `steps` are used.
+            y: Arrays, or `None`.
+            sample_weight: Arrays, or `None`.
+            class_weight: Dict from class to weight, or `None`.
+            batch_size: Integer, rows of an even batch. Default 4 for each
+                replica.
+            steps: Integer from 1, how many batches. Default 3.
+
+        Returns:
+            A `keras_dist.verification.report.Report`: `print` it. `same` says
+            it in a boolean, `first` is the first thing that differs, `cause`
+            the likely cause.
+
+        Raises:
+            UnsupportedModelError: If the model can't be copied.
+            TypeError: If arrays can't be cut by rows, as sparse tensors can't.
+            RuntimeError: Inside of a `strategy.scope()`.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential(
+        ...         [keras.Input((3,)), keras.layers.Dense(1)])
+        ...     model.compile("sgd", "mse")
+        >>> x, y = np.ones((16, 3)), np.ones((16, 1))
+        >>> strategy.verify(model, x, y).same
+        True
+        """
+        # Only who asks for it pays for it.
+        from keras_dist.verification.verify import verify
+
+        return verify(
+            self, model, x, y, sample_weight, class_weight, batch_size, steps
+        )
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The `StrategyExtended`, with methods that few programs need."""
+        return StrategyExtended(self)
+
+    def colocate_vars_with(
+        self, colocate_with_variable: keras.Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """The old name of `strategy.extended.colocate_vars_with`."""
+        return self.extended.colocate_vars_with(colocate_with_variable)
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The cluster resolver in use: `None` on one worker."""
+        return None
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "A strategy is no context manager, its scope is. Received: `with` "
+            f"of {self!r}. Expected: `with strategy.scope():`."
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: `__enter__` says what to write."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "A strategy can't be pickled: it stands for the devices of this "
+            f"process. Received: {self!r}. Expected: one that is made in each "
+            "process. Call its constructor there, and hand over models with "
+            "`model.save(path)` and `keras.models.load_model(path)` in its "
+            "scope."
+        )
+
+    def __copy__(self) -> "Strategy":
+        raise RuntimeError(
+            f"Must only deepcopy a strategy. Received: copy.copy({self!r}). "
+            "Use the strategy itself, or make another one."
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
+        # What is copied with it (a model, say) goes on to belong to it.
+        return self
+
+    def __repr__(self) -> str:
+        devices = ", ".join(str(d) for d in self.plan.devices)
+        of = ""
+        if self.plan.cluster is not None:
+            index, count = self.plan.cluster.index, self.plan.num_workers
+            of = f" of worker {index} of {count}"
+        if self.plan.is_central:
+            names = ", ".join(str(d) for d in self.plan.variable_devices)
+            of = f", variables on {names}{of}"
+        if self.plan.shards_optimizer:
+            of = f", with a sharded optimizer state{of}"
+        return f"<{type(self).__name__} on {devices}{of}>"
+
+
+# Models may be loaded before a strategy is made.
+duplicates.install()

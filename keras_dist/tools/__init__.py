@@ -1,0 +1,1 @@
+"""Programs on top of strategies: summaries, preemption, the user's model."""

@@ -1,0 +1,288 @@
+"""Preemption: saving on all workers before a machine is taken away."""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import TypeVar
+from typing import final
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.core.communication import CommunicationOptions
+from keras_dist.errors import RESTART_EXIT_CODE
+from keras_dist.fit.binding import binding_of
+from keras_dist.fit.workers.together import raise_explained
+from keras_dist.plugin.backend import get_backend
+from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
+from keras_dist.tools.preemption_checkpoint import checkpoint_of
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.workers import Workers
+
+T = TypeVar("T")
+
+# Seconds between two questions to a user's `termination_watcher_fn`.
+_WATCH_INTERVAL = 1.0
+
+
+@dataclass(frozen=True)
+class TerminationConfig:
+    """How a platform says that a worker will end, and what is done then.
+
+    Args:
+        termination_watcher_fn: Callable without arguments that returns
+            `True` once this worker has been told to end. It is asked at most
+            once a second, after a call of `run`. `None`, the default, for
+            the signal SIGTERM.
+        exit_fn: Callable without arguments that ends the process, once
+            everything has been saved. `None`, the default, for
+            `sys.exit(42)`: `keras-dist run --max-restarts` starts the
+            workers again.
+        grace_period: Float, seconds for which training may go on after the
+            notice. Default `None`, as 0: it ends after the first checkpoint.
+        save_fn: Callable that saves in the place of the checkpoint, on every
+            worker. `None`, the default, for the checkpoint.
+
+    Example:
+
+    >>> config = keras_dist.experimental.TerminationConfig(grace_period=30.0)
+    >>> config.grace_period
+    30.0
+    """
+
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+
+@final
+class PreemptionCheckpointHandler:
+    """Saves on all workers after the same call, when one is told to end.
+
+    Make it on every worker, once the variables are there: it restores what
+    was saved before a restart. After each call of `run` the workers agree, by
+    one small collective, whether one of them was told to end. Then the chief
+    saves and all exit with status 42, which asks to be started again. As this
+    takes about a millisecond, let a call run several steps where they are
+    shorter.
+
+    Args:
+        cluster_resolver: The `ClusterResolver` of the strategy; `None` for a
+            strategy of one worker.
+        checkpoint_or_checkpoint_manager: A built `keras.Model`, of which the
+            chief saves the weights, the optimizer and the seeds, and the
+            other workers get them from the chief. Or an object with the
+            methods `save(path)` and `load(path)`; or a
+            `tf.train.Checkpoint` or `CheckpointManager`. Of these, every
+            worker must be able to read what the chief wrote.
+        checkpoint_dir: String, a folder. Only a manager has one of its own.
+        termination_config: A `TerminationConfig`, or `None` for SIGTERM and
+            exit status 42.
+
+    Raises:
+        ValueError: If there is nothing that can be saved, or nowhere.
+        NotImplementedError: With parameter servers.
+        RuntimeError: Outside of the main thread, where no signal arrives.
+        ClusterError: If other workers can't read what the chief has saved.
+
+    Example:
+
+    >>> import tempfile
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     handler = keras_dist.experimental.PreemptionCheckpointHandler(
+    ...         None, model, folder
+    ...     )
+    ...     x = np.ones((4, 1))
+    ...     for _ in range(handler.total_run_calls, 3):
+    ...         _ = handler.run(model.fit, x, x, verbose=0)
+    ...     handler.stop_watching()
+    >>> handler.total_run_calls
+    3
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_checkpoint_manager: Any,
+        checkpoint_dir: str | None = None,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
+        _check_resolver(cluster_resolver)
+        self._workers = _workers_of(
+            checkpoint_or_checkpoint_manager, cluster_resolver
+        )
+        self._config = termination_config or TerminationConfig()
+        self._checkpoint = checkpoint_of(
+            checkpoint_or_checkpoint_manager, checkpoint_dir, self._workers
+        )
+        self._notice = _Notice(self._config.termination_watcher_fn)
+        self._run_calls = self._checkpoint.restore()
+        # Once the first checkpoint is there: when training has to end.
+        self._deadline: float | None = None
+        self._longest_run = 0.0
+
+    @property
+    def total_run_calls(self) -> int:
+        """How often `run` has been called, before restarts too."""
+        return self._run_calls
+
+    def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Calls a function; then saves and exits if a worker has to end.
+
+        Args:
+            fn: Callable, such as a training step or an epoch of `fit`.
+            *args: For `fn`.
+            **kwargs: For `fn`.
+
+        Returns:
+            What `fn` returned.
+
+        Raises:
+            WorkerLostError: If `fn` failed on another worker, or that worker
+                is gone.
+        """
+        with self.watch_preemption_scope():
+            return fn(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """What is run inside counts as one call of `run`."""
+        begin = time.monotonic()
+        try:
+            yield
+            took = time.monotonic() - begin
+            self._longest_run = max(self._longest_run, took)
+            self.save_checkpoint_if_preempted()
+        except Exception as error:
+            raise_explained(error, self._workers)
+            raise
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """Ends a step of a loop that does not use `run`.
+
+        It counts as a call. If a worker has to end, the chief saves and all
+        exit; with a grace period, they exit once it is over.
+
+        Args:
+            *args: For `TerminationConfig.save_fn`, or for a manager's `save`.
+            **kwargs: For the same.
+        """
+        self._run_calls += 1
+        if self._deadline is not None:
+            late = time.monotonic() + self._longest_run > self._deadline
+            if self._any_worker(late):
+                self._save(*args, **kwargs)
+                self._exit()
+            return
+        if not self._any_worker(self._notice.has_come()):
+            return
+        begin = time.monotonic()
+        self._save(*args, **kwargs)
+        if not self._config.grace_period:
+            self._exit()
+            return
+        # The last checkpoint takes as long again, or somewhat longer.
+        spent = 2.0 * (time.monotonic() - begin)
+        noticed = self._notice.time or begin
+        self._deadline = noticed + self._config.grace_period - spent
+
+    def stop_watching(self) -> None:
+        """Gives SIGTERM back to whom it belonged before."""
+        self._notice.close()
+
+    def _any_worker(self, here: bool) -> bool:
+        if self._workers is None:
+            return here
+        return any(self._workers.concatenate_numbers([int(here)]))
+
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        if self._config.save_fn is not None:
+            self._config.save_fn(*args, **kwargs)
+        else:
+            self._checkpoint.save(self._run_calls, *args, **kwargs)
+        # Nobody leaves before it is there.
+        self._any_worker(False)
+
+    def _exit(self) -> None:
+        if self._config.exit_fn is not None:
+            self._config.exit_fn()
+        else:
+            sys.exit(RESTART_EXIT_CODE)
+
+
+class _Notice:
+    """Whether this worker has been told to end, and when.
+
+    Args:
+        watcher: Callable that tells, or `None` for SIGTERM.
+    """
+
+    def __init__(self, watcher: Callable[[], bool] | None) -> None:
+        self.time: float | None = None
+        self._watcher = watcher
+        self._asked = float("-inf")
+        self._before: Any = None
+        if watcher is None:
+            if threading.current_thread() is not threading.main_thread():
+                raise RuntimeError(
+                    "PreemptionCheckpointHandler was made in the thread "
+                    f"'{threading.current_thread().name}', and SIGTERM "
+                    "arrives in the main thread only. Make it there, or pass "
+                    "a `termination_watcher_fn`."
+                )
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+
+    def has_come(self) -> bool:
+        now = time.monotonic()
+        is_due = now - self._asked >= _WATCH_INTERVAL
+        if self.time is None and self._watcher is not None and is_due:
+            self._asked = now
+            if self._watcher():
+                self.time = now
+        return self.time is not None
+
+    def close(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.time is None:
+            self.time = time.monotonic()
+
+
+def _check_resolver(resolver: Any) -> None:
+    spec = None if resolver is None else resolver.cluster_spec()
+    if spec and "ps" in spec.jobs:
+        raise NotImplementedError(
+            "PreemptionCheckpointHandler saves where workers train in step. "
+            f"Received: a cluster with parameter servers, {spec}. Expected: "
+            "a cluster without the job 'ps'."
+        )
+
+
+def _workers_of(checkpoint: Any, resolver: Any) -> "Workers | None":
+    """The workers that agree: those of the model, the scope or the cluster."""
+    binding = None
+    if isinstance(checkpoint, keras.Model):
+        binding = binding_of(checkpoint)
+    if binding is not None:
+        return binding.strategy.executor.workers
+    strategy = context.current_strategy()
+    if strategy is not None:
+        return strategy.executor.workers
+    if resolver is None:
+        return None
+    plan = multi_worker_plan(resolver, CommunicationOptions())
+    return get_backend().executor(plan).workers

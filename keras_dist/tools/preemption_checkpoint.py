@@ -1,0 +1,212 @@
+"""What a `PreemptionCheckpointHandler` saves and restores."""
+
+import contextlib
+import json
+import os
+from abc import ABC
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+from typing import Any
+from typing import final
+
+import keras
+
+from keras_dist.errors import ClusterError
+from keras_dist.fit.workers.durable import written_beside
+from keras_dist.fit.workers.state_file import restore_state
+from keras_dist.fit.workers.state_file import write_state
+from keras_dist.fit.workers.whole_optimizer import readable_by_chief
+from keras_dist.plugin.randomness import chiefs_text
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.workers import Workers
+
+_NAME = "preemption"
+_RUN_CALLS = "run_calls"
+
+
+class PreemptionCheckpoint(ABC):
+    """A state on disk, and how often `run` had been called until then.
+
+    Args:
+        folder: String, made where it is missing.
+        workers: `Workers`, or `None`.
+    """
+
+    def __init__(self, folder: str, workers: "Workers | None") -> None:
+        self.folder = os.fspath(folder)
+        self.workers = workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes."""
+        return self.workers is None or self.workers.cluster.is_chief
+
+    def path(self, suffix: str) -> str:
+        """A file in the folder."""
+        return os.path.join(self.folder, _NAME + suffix)
+
+    def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        """Saves, if this worker is the chief.
+
+        Args:
+            run_calls: Integer.
+            *args: For what the user's object saves with, if it takes any.
+            **kwargs: For the same.
+        """
+        with self.readable():
+            if self.is_chief:
+                os.makedirs(self.folder, exist_ok=True)
+                self.write(run_calls, *args, **kwargs)
+
+    def readable(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered on every worker while the chief saves."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        """Writes the files, on the chief."""
+
+    @abstractmethod
+    def restore(self) -> int:
+        """Goes back to what was saved, on every worker.
+
+        Returns:
+            Integer, the calls of `run` until then; 0 if nothing was saved.
+        """
+
+
+@final
+class CheckpointOfModel(PreemptionCheckpoint):
+    """Of a `keras.Model`: one file, which only the chief needs to have."""
+
+    def __init__(
+        self, model: keras.Model, folder: str, workers: "Workers | None"
+    ) -> None:
+        super().__init__(folder, workers)
+        if not model.built:
+            raise ValueError(
+                "PreemptionCheckpointHandler restores a model at once. "
+                f"Received: model '{model.name}', which is not built. Build "
+                "it with `model.build(input_shape)`, or call it on a batch."
+            )
+        self._model = model
+
+    def readable(self) -> contextlib.AbstractContextManager[Any]:
+        return readable_by_chief(self._model)
+
+    def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        path = self.path(".weights.h5")
+        write_state(self._model, path, {_RUN_CALLS: run_calls})
+
+    def restore(self) -> int:
+        path = self.path(".weights.h5")
+        notes = restore_state(self._model, path, self.workers) or {}
+        return int(notes.get(_RUN_CALLS, 0))
+
+
+@final
+class CheckpointOfObject(PreemptionCheckpoint):
+    """Of anything that can save itself under a name and come back from it.
+
+    A file beside says where the last one is. Names change from one to the
+    next, so that a process that is killed leaves the one before.
+    """
+
+    def __init__(
+        self, thing: Any, folder: str, workers: "Workers | None"
+    ) -> None:
+        super().__init__(folder, workers)
+        self._thing = thing
+
+    def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        if _is_manager(self._thing):
+            path = self._thing.save(*args, **kwargs)
+        else:
+            path = self.path(f"-{run_calls}")
+            # A `tf.train.Checkpoint` adds a number to the name.
+            path = self._thing.save(path) or path
+        notes = {_RUN_CALLS: run_calls, "path": os.fspath(path)}
+        with (
+            written_beside(self.path(".json")) as beside,
+            open(beside, "w") as file,
+        ):
+            json.dump(notes, file)
+
+    def restore(self) -> int:
+        text = self._notes() if self.is_chief else ""
+        if self.workers is not None:
+            text = chiefs_text(text, self.workers)
+            self._check_shared(text)
+        if not text:
+            return 0
+        notes = json.loads(text)
+        thing = self._thing
+        if _is_manager(thing):
+            thing = thing.checkpoint
+        load = getattr(thing, "restore", None) or thing.load
+        load(notes["path"])
+        return int(notes[_RUN_CALLS])
+
+    def _notes(self) -> str:
+        path = self.path(".json")
+        if not os.path.exists(path):
+            return ""
+        with open(path) as file:
+            return file.read()
+
+    def _check_shared(self, text: str) -> None:
+        """Refuses a folder that other workers don't see, on all of them."""
+        assert self.workers is not None
+        differs = self._notes() != text
+        missing = [
+            index
+            for index, flag in enumerate(
+                self.workers.concatenate_numbers([int(differs)])
+            )
+            if flag
+        ]
+        if missing:
+            raise ClusterError(
+                f"Workers {missing} don't see what the chief has saved. "
+                f"Received: checkpoint_dir='{self.folder}'. Expected: a "
+                "folder that all workers share. Or pass the `keras.Model`: "
+                "then the chief alone needs the file."
+            )
+
+
+def checkpoint_of(
+    thing: Any, folder: str | None, workers: "Workers | None"
+) -> PreemptionCheckpoint:
+    """What a user gave the handler, as something that it can save.
+
+    Args:
+        thing: A `keras.Model`, or an object with methods `save` and `load` or
+            `restore`.
+        folder: String; `None` for that of a manager.
+        workers: `Workers`, or `None`.
+
+    Raises:
+        ValueError: If it is none of these, or if there is no folder.
+    """
+    if folder is None:
+        folder = getattr(thing, "directory", None)
+    if folder is None:
+        raise ValueError(
+            "`checkpoint_dir` says where to save. Received: None, with "
+            f"{thing!r}, which has no folder of its own. Pass a folder."
+        )
+    if isinstance(thing, keras.Model):
+        return CheckpointOfModel(thing, folder, workers)
+    loads = hasattr(thing, "load") or hasattr(thing, "restore")
+    if hasattr(thing, "save") and (loads or _is_manager(thing)):
+        return CheckpointOfObject(thing, folder, workers)
+    raise ValueError(
+        "`checkpoint_or_checkpoint_manager` is what is saved. Received: "
+        f"{thing!r} of type {type(thing).__name__}. Expected: a keras.Model, "
+        "or an object with `save(path)` and `load(path)`."
+    )
+
+
+def _is_manager(thing: Any) -> bool:
+    return hasattr(thing, "latest_checkpoint") and hasattr(thing, "checkpoint")

@@ -1,0 +1,135 @@
+"""Counting a model's variables, and what their strategy does with them."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_dist.core.owners import num_bytes
+from keras_dist.core.plan import Plan
+from keras_dist.fit.binding import binding_of
+from keras_dist.internals import keras_internals
+from keras_dist.tools.summaries.data import GROUPS
+from keras_dist_cli.planning.load import Flat
+from keras_dist_cli.planning.load import Load
+from keras_dist_cli.planning.placement import Placement
+from keras_dist_cli.planning.traffic import Kept
+
+
+def check_built(model: keras.Model) -> None:
+    """Refuses what has no variables to count yet.
+
+    Raises:
+        ValueError: If it is no model, or one that is not built.
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            "What is counted are the variables of a `keras.Model`. Received: "
+            f"{model!r} of type {type(model).__name__}."
+        )
+    if not model.built:
+        raise ValueError(
+            f"Model '{model.name}' has no variables yet. Received: a model "
+            "that is not built. Expected: one that is. Begin it with a "
+            "`keras.Input`, call `model.build(input_shape)`, or call it on a "
+            "batch."
+        )
+
+
+def grouped(model: keras.Model) -> dict[str, list[keras.Variable]]:
+    """All variables of a model, each in one of `GROUPS`."""
+    metrics = {
+        id(variable): variable
+        for metric in keras_internals.all_metrics(model)
+        for variable in metric.variables
+    }
+    optimizer = getattr(model, "optimizer", None)
+    own = [] if optimizer is None else optimizer.variables
+    of_optimizer = {id(variable): variable for variable in own}
+    apart = metrics.keys() | of_optimizer.keys()
+    weights = [v for v in model.variables if id(v) not in apart]
+    sides = (
+        [v for v in weights if v.trainable],
+        [v for v in weights if not v.trainable],
+        list(of_optimizer.values()),
+        list(metrics.values()),
+    )
+    return dict(zip(GROUPS, sides, strict=True))
+
+
+def slots_of(
+    trainable: Sequence[keras.Variable], optimizer: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """Those of an optimizer's variables that it keeps for each parameter.
+
+    A slot has the shape of a variable, and the variable's path in its name.
+    """
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for variable in trainable:
+        start = variable.path.replace("/", "_") + "_"
+        shapes.setdefault(tuple(variable.shape), []).append(start)
+    return [
+        variable
+        for variable in optimizer
+        if (starts := shapes.get(tuple(variable.shape)))
+        and (tuple(variable.shape) or variable.name.startswith(tuple(starts)))
+    ]
+
+
+def load_of(model: keras.Model, optimizer: Any = None) -> Load:
+    """What is trained of a built model, and its optimizer.
+
+    Args:
+        model: A `keras.Model`.
+        optimizer: A `keras.optimizers.Optimizer` in place of the model's.
+    """
+    trainable, frozen, own, _ = grouped(model).values()
+    state = own if optimizer is None else optimizer.variables
+    slots = slots_of(trainable, state)
+    return Load(
+        trainable=_total(trainable),
+        frozen=_total(frozen),
+        slots=tuple(
+            Flat(math.prod(slot.shape), _item_bytes(slot)) for slot in slots
+        ),
+        counters=_total(state) - _total(slots),
+    )
+
+
+def _total(variables: Sequence[keras.Variable]) -> int:
+    return sum(num_bytes(variable) for variable in variables)
+
+
+def _item_bytes(variable: keras.Variable) -> int:
+    length = math.prod(variable.shape)
+    return num_bytes(variable) // length if length else 0
+
+
+def placement_of(plan: Plan) -> Placement:
+    """A plan, as planning has it."""
+    return Placement(
+        devices=tuple(map(str, plan.devices)),
+        keepers=tuple(map(str, plan.variable_devices))
+        if plan.is_central
+        else (),
+        num_workers=plan.num_workers,
+        is_sharded=plan.shards_optimizer,
+    )
+
+
+def kept_of(model: keras.Model) -> dict[str, Kept] | None:
+    """What each parameter device keeps; `None` if each device has copies."""
+    binding = binding_of(model)
+    if binding is None or not binding.strategy.plan.is_central:
+        return None
+    owners = binding.strategy.executor.owners
+    trainable, frozen, *_ = grouped(model).values()
+    kept = {}
+    for device in binding.strategy.plan.variable_devices:
+        trained, others = (
+            _total([v for v in variables if owners.of(v) == device])
+            for variables in (trainable, frozen)
+        )
+        kept[str(device)] = Kept(trained + others, trained)
+    return kept

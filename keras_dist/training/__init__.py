@@ -1,1 +1,0 @@
-"""What touches Keras' models, optimizers, metrics and layers."""
