@@ -92,7 +92,7 @@ class JaxBackend(
         Of the options, `timeout_seconds` limits how long workers may take to
         come (300 by default), how long one may be silent before it is lost (60
         by default), and how long a live one may keep the others waiting while
-        it does something else (no limit by default). A worker that computes or
+        it does something else (600 by default). A worker that computes or
         compiles counts as neither. `dtype` is refused.
         """
         if self._workers is not None:
