@@ -56,7 +56,7 @@ class Program(ABC):
 
 
 class Layout(ABC):
-    """Where variables lie on this worker's devices, and how programs take them.
+    """A placement of variables on this worker's devices, and in programs.
 
     `devices` has one `jax.Device` for each replica of this worker; `sharding`
     is that of a variable.

@@ -75,7 +75,7 @@ class Partition:
         self._cut()
 
     def _can_follow(self, updates: Sequence[Any]) -> bool:
-        """Finds the equations that depend on updates; tells if they can follow."""
+        """Finds the equations after updates; tells if they can run elsewhere."""
         chosen = set(map(id, updates))
         state = set(self._state)
         late: set[Any] = set()

@@ -181,7 +181,7 @@ class Region:
         return collective(self.traced(local), AXIS)
 
     def own(self, nest: Any) -> Any:
-        """Picks this replica's component of the per-replica values in a nest."""
+        """Picks this replica's component of per-replica values in a nest."""
 
         def pick(leaf: Any) -> Any:
             if isinstance(leaf, Local):

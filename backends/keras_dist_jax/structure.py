@@ -17,8 +17,8 @@ from keras_dist.regroup import map_nest
 from keras_dist.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 
-# The placeholder for a traced array. The one for a per-replica value is a tuple:
-# whether it is stacked, its shapes, and its layout.
+# The placeholder for a traced array. The one for a per-replica value is the
+# tuple of whether it is stacked, its shapes, and its layout.
 ARRAY = "array"
 _array_types: set[type] = set()
 
