@@ -25,7 +25,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def resolve(address: str) -> tuple[str, int]:
-    """Returns the IP address of an address' host, and the port.
+    """Returns the IP address of an address's host, and the port.
 
     Raises:
         AddressError: If the name of the host can't be resolved.

@@ -1,4 +1,4 @@
-"""Splits batches of any length into equal shares of rows."""
+"""Batches of any length, split into equal shares of rows."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Traces a replica function into the body that each device runs."""
+"""The body of a region: a replica function, traced for all devices."""
 
 from collections.abc import Callable
 from collections.abc import Mapping

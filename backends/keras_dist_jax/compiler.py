@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class JaxCompiler(Compiler):
-    """Compiles functions for a layout.
+    """A compiler of functions for a layout.
 
     Without a layout, all values stay where they are.
     """

@@ -22,7 +22,7 @@ _SLOT = "_keras_dist_is_slot"
 
 
 class Slots(Owners):
-    """Marks variables of the same shape as the one that they are made for."""
+    """Owners that mark variables of the same shape as their reference."""
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable

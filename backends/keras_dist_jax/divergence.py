@@ -1,4 +1,4 @@
-"""Finds the results of a replica function that may differ between replicas.
+"""Analysis of programs for results that may differ between replicas.
 
 The values that each replica has of its own are followed through the program
 to its results. Collectives make values equal again.

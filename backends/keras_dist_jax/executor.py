@@ -45,7 +45,7 @@ from keras_dist_jax.workers import JaxWorkers
 
 
 class JaxExecutor(Executor):
-    """Runs Keras' own trainer and steps on a layout."""
+    """The executor of Keras' own trainer and steps on a layout."""
 
     def __init__(
         self,

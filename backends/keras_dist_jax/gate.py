@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Gate(ABC):
-    """Decides when the next step may be dispatched.
+    """A bound on the steps that are under way at the same time.
 
     Attributes:
         lock: Held from before a step is dispatched until it is under way.

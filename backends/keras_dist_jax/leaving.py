@@ -26,7 +26,7 @@ _KEPT: list[Any] = []
 
 
 class Leaving:
-    """Ends this worker's process with the exit status that its state asks for.
+    """The end of this worker's process, with the exit status for its state.
 
     Attributes:
         watch: The `Watch`, once the cluster was joined.

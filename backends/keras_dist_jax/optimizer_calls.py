@@ -30,7 +30,7 @@ def is_update(equation: Any) -> bool:
 
 
 class OptimizerCalls:
-    """Traces the update of each optimizer once for each kind of arguments."""
+    """Updates of optimizers, each traced once for each kind of arguments."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}

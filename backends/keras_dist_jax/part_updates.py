@@ -242,7 +242,7 @@ def part_update_of(optimizer: Any, layout: Layout) -> PartUpdate:
 
 
 class _Kept:
-    """Keeps an update with its optimizer, and not with copies of it."""
+    """A holder of an optimizer's update, which copies of the optimizer lack."""
 
     def __init__(self, update: PartUpdate) -> None:
         self.update = update

@@ -112,7 +112,7 @@ def _is_call(equation: Any) -> bool:
 
 
 class PartialSums:
-    """Splits values into one term for each device.
+    """Values of a program as sums of one term for each device.
 
     `num_rows` is the number of rows of the batch, which is cut over the mesh.
     """

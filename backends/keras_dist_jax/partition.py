@@ -34,12 +34,12 @@ class Update:
 
 
 class Partition:
-    """Splits off the part of a program that depends on its optimizers' updates.
+    """A program in two parts, the second of which depends on optimizers' updates.
 
-    That part can run elsewhere if all its other inputs are gradients, or single
-    numbers. Otherwise the first update is left to the first part, as in a step
-    whose second loss is of weights that the first update has changed; then the
-    second one, until all are.
+    The second part can run elsewhere if all its other inputs are gradients, or
+    single numbers. Otherwise the first update is left to the first part, as in
+    a step whose second loss is of weights that the first update has changed;
+    then the second update, until the rest can follow.
 
     Args:
         closed: `ClosedJaxpr` from a state and a batch to outputs and a state
@@ -75,7 +75,7 @@ class Partition:
         self._cut()
 
     def _can_follow(self, updates: Sequence[Any]) -> bool:
-        """Finds the equations after updates; tells if they can run elsewhere."""
+        """Finds the equations after updates; tells if they can run apart."""
         chosen = set(map(id, updates))
         state = set(self._state)
         late: set[Any] = set()

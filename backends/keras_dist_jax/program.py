@@ -244,7 +244,7 @@ class Program:
         self._cut = len(self._donated)
         self.num_calls = 0
 
-        # JAX' caches may keep this function, and must not keep the program.
+        # JAX's caches may keep this function, and must not keep the program.
         program = weakref.ref(self)
 
         def body(

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class JaxReplicas(ReplicaRunner):
-    """Runs replica functions in threads, one at a time.
+    """Replica functions in threads, one of which runs at a time.
 
     Arrays are dispatched without waiting, so that devices work at the same time
     although replicas take turns.

@@ -54,7 +54,7 @@ class Group:
 
 
 class Running:
-    """Takes a model's state from its variables and hands it back.
+    """A model's state while steps run, taken from its variables and handed back.
 
     Args:
         model: A `keras.Model`.

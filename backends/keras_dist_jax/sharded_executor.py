@@ -26,7 +26,7 @@ from keras_dist_jax.workers import JaxWorkers
 
 
 class ShardedExecutor(JaxExecutor, KeepsParts):
-    """Cuts the variables of optimizers over the replicas.
+    """The executor that cuts the variables of optimizers over the replicas.
 
     `fit` and `optimizer.apply` in `strategy.run` update parts where they are. A
     compiled function joins the parts of the variables that it uses for as long

@@ -12,7 +12,7 @@ from keras_dist_jax.running import Running
 
 
 class Step:
-    """Runs one step on the state that `Running` keeps.
+    """One step of a model, on the state that `Running` keeps.
 
     Args:
         running: The model's `Running`.

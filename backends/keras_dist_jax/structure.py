@@ -1,4 +1,4 @@
-"""Splits arguments of compiled functions into traced and static values.
+"""Arguments of compiled functions, split into traced and static values.
 
 Arrays and per-replica values are traced. All else is a part of the program's
 key, and must be hashable, like the structure that it is in.

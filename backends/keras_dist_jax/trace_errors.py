@@ -1,4 +1,4 @@
-"""Explains JAX's errors about code that it can't trace."""
+"""Explanations of JAX's errors about code that it can't trace."""
 
 from typing import NoReturn
 

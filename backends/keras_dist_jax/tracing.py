@@ -1,4 +1,4 @@
-"""Records the variables that a compiled function reads and writes in a trace.
+"""Records of the variables that a compiled function reads and writes.
 
 Outside of replica functions a program has one value of each variable: an array
 with a copy on each device or, for a variable of which replicas have values of

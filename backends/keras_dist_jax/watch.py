@@ -1,4 +1,4 @@
-"""Finds lost workers, and raises an error or ends the process.
+"""Detection of lost workers, which ends waits for them.
 
 Each worker writes to the coordinator's table, from a thread, that it lives. So
 a worker that computes, compiles or saves for long is not missed; one that was
@@ -29,7 +29,7 @@ _BUSY, _FREE = "busy", "free"
 
 
 class Watch:
-    """Announces that this worker lives, and detects lost workers.
+    """A detector of lost workers, which announces that this one lives.
 
     `timeout` is the seconds of silence after which a worker is lost (60 by
     default), and for which a live one may keep this one waiting (600 by
