@@ -34,7 +34,7 @@ class Update:
 
 
 class Partition:
-    """A program in two parts, the second of which depends on optimizers' updates.
+    """A program in two parts; the second depends on updates of optimizers.
 
     The second part can run elsewhere if all its other inputs are gradients, or
     single numbers. Otherwise the first update is left to the first part, as in

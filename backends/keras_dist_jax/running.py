@@ -54,7 +54,7 @@ class Group:
 
 
 class Running:
-    """A model's state while steps run, taken from its variables and handed back.
+    """A model's state while steps run, on loan from its variables.
 
     Args:
         model: A `keras.Model`.
