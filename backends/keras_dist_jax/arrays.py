@@ -39,12 +39,12 @@ def copy_of(array: Any) -> Any:
 
 
 def is_shared(holder: list[Any]) -> bool:
-    """Tells whether references besides a variable and this list exist."""
+    """Tells whether more than a variable and this list hold an array."""
     return _references(holder)[0] > _ALONE + 1
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies arrays to host memory; of arrays over several workers, own rows.
+    """Copies arrays to host memory; of cut ones, this worker's rows.
 
     Copies and not views: a buffer with a view on it can't be reused by the
     step that gets it.

@@ -81,7 +81,7 @@ class JoinedPerReplica(PerReplica):
         return self
 
     def join(self, everyones: Shapes | None = None) -> None:
-        """Makes `joined`.
+        """Sets `joined` to an array made of the components.
 
         `everyones` are the shapes on all replicas, where they are known.
 

@@ -1,4 +1,4 @@
-"""Steps that join a cluster, before JAX starts."""
+"""Connection of a process to its cluster, before JAX starts."""
 
 import contextlib
 import socket

@@ -139,7 +139,7 @@ def mark_synced(model: keras.Model) -> None:
 
 
 def forget_failure(model: keras.Model) -> None:
-    """Clears the model's traces of a failed step."""
+    """Resets the attributes of a model that a failed step left behind."""
     model._jax_state = None
     model._jax_state_synced = True
     model._losses_override = []

@@ -124,7 +124,7 @@ class PartialSums:
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def of(self, node: Node) -> tuple[Any, Any]:
-        """Returns the terms of a sum that a value is.
+        """Splits a value into a term for each device, and a rest.
 
         Returns:
             Tuple of an array and a rest, either of which may be `None`. The

@@ -85,7 +85,7 @@ class Region:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Makes it the trace's region while it is open."""
+        """Makes this the current region of its trace, while open."""
         before, self.trace.region = self.trace.region, self
         try:
             yield
@@ -93,7 +93,7 @@ class Region:
             self.trace.region = before
 
     def read(self, variable: keras.Variable) -> Any:
-        """Returns the replica's value of a variable, or `None` without one."""
+        """Returns the replica's value of a variable, or `None` before it has one."""
         check_owner(variable, self.strategy)
         key = id(variable)
         if key not in self.values:
@@ -295,7 +295,7 @@ class TracedReplica(Replica):
         return jnp.concatenate(parts, axis=along)
 
     def _everyones_like(self, value: Any) -> list[Any]:
-        """Returns values with the shapes that all replicas' tensors have."""
+        """Returns an object with the shape of each replica's tensor."""
         if not self._region.peers.are_uneven:
             return [value] * self._region.count
         shapes = self._region.everyone(tuple(map(int, value.shape)))

@@ -127,7 +127,7 @@ class ShardedSteps(StepOfParts):
 
     @contextlib.contextmanager
     def _updating(self, views: "_Views") -> Iterator[None]:
-        """Replaces the updates of all optimizers while it is open."""
+        """Replaces the updates of all optimizers, while open."""
         with contextlib.ExitStack() as stack:
             for update in self._updates():
                 own = _Update(update, views)

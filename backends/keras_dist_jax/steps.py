@@ -143,7 +143,7 @@ def _as_keras(values: Any) -> tuple[list[Any], ...]:
 
 
 def _groups_like(new: Any, old: Any) -> list[list[Any]]:
-    """Lists a state that a step returned, if it has the given lengths."""
+    """Checks a new state's lengths, and converts its groups to lists."""
     groups = [list(group) for group in new]
     got, expected = [len(g) for g in groups], [len(g) for g in old]
     if got != expected:

@@ -76,7 +76,7 @@ class Trace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Makes it this thread's trace while it is open."""
+        """Makes this the current trace of its thread, while open."""
         before, current.trace = current.trace, self
         try:
             with inlining(), opened(self.scope):
@@ -100,7 +100,7 @@ class Trace:
         self.layout, self.gate = layout, gate
 
     def read(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value in the program, or `None` without one.
+        """Returns a variable's value in the program, or `None` before it has one.
 
         The value of a per-replica variable has an axis for replicas in front.
         """

@@ -85,10 +85,10 @@ class Watch:
             self._pending = pending, time.monotonic()
 
     def check(self) -> None:
-        """Raises an error if a worker is known to be lost.
+        """Raises an error if workers are known to be lost.
 
         Raises:
-            WorkerLostError: The error, which names the lost workers.
+            WorkerLostError: An error that names them.
         """
         if self._is_known or self.coordinator_lost:
             lost = self._lost(self._timeout, ended=False)
@@ -96,7 +96,10 @@ class Watch:
                 raise self._error(lost)
 
     def culprits(self) -> WorkerLostError | None:
-        """Returns the error behind a failed collective, after some seconds."""
+        """Returns the error that names the workers behind a failed collective.
+
+        It waits for seconds until their silence shows; `None` if none is found.
+        """
         began = time.monotonic()
         # Silence while this process was stopped itself does not count.
         while (
@@ -279,7 +282,7 @@ class Watch:
 
 
 class _Reason(NamedTuple):
-    """The reason of a worker's loss.
+    """The reason why a worker counts as lost.
 
     `follows` says that the worker ended because another one was lost.
     """
