@@ -52,7 +52,10 @@ class Program(ABC):
 
     @abstractmethod
     def route(self, data: Any) -> Call:
-        """Returns a function of (state, batch, rows), and the last two."""
+        """Returns a function of (state, batch, rows), its batch and its rows.
+
+        `rows` is the batch's length if it was padded, else `None`.
+        """
 
 
 class Layout(ABC):

@@ -344,7 +344,7 @@ def _constant(value: Any) -> Any:
 
 
 def _params_key(params: Any) -> Any:
-    """Returns a key of an equation's parameters; if in doubt, keys differ."""
+    """Returns a key of an equation's parameters, the same for equal ones."""
     return tuple(
         (name, _param_key(value)) for name, value in sorted(params.items())
     )

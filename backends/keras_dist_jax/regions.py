@@ -93,7 +93,7 @@ class Region:
             self.trace.region = before
 
     def read(self, variable: keras.Variable) -> Any:
-        """Returns the replica's value of a variable, or `None` before it has one."""
+        """Returns a variable's value on the replica; `None` before one is set."""
         check_owner(variable, self.strategy)
         key = id(variable)
         if key not in self.values:

@@ -100,7 +100,7 @@ class Trace:
         self.layout, self.gate = layout, gate
 
     def read(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value in the program, or `None` before it has one.
+        """Returns a variable's value in the program; `None` before it has one.
 
         The value of a per-replica variable has an axis for replicas in front.
         """
