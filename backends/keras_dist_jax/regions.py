@@ -93,7 +93,7 @@ class Region:
             self.trace.region = before
 
     def read(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value on the replica; `None` before one is set."""
+        """Returns a variable's value on the replica, or `None` without one."""
         check_owner(variable, self.strategy)
         key = id(variable)
         if key not in self.values:
