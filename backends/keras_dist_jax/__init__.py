@@ -1,4 +1,4 @@
-"""keras_dist on JAX."""
+"""The JAX backend of keras_dist."""
 
 from typing import TYPE_CHECKING
 from typing import Any
@@ -10,7 +10,8 @@ __all__ = ["JaxBackend"]
 
 
 def __getattr__(name: str) -> Any:
-    # The coordinator is in this package too, and needs no Keras.
+    # Lazy, because the coordinator's process imports this package without
+    # Keras.
     if name != "JaxBackend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from keras_dist_jax.backend import JaxBackend

@@ -1,4 +1,4 @@
-"""Addresses that workers listen on and look for."""
+"""Parsing, resolving and binding of the addresses that workers use."""
 
 import errno
 import socket
@@ -6,14 +6,14 @@ import time
 
 
 class AddressError(ValueError):
-    """An address is unknown, taken, or of another machine."""
+    """An address that is malformed, unknown, taken or of another machine."""
 
 
 def split(address: str) -> tuple[str, int]:
-    """The host and the port of `"host:port"`.
+    """Splits `"host:port"` into the host and the port.
 
     Raises:
-        AddressError: If it is something else.
+        AddressError: If the address has another form.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit():
@@ -25,10 +25,10 @@ def split(address: str) -> tuple[str, int]:
 
 
 def resolve(address: str) -> tuple[str, int]:
-    """The number of a host, and the port.
+    """Returns the IP address of an address's host, and the port.
 
     Raises:
-        AddressError: If nobody knows the host.
+        AddressError: If the name of the host can't be resolved.
     """
     host, port = split(address)
     try:
@@ -38,27 +38,26 @@ def resolve(address: str) -> tuple[str, int]:
             f"The host of {address!r} is unknown ({error.strerror}). "
             "Expected: a name or number of a host that this one can reach."
         ) from error
-    # What everybody listens on has to be what everybody looks for.
+    # All workers must choose the same one of several: the coordinator listens
+    # on it alone.
     number = min(found, key=lambda each: each[0] != socket.AF_INET)[4][0]
     return str(number), port
 
 
 def numeric(address: str) -> str:
-    """The address with the number of its host, as URLs have it."""
+    """Returns the address as `"ip:port"`, an IPv6 host in brackets."""
     host, port = resolve(address)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listen(address: str, patience: float = 5.0) -> socket.socket:
-    """A socket that listens on an address, and on no other.
+    """Opens a socket that listens on one address only.
 
-    Args:
-        address: String, `"host:port"`, of this machine.
-        patience: Float, seconds for which it is tried again: one that
-            listened until just now may still be ending.
+    An address in use is tried again for `patience` seconds: the process that
+    listened until just now may still be ending.
 
     Raises:
-        AddressError: If it is unknown, taken or of another machine.
+        AddressError: If the address is unknown, taken or of another machine.
     """
     host, port = resolve(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

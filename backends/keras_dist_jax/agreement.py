@@ -1,4 +1,4 @@
-"""What replicas have to leave alike, and what is made alike."""
+"""Checks and means that make replicas end a function with equal values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from keras_dist_jax.divergence import AXIS
 
 
 class Tensor:
-    """Stands for an array in what a function returned."""
+    """A placeholder for an array in a replica function's result."""
 
     def __repr__(self) -> str:
         return "a tensor"
@@ -22,19 +22,20 @@ class Tensor:
 def means_of(
     variables: Sequence[keras.Variable], differ: Sequence[bool]
 ) -> list[bool]:
-    """Which variables get the mean of what the replicas left in them.
+    """Tells for each variable whether replicas average its new value.
 
-    Args:
-        variables: Sequence of variables that no aggregation is said of.
-        differ: For each, whether replicas may have left different values.
+    The variables are those without an aggregation; `differ` tells for each
+    whether replicas may have left different values.
 
     Raises:
-        ReplicaDivergenceError: If one is no float, or is trained.
+        ReplicaDivergenceError: If values differ, and the variable is trainable
+            or not of a float dtype.
     """
     means = []
     for variable, differs in zip(variables, differ, strict=True):
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        # Replicas draw seeds as often as each other.
+        # All replicas draw equally often from a seed generator, so that its
+        # state stays equal.
         is_mean = differs and not is_seed(variable)
         if is_mean and (variable.trainable or "float" not in dtype):
             raise ReplicaDivergenceError(
@@ -51,10 +52,11 @@ def means_of(
 
 
 def check_alike(outlines: Sequence[Any]) -> None:
-    """Refuses results that are no tensors and differ between replicas.
+    """Compares the results of all variants, arrays aside.
 
     Raises:
-        ReplicaDivergenceError: If there is one, or another structure.
+        ReplicaDivergenceError: If results differ in something other than the
+            values of arrays, or in the number of leaves.
     """
     first = outlines[0]
     for other in outlines[1:]:
@@ -79,7 +81,7 @@ def check_alike(outlines: Sequence[Any]) -> None:
 
 
 def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:
-    """The values, with the mean of all replicas where they may differ."""
+    """Replaces the values that may differ by their means over all replicas."""
     own = [v for v, differs in zip(values, differ, strict=True) if differs]
     means = iter(lax.pmean(own, AXIS) if own else [])
     return [

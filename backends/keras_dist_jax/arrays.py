@@ -1,4 +1,4 @@
-"""What the state's arrays have to be asked: who holds them, do they live."""
+"""Copies, reference counts and liveness checks of state arrays."""
 
 import sys
 from collections.abc import Sequence
@@ -12,18 +12,16 @@ def _references(objects: Sequence[Any]) -> list[int]:
     return [sys.getrefcount(obj) for obj in objects]
 
 
-# What an object counts that nothing but a list of ours holds.
+# The reference count of an object that only a list in this module holds.
 _ALONE = _references([object()])[0]
 
 
 def copy_shared(arrays: list[Any]) -> None:
-    """Replaces, in place, each array that somebody else holds too by a copy.
+    """Replaces, in place, each array with other references by a copy.
 
     A step deletes its inputs. Arrays that a user read from a variable, or
-    assigned to one, must outlive that; all others need no second buffer.
-
-    Args:
-        arrays: List of `jax.Array`s; no variable holds them any more.
+    assigned to one, must outlive it; all others need no second buffer. No
+    variable may hold the arrays any more.
     """
     for index, count in enumerate(_references(arrays)):
         if count > _ALONE:
@@ -31,9 +29,9 @@ def copy_shared(arrays: list[Any]) -> None:
 
 
 def copy_of(array: Any) -> Any:
-    """The same values in buffers of their own.
+    """Copies an array into buffers of its own.
 
-    An array that JAX may still move stays one.
+    An array that is not committed to a device stays uncommitted.
     """
     if not array.committed:
         return array.copy()
@@ -41,12 +39,12 @@ def copy_of(array: Any) -> Any:
 
 
 def is_shared(holder: list[Any]) -> bool:
-    """Whether more than a variable and this list of one hold an array."""
+    """Tells whether more than a variable and this list hold an array."""
     return _references(holder)[0] > _ALONE + 1
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies of the arrays in host memory.
+    """Copies arrays to host memory; of cut ones, this worker's rows.
 
     Copies and not views: a buffer with a view on it can't be reused by the
     step that gets it.
@@ -62,7 +60,7 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
 
 
 def own_rows(array: Any) -> np.ndarray[Any, Any]:
-    """A copy of the rows that lie on this worker's devices."""
+    """Copies the rows on this worker's devices to host memory, in order."""
     shards = sorted(
         array.addressable_shards, key=lambda shard: shard.index[0].start or 0
     )
@@ -70,11 +68,11 @@ def own_rows(array: Any) -> np.ndarray[Any, Any]:
 
 
 def failure_of(arrays: Sequence[Any]) -> BaseException | None:
-    """Waits for the arrays; why one of them has no value, or `None`.
+    """Waits for arrays; returns the error of one that failed, or `None`.
 
     The step that should have made an array may have failed on the device,
-    which shows only when it is waited for; or a step took it and gave nothing
-    back.
+    which shows only when the array is waited for. Or an array was donated to a
+    step that gave nothing back.
     """
     try:
         jax.block_until_ready(list(arrays))

@@ -1,4 +1,4 @@
-"""Devices of JAX, and executors on them."""
+"""The entry point of the JAX backend: devices, executors and cluster."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class JaxBackend(
     MeasuresMemory,
     ShardsOptimizerState,
 ):
-    """JAX: the devices of its default platform, and the CPU's."""
+    """JAX on the devices of its default platform, and on the CPU's."""
 
     def __init__(self) -> None:
         self._cpu_gate = OneAtATime()
@@ -89,15 +89,11 @@ class JaxBackend(
     def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
         """See `Backend.join`.
 
-        Args:
-            cluster: The `Cluster`.
-            options: `CommunicationOptions`. `timeout_seconds` is how long
-                workers may take to come (300 by default), how long one may be
-                silent before it is lost (60 by default), and how long one
-                that lives may keep the others waiting while it does something
-                else (no limit by default). A worker that computes or compiles
-                is neither silent nor does it something else. `dtype` is
-                refused.
+        Of the options, `timeout_seconds` limits how long workers may take to
+        come (300 by default), how long one may be silent before it is lost (60
+        by default), and how long a live one may keep the others waiting while
+        it does something else (600 by default). A worker that computes or
+        compiles counts as neither. `dtype` is refused.
         """
         if self._workers is not None:
             known = self._workers.cluster, self._workers.options
@@ -219,11 +215,7 @@ class JaxBackend(
 
 
 def layout_of(plan: Plan, workers: JaxWorkers | None = None) -> Layout:
-    """The plan's devices as JAX sees them.
-
-    Args:
-        plan: The `Plan`.
-        workers: The `JaxWorkers`, of a plan of several workers.
+    """Makes the layout for the plan's devices.
 
     Raises:
         DeviceError: If the replicas are on devices of different types.

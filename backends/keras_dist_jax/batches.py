@@ -1,4 +1,4 @@
-"""Batches of any length, for a program that wants equal shares."""
+"""Batches of any length, split into equal shares of rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,7 @@ from keras_dist_jax.jax_internals import put_shards
 
 
 def common_rows(leaves: Sequence[Any]) -> int | None:
-    """The length that all arrays of a batch have in common, if there is one.
-
-    Args:
-        leaves: Arrays of a batch, of any kind that has a `shape`.
-    """
+    """Returns the length that all arrays of a batch share, or `None`."""
     rows = None
     for leaf in leaves:
         shape = getattr(leaf, "shape", None)
@@ -27,24 +23,17 @@ def common_rows(leaves: Sequence[Any]) -> int | None:
 
 
 def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
-    """How many rows of a batch are cut; `None` if each device gets them all.
+    """Returns the number of rows to split over `parts` devices.
 
-    Args:
-        leaves: Arrays of the batch.
-        parts: Integer, the number of all devices.
+    `None` says that each device gets the whole batch.
     """
     rows = common_rows(leaves)
-    # A row or two are not worth a collective for each layer.
+    # Fewer rows than devices are not worth a collective for each layer.
     return None if rows is None or rows < parts else rows
 
 
 def tell_if_unequal(leaves: Sequence[Any], unequal: UnequalLengths) -> None:
-    """Says that a batch is not cut because nobody knows where.
-
-    Args:
-        leaves: Arrays of the batch.
-        unequal: The `UnequalLengths` to say it with.
-    """
+    """Reports arrays of different lengths: such a batch is not split."""
     shapes = [getattr(leaf, "shape", None) for leaf in leaves]
     lengths = [shape[0] for shape in shapes if shape]
     if len(set(lengths)) > 1:
@@ -52,17 +41,12 @@ def tell_if_unequal(leaves: Sequence[Any], unequal: UnequalLengths) -> None:
 
 
 def share_of(rows: int, parts: int) -> int:
-    """How many rows of so many a device gets, if those are enough."""
+    """Returns the rows of a full share; the last shares may have fewer."""
     return -(-rows // parts)
 
 
 def shares(batch: Any, parts: int) -> list[range]:
-    """The rows of a batch on each device.
-
-    Args:
-        batch: Nest of arrays.
-        parts: Integer, the number of all devices.
-    """
+    """Returns the range of a batch's rows on each of `parts` devices."""
     leaves = jax.tree.leaves(batch)
     rows = rows_to_cut(leaves, parts)
     if rows is None:
@@ -76,13 +60,10 @@ def shares(batch: Any, parts: int) -> list[range]:
 
 
 def put_cut(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
-    """An array of equal shares of rows, each on its device.
+    """Puts an array's rows on the devices, in equal shares.
 
-    Args:
-        leaf: Array of any kind, of shape `(rows, ...)`. `rows` is padded with
-            zeros to a multiple of the number of devices.
-        sharding: The `jax.sharding.Sharding` that cuts the rows.
-        devices: The `jax.Device`s in its order.
+    `leaf` has the shape `(rows, ...)`; `rows` is padded with zeros to a
+    multiple of the number of devices, which are in the order of `sharding`.
     """
     array = as_array(leaf)
     num_devices = len(devices)
@@ -102,14 +83,11 @@ def put_cut(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
 def put_share(
     leaf: Any, sharding: Any, devices: Sequence[Any], first: int, parts: int
 ) -> Any:
-    """`put_cut`, of an array over several workers, each of which has all rows.
+    """Puts this worker's shares of an array's rows on its devices.
 
-    Args:
-        leaf: As for `put_cut`, with the same values on each worker.
-        sharding: As for `put_cut`.
-        devices: This worker's `jax.Device`s in its order.
-        first: Integer, the position of the first one among all devices.
-        parts: Integer, the number of all devices.
+    Each worker has all rows, with the same values. `first` is the position of
+    this worker's first device among the devices of all workers, `parts` the
+    number of all.
     """
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
@@ -133,9 +111,10 @@ def put_global(
     shards: Sequence[Any],
     devices: Sequence[Any],
 ) -> Any:
-    """An array over several workers, of what this one has of it.
+    """Makes an array over several workers from the shards of this one.
 
-    Not `jax.device_put`: it compares the values of all workers, and so meets.
+    Not `jax.device_put`, which compares the values of all workers by a
+    collective.
     """
     if put_shards is not None and not isinstance(like, jax.Array):
         aval = jax.core.ShapedArray(shape, like.dtype)
@@ -148,7 +127,7 @@ def put_global(
 
 
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
-    """An array, whole on each device."""
+    """Puts a copy of an array on each device."""
     array = as_array(leaf)
     if put_shards is None or isinstance(array, jax.Array):
         return jax.device_put(array, sharding)
@@ -157,9 +136,9 @@ def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
 
 
 def unpad(data: Any, rows: int, sharding: Any) -> Any:
-    """The true rows of a padded batch, inside of a trace.
+    """Removes the padding rows of a batch inside of a trace.
 
-    The step sees true shapes, so nothing needs a mask. The constraint keeps
+    The step sees the true shapes, so nothing needs a mask. The constraint keeps
     the rows where they are, in shares that are not quite equal.
     """
     return jax.tree.map(
@@ -168,7 +147,10 @@ def unpad(data: Any, rows: int, sharding: Any) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """A NumPy array of a dtype that JAX has, or an array on an accelerator."""
+    """Converts a leaf to a NumPy array of a dtype that JAX has.
+
+    Arrays on an accelerator are returned as they are.
+    """
     if type(leaf) is not np.ndarray:
         if isinstance(leaf, jax.Array):
             if not _is_on_cpu(leaf):

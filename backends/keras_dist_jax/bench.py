@@ -1,4 +1,4 @@
-"""What `keras-dist bench` compares our loops with on JAX."""
+"""Reference loops on JAX for `keras-dist bench`."""
 
 import functools
 import itertools
@@ -35,15 +35,11 @@ _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class JittedLoop(Loop):
-    """Carries a state through a step that is jitted.
+    """A loop that carries a state through a jitted step.
 
-    Args:
-        setting: `Setting`.
-        state: Nest of arrays, the step's first argument and result.
-        step: Callable that takes the state and a batch, and returns the new
-            state and the loss.
-        by_hand: Boolean, whether several devices run the step each on its own
-            rows, as `jax.shard_map` has it.
+    `step` takes the state, a nest of arrays, and a batch, and returns the new
+    state and the loss. With `by_hand`, each device runs the step on its own
+    rows, by `jax.shard_map`.
     """
 
     def __init__(
@@ -58,11 +54,11 @@ class JittedLoop(Loop):
                 out_specs=(everywhere.spec, everywhere.spec),
                 check_vma=False,
             )
-        # Programs with collectives that wait for devices behind one another
-        # can end in a deadlock on CPUs, which ends the process.
+        # On CPUs, programs with collectives that are queued behind one another
+        # can deadlock, after which the runtime aborts the process.
         self._waits = setting.num_replicas > 1 and on_cpu(setting.devices)
         self._batches = jax.device_put(setting.batches(), by_rows)
-        # Into memory of JAX's own, which alone can be donated.
+        # Only memory that JAX allocated can be donated.
         copy = jax.jit(
             functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
         )
@@ -83,16 +79,12 @@ class JittedLoop(Loop):
 
 
 def on_cpu(devices: Sequence[str]) -> bool:
-    """Whether programs with collectives have to wait for one another."""
+    """Tells whether devices are CPUs, on which steps wait for one another."""
     return devices[0].startswith("cpu")
 
 
 def shardings(names: Sequence[str]) -> tuple[Any, Any]:
-    """How state lies on devices, on each of them, and how batches are cut.
-
-    Args:
-        names: Sequence of device strings.
-    """
+    """Returns the shardings of the state, replicated, and of batches."""
     known = jax_devices()
     devices = [known[parse_device(name)] for name in names]
     if len(devices) == 1:
@@ -106,12 +98,12 @@ def shardings(names: Sequence[str]) -> tuple[Any, Any]:
 
 
 def native_loop(setting: Setting) -> Loop:
-    """Arrays and `jax.jit`, without Keras."""
+    """Makes a loop of arrays and `jax.jit`, without Keras."""
     return JittedLoop(setting, _native_state(setting), _native_step)
 
 
 def other_loops(setting: Setting) -> dict[str, Loop]:
-    """Keras' loop; the native one with collectives written by hand."""
+    """Makes Keras' loop; for replicas, also one by `jax.shard_map`."""
     loops = {"Keras": keras_loop(setting)}
     if setting.num_replicas > 1:
         loops["shmap"] = JittedLoop(
@@ -138,7 +130,7 @@ def _replica_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _updated(state: Any, gradients: Any) -> Any:
-    """One step of Adam."""
+    """Applies one step of Adam."""
     weights, means, variances, count = state
     count = count + 1
     rate = (
@@ -168,12 +160,12 @@ def _loss(weights: Any, x: Any, y: Any) -> Any:
 
 
 def keras_loop(setting: Setting) -> Loop:
-    """A Keras model's stateless methods in `jax.jit`."""
+    """Makes a loop of a Keras model's stateless methods in `jax.jit`."""
     return JittedLoop(setting, *stateless(setting))
 
 
 def stateless(setting: Setting) -> tuple[Any, _Step]:
-    """A Keras model's state, as a nest of NumPy arrays, and its step."""
+    """Returns a Keras model's state, a nest of NumPy arrays, and its step."""
     model = build_model(setting)
     optimizer = keras.optimizers.Adam(LEARNING_RATE)
     optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""What `keras-dist bench fit` compares with on JAX."""
+"""Reference loops on JAX for `keras-dist bench fit`."""
 
 import functools
 from collections.abc import Callable
@@ -26,12 +26,7 @@ TEXT = (
 
 
 class JittedLoop(ModelLoop):
-    """The model's stateless `train_step`, in `jax.jit`.
-
-    Args:
-        task: `Task`.
-        devices: Tuple of device strings, one a replica.
-    """
+    """A loop over the model's stateless `train_step`, in `jax.jit`."""
 
     def __init__(self, task: Task, devices: tuple[str, ...]) -> None:
         super().__init__(task.model())
@@ -44,7 +39,7 @@ class JittedLoop(ModelLoop):
         model.test_on_batch(*batch)
         model.reset_metrics()
         model.optimizer.build(model.trainable_variables)
-        # Into memory of JAX's own, which alone can be donated.
+        # Only memory that JAX allocated can be donated.
         place = jax.jit(
             functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
         )
@@ -83,7 +78,7 @@ class JittedLoop(ModelLoop):
 def native_fits(
     task: Task, devices: tuple[str, ...]
 ) -> dict[str, Callable[[], ModelLoop]]:
-    """Keras' own distribution, and a loop written by hand."""
+    """Makes `fit` under Keras' own distribution, and a loop written by hand."""
     distribution = keras.distribution.DataParallel(
         devices=list(devices), auto_shard_dataset=False
     )
@@ -95,5 +90,5 @@ def native_fits(
 
 
 def collectives(loop: Loop, steps: int, num_replicas: int) -> int:
-    """Collectives that ran, of which each device's are told."""
+    """Returns the number of collectives that each device runs."""
     return collectives_run(loop, steps) // num_replicas

@@ -1,4 +1,4 @@
-"""What `keras-dist bench memory` counts on JAX."""
+"""Measured memory on JAX for `keras-dist bench memory`."""
 
 import jax
 
@@ -9,7 +9,7 @@ TEXT = "Measured: every live `jax.Array` of the process, each buffer once."
 
 
 def live_bytes() -> dict[Device, int]:
-    """Bytes of the buffers on each device."""
+    """Returns the bytes of live buffers on each device."""
     names = {device: name for name, device in jax_devices().items()}
     buffers = {}
     for array in jax.live_arrays():

@@ -1,4 +1,4 @@
-"""What `keras-dist bench workers` compares with on JAX."""
+"""Reference loops on JAX for `keras-dist bench workers`."""
 
 import itertools
 import tempfile
@@ -20,17 +20,14 @@ from keras_dist.bench.worker_loops import rows_of
 from keras_dist.plugin.workers import Workers
 from keras_dist_jax.bench import stateless
 
-# The compiler's names.
+# The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
 
 
 class DataParallelLoop(Loop):
-    """`train_on_batch` under Keras' own distribution.
+    """A loop of `train_on_batch` under Keras' own distribution.
 
-    Args:
-        setting: `Setting`.
-        worker: Integer, whose rows to train on.
-        distribution: The `keras.distribution.DataParallel`.
+    It trains on the rows of the worker with the position `worker`.
     """
 
     def __init__(
@@ -53,11 +50,9 @@ class DataParallelLoop(Loop):
 
 
 class JittedLoop(Loop):
-    """A Keras model's stateless methods in `jax.jit`, on global arrays.
+    """A loop of a Keras model's jitted stateless methods, on global arrays.
 
-    Args:
-        setting: `Setting`.
-        worker: Integer, whose rows to train on.
+    It trains on the rows of the worker with the position `worker`.
     """
 
     def __init__(self, setting: Setting, worker: int) -> None:
@@ -84,8 +79,8 @@ class JittedLoop(Loop):
                 for rows in batch
             ]
             if loss is not None:
-                # Collectives of steps that wait behind one another can end in a
-                # deadlock on CPUs.
+                # On CPUs, steps with collectives that are queued behind one
+                # another can deadlock.
                 loss.block_until_ready()
             state, loss = step(state, x, y)
         self._state = state
@@ -95,8 +90,7 @@ class JittedLoop(Loop):
 class JaxNativeWorkers(NativeWorkers):
     """`keras.distribution.DataParallel` over all workers' devices.
 
-    Args:
-        workers: `Workers`, whose runtime it shares.
+    It runs on the cluster that keras_dist has joined.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -128,11 +122,11 @@ class JaxNativeWorkers(NativeWorkers):
         return {"jit": JittedLoop(setting, self._worker)}
 
     def close(self) -> None:
-        """The runtime is ours, and goes on."""
+        """Does nothing: the runtime belongs to keras_dist, and goes on."""
 
 
 def collectives_run(loop: Loop, steps: int) -> int:
-    """Collectives that this process' devices run in so many steps."""
+    """Counts the collectives of this process' devices in `steps` steps."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +140,7 @@ def collectives_run(loop: Loop, steps: int) -> int:
 
 
 def _collectives_in(path: Path) -> int:
-    """How many collectives were run while a profile was taken."""
+    """Counts the collectives in a profile."""
     return sum(
         event.name.startswith(_COLLECTIVES)
         for plane in ProfileData.from_file(str(path)).planes

@@ -1,4 +1,4 @@
-"""The body of a region: a replica function, as each device runs it."""
+"""The body of a region: a replica function, traced for all devices."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from keras_dist.replica.strategy_core import StrategyBase
 
 CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
-# Of arrays with an axis for steps in front.
+# For arrays whose first axis is for steps.
 CUT_STEPS, ON_EACH_STEPS = PartitionSpec(None, AXIS), PartitionSpec()
 _MAX_TRACES = 4
 
@@ -59,20 +59,14 @@ def run_region(
     kwargs: Mapping[str, Any],
     scans: bool = False,
 ) -> Any:
-    """Calls `fn` in a body that each replica runs.
+    """Traces `fn` once for all replicas, as a part of a compiled function.
 
-    Args:
-        strategy: The `Strategy`.
-        layout: Its `Layout`.
-        trace: The `Trace` that it is part of.
-        fn: Callable, the replica function.
-        args: Sequence of arguments, with tracers for arrays.
-        kwargs: Mapping of keyword arguments, likewise.
-        scans: Boolean, whether arrays have an axis for steps in front, for
-            each of which `fn` is called.
+    Arguments have tracers for arrays. With `scans`, arrays have an axis for
+    steps in front, and `fn` is called for each step.
 
     Returns:
-        Nest of `JoinedPerReplica`s.
+        The nest that `fn` returns, with a `JoinedPerReplica` for each array;
+        for one replica, with the array itself.
     """
     context.check_cross_replica(strategy, "run")
     hooks.install()
@@ -99,8 +93,8 @@ def run_region(
 
     arguments = map_nest(collect, (tuple(args), dict(kwargs)))
     known = [v for k, v in trace.variables.items() if k in trace.values]
-    # A worker with one replica has its own values where others have
-    # per-replica ones.
+    # With one replica a worker, values are not per-replica ones, but they
+    # still differ between workers.
     is_own = layout.is_wide and len(layout.devices) == 1
     differ = [
         *[spec is cut or is_own for spec in specs],
@@ -130,7 +124,7 @@ def run_region(
 
 
 class _Argument:
-    """Stands for an array among the arguments of a replica function."""
+    """A placeholder for an array among the arguments of a replica function."""
 
     def __init__(self, stacked: bool, shapes: Shapes | None = None) -> None:
         self.stacked = stacked
@@ -138,13 +132,16 @@ class _Argument:
 
 
 class _Result(Tensor):
-    """Stands for an array among its results."""
+    """A placeholder for an array among the results of a replica function.
+
+    `shapes` are those on each replica where they differ.
+    """
 
     shapes: Shapes | None = None
 
 
 class _Body:
-    """What each device runs: the replica function, once for all of them."""
+    """The body of each device: the replica function, traced for all."""
 
     def __init__(
         self,
@@ -177,7 +174,8 @@ class _Body:
             ),
             arguments,
         )
-        # Replicas whose arguments have the same shapes are of one variant.
+        # A variant is a trace that serves all replicas whose arguments have
+        # the same shapes.
         shapes = [tuple(s[i] for s in uneven) for i in range(count)]
         kinds = list(dict.fromkeys(shapes))
         self._variant_of = [kinds.index(each) for each in shapes]
@@ -213,7 +211,7 @@ class _Body:
         return results, new[:split], new[split:]
 
     def _step(self, leaves: list[Any], values: list[Any]) -> Callable[..., Any]:
-        """Traces the function; the result runs what was traced."""
+        """Traces all variants; returns a function that runs their programs."""
         programs, structure = self._traced(leaves, values)
         each = [differing(p.jaxpr, self._differ) for p in programs]
         differ = [any(own) for own in zip(*each, strict=True)]
@@ -345,7 +343,7 @@ class _Body:
         )
 
     def _even(self, region: Region, results: list[Any]) -> list[Any]:
-        """Results of one shape on each replica, whatever they are."""
+        """Pads results to one shape on all replicas; notes their own shapes."""
         if not region.peers.are_uneven:
             return results
         everyone = region.everyone([tuple(map(int, x.shape)) for x in results])
@@ -367,5 +365,5 @@ class _Body:
 
 
 def _as_kept(variable: keras.Variable, value: Any) -> Any:
-    """A value in the variable's dtype, or each call would be traced anew."""
+    """Casts a value to its variable's dtype, to avoid traces for another."""
     return lax.convert_element_type(value, variable.dtype)

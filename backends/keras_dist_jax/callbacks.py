@@ -1,4 +1,4 @@
-"""Host callbacks inside of a step, and what to do when one raises.
+"""Host callbacks inside of a step whose exceptions are kept until its end.
 
 A `jax.pure_callback` runs on one device. If it raises, that device never
 arrives at the step's collectives, the others wait for it, and after 40 seconds
@@ -19,10 +19,10 @@ _CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 
 
 class Failures:
-    """Exceptions raised by host callbacks, until somebody asks.
+    """Exceptions of host callbacks, until they are taken.
 
     Attributes:
-        errors: List of them, in the order they came.
+        errors: List of the exceptions, in the order in which they were raised.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Failures:
         self.errors.append(error)
 
     def take(self) -> BaseException | None:
-        """The first exception, if there was one; all are forgotten."""
+        """Returns the first exception or `None`, and forgets all."""
         if not self.errors:
             return None
         first = self.errors[0]
@@ -42,12 +42,10 @@ class Failures:
 
 
 class _Guarded:
-    """A callback that always returns.
+    """A host callback that returns zeros where it would raise.
 
-    Args:
-        callback: What the program called, on flat arguments.
-        results: Its results' shapes and dtypes; empty if it has none.
-        failures: Where its exceptions go.
+    `results` are the shapes and dtypes of its results. Exceptions go to
+    `failures`.
     """
 
     def __init__(
@@ -69,14 +67,10 @@ class _Guarded:
 
 
 def guarded(fn: Callable[..., Any], failures: Failures) -> Callable[..., Any]:
-    """`fn`, with its host callbacks made to return in any case.
-
-    Args:
-        fn: A function that is being traced, on nested arrays.
-        failures: Where the callbacks' exceptions go.
+    """Makes the host callbacks of a traced function return in any case.
 
     Returns:
-        A function with the same arguments and results, for use in a trace.
+        A function with the arguments and results of `fn`, for use in a trace.
     """
 
     def run(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Central storage: where each variable rests, and what runs its model.
+"""Central storage: one copy of each variable, away from the replicas.
 
 A variable has one copy, on the device that keeps it, and so have an
 optimizer's. A training step sends the values that it reads to the devices
@@ -12,8 +12,8 @@ While `fit` runs, a device that keeps variables holds them once, and in a step
 the gradients beside them; host memory holds the copy that `Running` makes at
 the start of an epoch. Where that device is the CPU, both are host memory.
 
-Variables rest by device and not by memory kind, where an accelerator can also
-address memory of the host (`pinned_host`): JAX refuses to combine arrays of
+Where an accelerator can address host memory (`pinned_host`), variables still
+rest on a device and not in that memory kind: JAX refuses to combine arrays of
 two memory spaces, so that `variable + tensor` would fail wherever a user
 writes it.
 """
@@ -44,8 +44,9 @@ from keras_dist_jax.running import Values
 class LooseLayout(SingleLayout):
     """One of several devices that keep variables.
 
-    JAX may move its arrays: else variables of two such devices could not be
-    combined, in `model(x)` outside of `fit` or in a metric's result.
+    Its arrays are not committed to the device: else variables of two such
+    devices could not be combined, in `model(x)` outside of `fit` or in a
+    metric's result.
     """
 
     def holds(self, array: Any) -> bool:
@@ -56,12 +57,10 @@ class LooseLayout(SingleLayout):
 
 
 class Homes:
-    """Where the variables of a central plan rest.
+    """The device on which each variable of a central plan rests.
 
-    Args:
-        owners: The executor's `Owners`.
-        devices: Mapping from each device that keeps variables to its
-            `jax.Device`, the primary first.
+    `devices` maps each device that keeps variables to its `jax.Device`, the
+    primary first.
     """
 
     def __init__(self, owners: Owners, devices: Mapping[Device, Any]) -> None:
@@ -72,31 +71,28 @@ class Homes:
 
     @property
     def devices(self) -> tuple[Any, ...]:
-        """The first `jax.Device` that keeps variables."""
+        """The first `jax.Device` that keeps variables, in a tuple."""
         return self.primary.devices
 
     @property
     def are_several(self) -> bool:
-        """Whether variables are on more than one device."""
+        """`True` if variables are on more than one device."""
         return len(self._layouts) > 1
 
     def of(self, variable: keras.Variable) -> SingleLayout:
-        """The layout of the one device that keeps a variable."""
+        """Returns the layout of the one device that keeps a variable."""
         return self._layouts[self._owners.of(variable)]
 
     def place(self, array: Any) -> Any:
-        """An array where it can be combined with any variable."""
+        """Puts an array where it can be combined with any variable."""
         return self.primary.place(array)
 
 
 class CentralRunning(Running):
     """The state of a model whose variables have one copy.
 
-    Args:
-        model: A `keras.Model`.
-        layout: The devices that compute.
-        gate: Bounds the steps under way.
-        homes: Where its variables rest.
+    `layout` is of the devices that compute, `homes` of those that keep
+    variables.
     """
 
     def __init__(
@@ -105,7 +101,8 @@ class CentralRunning(Running):
         super().__init__(model, layout, gate)
         self.mesh = layout
         self.homes = homes
-        # What was sent to the devices that compute, and what it was before.
+        # The copies that were sent to the devices that compute, and the arrays
+        # that they were made of.
         self._sent: Values = []
         self._resting: Values = []
 
@@ -121,7 +118,7 @@ class CentralRunning(Running):
         return self.homes.of(variable)
 
     def devices_of_state(self) -> list[Any]:
-        """The `jax.Device` that keeps each variable of the state, in order."""
+        """Returns the `jax.Device` of each variable of the state, in order."""
         return [
             self.homes.of(variable).devices[0]
             for variable in itertools.chain(*self._variables)
@@ -156,14 +153,12 @@ class CentralRunning(Running):
 
 
 class Merge:
-    """The state after a step, of what its programs gave.
+    """The state after a step, put together from the results of its programs.
 
-    Args:
-        values: List of the groups of arrays, with those that no update made.
-        places: For each update, the places of what it gives: pairs of a group
-            and an index in it.
-        targets: Sequence of the `jax.Device` that each value goes to, or
-            `None` if updates leave all where they should be.
+    `values` are the state's groups of arrays, still without the results of
+    updates. `places` has for each update the places of its results: pairs of a
+    group and an index in it. `targets` are the `jax.Device`s that each value
+    goes to, or `None` if updates leave all values where they should be.
     """
 
     def __init__(
@@ -178,7 +173,7 @@ class Merge:
         self._is_merged = False
 
     def values(self, results: Sequence[Any]) -> Values:
-        """The groups, with the updates' results in their places."""
+        """Returns the groups, with the updates' results in their places."""
         if not self._is_merged:
             for places, (_, new) in zip(self._places, results, strict=True):
                 for (group, index), value in zip(places, new, strict=True):
@@ -186,24 +181,19 @@ class Merge:
             if self._targets is not None:
                 _rehouse(self._values, self._targets)
             self._is_merged = True
-            # What went home would be kept where it was made, too.
+            # Values that were moved would stay alive where they were made.
             for _, new in results:
                 new.clear()
         return self._values
 
 
 def send(arrays: Sequence[Any], layout: Layout) -> list[Any]:
-    """Arrays of one device each, on all devices that compute."""
+    """Copies arrays of one device each to all devices that compute."""
     return put_on(arrays, layout.whole, layout.devices)
 
 
 def bring(arrays: Sequence[Any], devices: Sequence[Any]) -> list[Any]:
-    """Arrays that are anywhere whole, each on one device.
-
-    Args:
-        arrays: Sequence of `jax.Array`s.
-        devices: Sequence of `jax.Device`s, one for each.
-    """
+    """Puts arrays, each whole wherever it is, on one device each."""
     return [
         put_on([_shard(array, device)], _on(device), (device,))[0]
         for array, device in zip(arrays, devices, strict=True)
@@ -216,7 +206,7 @@ def _on(device: Any) -> SingleDeviceSharding:
 
 
 def _shard(array: Any, device: Any) -> Any:
-    """A shard of an array that each of its devices has whole."""
+    """Returns a whole shard of an array, a device's own if it has one."""
     if isinstance(array.sharding, SingleDeviceSharding):
         return array
     if device in array.sharding.device_set:
@@ -225,7 +215,7 @@ def _shard(array: Any, device: Any) -> Any:
 
 
 def _rehouse(values: Values, devices: Sequence[Any]) -> None:
-    """Brings all arrays of a state, in place, where they rest."""
+    """Moves all arrays of a state, in place, to the devices where they rest."""
     brought = iter(bring(list(itertools.chain(*values)), devices))
     for group in values:
         group[:] = itertools.islice(brought, len(group))

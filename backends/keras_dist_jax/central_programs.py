@@ -1,4 +1,4 @@
-"""The programs of a training step with central storage, compiled."""
+"""The compiled programs of a training step with central storage."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,14 +17,10 @@ from keras_dist_jax.running import Values
 
 
 class FirstPart:
-    """A step until the gradients, on the devices that compute.
+    """A step up to the gradients, on the devices that compute.
 
-    Args:
-        partition: `Partition` of the step.
-        mesh: The devices.
-        owners: Sequence of the `jax.Device` that keeps each value.
-        sharding: Of the batch.
-        name: String, what profiles call it.
+    `owners` are the `jax.Device`s that keep each value of the state, `sharding`
+    is the batch's, and profiles show `name`.
 
     Attributes:
         outputs: Positions of the step's outputs that it gives.
@@ -45,8 +41,8 @@ class FirstPart:
         self.new = [p - count for p in partition.gives if p >= count]
         self.kept = partition.kept
         self._mesh = mesh
-        # What is computed anew can take the place of what was sent, unless
-        # that is where the variable rests.
+        # A new value can take the memory of the copy that was sent, unless the
+        # variable rests on a device that computes: there is no copy then.
         away = {p for p in self.new if owners[p] not in mesh.devices}
         self._donated = [p for p in partition.reads if p in away]
         self._others = [p for p in partition.reads if p not in away]
@@ -76,7 +72,7 @@ class FirstPart:
     def __call__(
         self, state: Sequence[Any], batch: Sequence[Any]
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Outputs, new values, and what updates take."""
+        """Returns the outputs, the new values and the updates' inputs."""
         positions = [*self._donated, *self._others]
         sent = send([state[p] for p in positions], self._mesh)
         count = len(self._donated)
@@ -87,20 +83,19 @@ class FirstPart:
 
 
 class UpdatePart:
-    """What follows the gradients, on one device that keeps variables.
+    """An update after the gradients, on one device that keeps variables.
 
-    Args:
-        update: `Update`.
-        owners: Sequence of the `jax.Device` that keeps each value.
-        primary: The first `jax.Device` that keeps variables.
-        num_outputs: Integer, the number of the step's outputs.
+    `owners` are the `jax.Device`s that keep each value of the state, `primary`
+    is the first one that keeps variables, and `num_outputs` the number of the
+    step's outputs.
 
     Attributes:
-        device: Where it runs.
-        crossing: Positions among what the first part hands over.
+        device: The `jax.Device` that it runs on.
+        crossing: Positions of its inputs among the values that the first part
+            hands over.
         outputs: Positions of the step's outputs that it gives.
         new: Positions in the state that it gives new values of.
-        visitors: Positions in the state that it takes from elsewhere.
+        visitors: Positions in the state of its inputs from other devices.
     """
 
     def __init__(
@@ -133,23 +128,19 @@ class UpdatePart:
         self._donate = jax.jit(optimizer_update, donate_argnums=0)
 
     def program(self, donates: bool) -> Any:
-        """What runs it, on what it replaces, what it reads, and the rest.
+        """Returns the compiled update.
 
-        Args:
-            donates: Whether it may delete what it replaces.
+        Its arguments are the values that it replaces, which it deletes if it
+        `donates`, those that it only reads, and those of the first part.
         """
         return self._donate if donates else self._keep
 
 
 class Parts:
-    """A training step for one kind of batch.
+    """The programs of a training step for one kind of batch.
 
-    Args:
-        first: `FirstPart`.
-        updates: Sequence of `UpdatePart`s.
-        values: The state, in groups; of shapes.
-        owners: Sequence of the `jax.Device` that keeps each value.
-        structure: Of the step's outputs.
+    `values` is the state in groups, as shapes; `owners` are the `jax.Device`s
+    that keep each value, and `structure` is that of the step's outputs.
     """
 
     def __init__(
@@ -166,7 +157,7 @@ class Parts:
         places = [(g, i) for g, v in enumerate(values) for i in range(len(v))]
         self._places = places
         self._results = [[places[p] for p in each.new] for each in updates]
-        # What updates leave in another place than its own goes back.
+        # Values that an update leaves on another device go back to their own.
         is_moved = any(each.is_elsewhere for each in updates)
         self._owners = owners if is_moved else None
         self._targets = [owners[p] for p in first.new]
@@ -177,12 +168,10 @@ class Parts:
     def updates(
         self, state: Values, first: Any, donates: bool
     ) -> tuple[list[Any], Merge]:
-        """The updates to run, and the state that they make.
+        """Returns the updates to run, and the state that they make.
 
-        Args:
-            state: The groups of the state before the step.
-            first: What the first part gave.
-            donates: Whether updates may delete what they replace.
+        `state` is the one before the step, in groups, and `first` the result of
+        the first part; updates that donate delete the values that they replace.
         """
         _, new, crossing = first
         flat = list(itertools.chain(*state))
@@ -206,12 +195,7 @@ class Parts:
         return calls, Merge(values, self._results, self._owners)
 
     def outputs(self, first: Any, results: Sequence[Any]) -> Any:
-        """The step's outputs, as the step gives them.
-
-        Args:
-            first: What the first part gave.
-            results: Sequence of what each update gave.
-        """
+        """Returns the step's outputs, from the results of its programs."""
         found = dict(zip(self.first.outputs, first[0], strict=True))
         for update, (outputs, _) in zip(self._updates, results, strict=True):
             found.update(zip(update.outputs, outputs, strict=True))

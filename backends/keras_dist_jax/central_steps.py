@@ -1,4 +1,4 @@
-"""A training step whose variables have one copy, apart from what computes."""
+"""Training steps that compute on other devices than keep the variables."""
 
 import itertools
 import warnings
@@ -24,16 +24,12 @@ from keras_dist_jax.steps import all_values
 from keras_dist_jax.steps import any_of
 from keras_dist_jax.trainer import Trainer
 
-# Of the groups of a training step's state.
+# The index of the optimizer's variables among the groups of a state.
 _OPTIMIZER = internals.STATE_GROUPS.index("optimizer_variables")
 
 
 class CentralTrainer(Trainer):
-    """Keras' trainer, of a model whose variables have one copy.
-
-    Args:
-        running: The model's `CentralRunning`.
-    """
+    """Keras' trainer, for a model whose variables have one copy."""
 
     def __init__(self, running: CentralRunning) -> None:
         super().__init__(running)
@@ -48,19 +44,15 @@ class CentralTrainer(Trainer):
 
 
 class CentralStep(Step):
-    """Runs a training step where the variables are, and where they are not.
+    """A training step that is split between two kinds of devices.
 
-    A step is traced once for each kind of batch, and cut in two
-    (`partition`): what gives the gradients runs on the devices that compute,
-    the optimizer where its variables are. With several devices that keep
+    A step is traced once for each kind of batch, and split in two
+    (`partition`): the gradients are computed on the devices that compute, the
+    optimizer runs where its variables are. With several devices that keep
     variables, each runs its part of the update, if that is exact: if its part
     needs nothing of the others' but gradients and single numbers. Otherwise,
     as with gradient accumulation or loss scaling of some optimizers, the
-    whole state meets on the first of them for the update.
-
-    Args:
-        running: The model's `CentralRunning`.
-        step: The step, as Keras writes it.
+    whole state is brought to the first of them for the update.
     """
 
     def __init__(self, running: CentralRunning, step: StepFn) -> None:
@@ -90,8 +82,8 @@ class CentralStep(Step):
             first = program.first(state, jax.tree.leaves(data))
             gate.enter(running, any_of(first))
             calls, merge = program.updates(values, first, donating)
-            # In C, so that no interrupt comes between updates that have
-            # deleted their inputs and keeping what they gave for them.
+            # `extend` runs in C, so that no interrupt comes after an update has
+            # deleted its inputs and before its results are kept.
             running.last.extend(zip(*calls, [merge], strict=True))
             running.newest()
             outputs = program.outputs(first, running.last[-1][:-1])
@@ -153,7 +145,7 @@ class CentralStep(Step):
         primary: Any,
         num_outputs: int,
     ) -> UpdatePart:
-        """What runs it; the same, if batches of another shape have it too."""
+        """Returns an update's program; several kinds of batch may share it."""
         key = update.key, update.results
         if update.key is None or key not in self._updates:
             self._updates[key] = UpdatePart(
@@ -162,7 +154,7 @@ class CentralStep(Step):
         return self._updates[key]
 
     def _check(self, partition: Partition, values: Any) -> None:
-        """Says once that an optimizer's variables have to be sent."""
+        """Warns once if an optimizer's variables have to be sent."""
         start = sum(map(len, values[:_OPTIMIZER]))
         stop = start + len(values[_OPTIMIZER])
         flat = list(itertools.chain(*values))

@@ -1,4 +1,4 @@
-"""Functions of variables, compiled: for one device, or all replicas."""
+"""Compilation of functions of variables, for one device or all replicas."""
 
 import inspect
 import weakref
@@ -41,12 +41,9 @@ if TYPE_CHECKING:
 
 
 class JaxCompiler(Compiler):
-    """Compiles functions for a layout.
+    """A compiler of functions for a layout.
 
-    Args:
-        layout: The plan's devices, as JAX sees them; `None` to leave
-            everything where it is.
-        gate: Bounds the programs under way.
+    Without a layout, all values stay where they are.
     """
 
     def __init__(self, layout: Layout | None, gate: Gate) -> None:
@@ -54,14 +51,14 @@ class JaxCompiler(Compiler):
         self._gate = gate
         self._slots = Slots()
         self._several = layout is not None and layout.is_mesh
-        # Whether several workers call functions, with values of their own.
+        # Whether workers have to tell each other the shapes of arguments.
         self.agrees = layout is not None and layout.is_wide
-        # By the id of a value that is being joined: its shapes everywhere.
+        # By the id of a value that is being joined: its shapes on all workers.
         self._everyones: dict[int, Shapes] = {}
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
         ] = weakref.WeakKeyDictionary()
-        # Of the function that was called last.
+        # The programs of the function that was called last.
         self._last: tuple[Any, dict[Any, Program]] = (lambda: None), {}
 
     @property
@@ -94,7 +91,7 @@ class JaxCompiler(Compiler):
             trace is None
             and isinstance(fn, Function)
             and fn.jit_compile is not False
-            # Of several replicas, `run` has asked.
+            # With several replicas, `strategy.run` has checked for a scope.
             and (
                 self._several
                 or not keras_internals.has_stateless_scope()
@@ -131,7 +128,7 @@ class JaxCompiler(Compiler):
             flatten(batch, leaves, self._join)
             for batch, leaves in zip(batches, found, strict=True)
         ]
-        # Another structure for a step is another program.
+        # One program runs steps of one structure only.
         if (
             len(batches) == 1
             or function.jit_compile is False
@@ -259,7 +256,7 @@ class JaxCompiler(Compiler):
         return value
 
     def _agree(self, nest: Any) -> None:
-        """Tells all workers the shapes of values to be joined, at once."""
+        """Exchanges the shapes of values to be joined between workers."""
         self._everyones = {}
         values = [
             leaf
@@ -280,7 +277,7 @@ class JaxCompiler(Compiler):
 
 
 def _check_again(function: Function, key: Any, leaves: Sequence[Any]) -> None:
-    """Looks at arguments once for each program that is made of them."""
+    """Checks a function's arguments, once for each program."""
     rest = iter(leaves)
     _, args, kwargs = key
     positional = unflatten(args, rest)
@@ -289,11 +286,11 @@ def _check_again(function: Function, key: Any, leaves: Sequence[Any]) -> None:
 
 
 class _UnhashableError(Exception):
-    """An argument can't be a part of what is compiled."""
+    """An argument that can't be a part of a program's key."""
 
 
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    """A reference that keeps neither a function alive nor its object."""
+    """Makes a reference that keeps neither a function alive nor its object."""
     found: Any
     try:
         found = (
@@ -301,6 +298,6 @@ def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
             if inspect.ismethod(python)
             else weakref.ref(python)
         )
-    except TypeError:  # such as of a builtin
+    except TypeError:  # builtins, for example, have no weak references
         return lambda: python
     return lambda: found()

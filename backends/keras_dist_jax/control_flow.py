@@ -1,4 +1,4 @@
-"""What Keras does otherwise in compiled functions: branches and seeds."""
+"""Hooks for branches and seeds of Keras in compiled functions."""
 
 import contextlib
 import functools
@@ -23,9 +23,9 @@ Branch = Callable[[], Any]
 
 @functools.cache
 def install_cond() -> None:
-    """Makes `keras.ops.cond` keep what its branches assign.
+    """Makes `keras.ops.cond` keep the assignments of its branches.
 
-    What is traced in a branch can't leave it but as a result.
+    Values that JAX traces in a branch can leave it only as results.
     """
     internals.hook_cond(_hook_cond)
 
@@ -34,7 +34,7 @@ def install_cond() -> None:
 def install_global_seed() -> None:
     """Lets `keras.random` draw without a seed in compiled functions.
 
-    Keras refuses that in whatever JAX traces, where the seed would be lost.
+    Keras refuses that under any trace of JAX, where the seed would be lost.
     """
     internals.hook_global_seed(_hook_global_seed)
 
@@ -66,7 +66,7 @@ def _hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _assigned(branch: Branch) -> dict[int, keras.Variable]:
-    """The variables that a branch assigns."""
+    """Returns the variables that a branch assigns, by id."""
     found: dict[int, keras.Variable] = {}
 
     def probe() -> Any:
@@ -82,7 +82,7 @@ def _assigned(branch: Branch) -> dict[int, keras.Variable]:
 
 
 def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
-    """The branch, with the values it leaves in these variables."""
+    """Makes a branch also return the values that it leaves in the variables."""
 
     def run() -> Any:
         scope = Recording(eagerly=eagerly)
@@ -103,7 +103,7 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
 @contextlib.contextmanager
 def _in_branch() -> Iterator[None]:
     trace = current_trace()
-    if trace is None:  # of what is differentiated
+    if trace is None:  # under `keras_dist.value_and_grad`, not compiled
         yield
         return
     trace.branches += 1

@@ -1,8 +1,8 @@
-"""The coordinator: where the workers of a cluster meet, as its own process.
+"""The coordinator's process, through which the workers of a cluster connect.
 
 It calls the roll first, over plain sockets: JAX's service aborts workers that
-wait for one that never comes. Once all are there, JAX's service takes over
-the address. Neither Keras nor an accelerator is needed here.
+wait for one that never comes. Once all workers are there, JAX's service takes
+over the address. The process needs neither Keras nor an accelerator.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from typing import Any
 from keras_dist_jax.addresses import listen
 from keras_dist_jax.addresses import split
 
-# Seconds without a connection after which nobody is left; seconds for which it
-# waits at most once whoever started it has ended, and once it is told to end.
+# Seconds without a connection after which no worker is left; the most seconds
+# that it waits for that after its parent process has ended, and after SIGTERM.
 _QUIET, _LINGER, _GRACE = 0.5, 60.0, 8.0
 
 
 def serve(address: str, num_workers: int) -> None:
     """Coordinates one run of a cluster, until the process is terminated.
 
-    Told to end by SIGTERM, it stays for those who are still connected, for a
-    while: workers of other hosts may end later.
+    After SIGTERM it stays for up to 8 seconds while workers are connected:
+    those of other hosts may end later.
 
     Args:
         address: String, `"host:port"`. Nothing listens on other addresses.
@@ -48,16 +48,12 @@ def serve(address: str, num_workers: int) -> None:
 
 
 def _linger(port: int, limit: float) -> None:
-    """Waits until nobody is connected to a port any more.
-
-    Args:
-        port: Integer.
-        limit: Float, seconds to wait at most.
-    """
+    """Waits until a port has no connections, at most `limit` seconds."""
     now = quiet_since = time.monotonic()
     end = now + limit
     while now < end and now - quiet_since < _QUIET:
-        time.sleep(0.1)  # no connection tells that it is the last
+        # Polled: the end of a connection does not tell whether it was the last.
+        time.sleep(0.1)
         now = time.monotonic()
         if has_connections(port):
             quiet_since = now
@@ -68,14 +64,12 @@ def call_roll(
 ) -> None:
     """Waits until each worker has said that it is there.
 
-    A worker sends a line with its position and the number of workers. It
-    gets a line with the positions of those who are there whenever that
-    changes, then `go`, and closes the connection.
+    A worker sends a line with its position and the number of workers. Whenever
+    the set of present workers changes, it gets a line with their positions;
+    once all are there, it gets `go` and closes the connection.
 
-    Args:
-        listener: A listening socket.
-        num_workers: Integer, how many workers there are.
-        parent: File object whose end means that nobody needs this any more.
+    The end of the file `parent`, if it is given, means that no process needs
+    the roll any more.
 
     Raises:
         EOFError: If `parent` has ended.
@@ -90,7 +84,8 @@ def call_roll(
         if parent in ready:
             raise EOFError("Whoever started this coordinator has ended.")
         for index, connection in list(present.items()):
-            if connection in ready:  # they have nothing to say: it has ended
+            # Workers send nothing after the first line: readable means closed.
+            if connection in ready:
                 connection.close()
                 del present[index]
         for connection in [c for c in unnamed if c in ready]:
@@ -109,7 +104,8 @@ def call_roll(
     for connection in present.values():
         _tell(connection, "go")
     for connection in present.values():
-        # Who closes first keeps the address for a while; that is them.
+        # The side that closes first keeps the address in use for a while.
+        # That must be the worker, as JAX's service takes this one's.
         connection.settimeout(5)
         with contextlib.suppress(OSError):
             while connection.recv(1024):
@@ -118,9 +114,9 @@ def call_roll(
 
 
 def _named(connection: socket.socket, num_workers: int) -> int | None:
-    """The position that a new connection tells, if it is one of this cluster.
+    """Reads the position that a new connection sends; `None` if it is invalid.
 
-    Whoever connects may be anybody: nothing but two numbers is read.
+    Any process may connect, so nothing but two numbers is read.
     """
     connection.settimeout(1)
     try:
@@ -137,14 +133,17 @@ def _tell(connection: socket.socket, line: str) -> None:
 
 
 def start_service(address: str, num_workers: int) -> Any:
-    """Starts JAX's service on an address; it ends with what is returned."""
+    """Starts JAX's service on an address.
+
+    It ends when the object that is returned is deleted.
+    """
     from keras_dist_jax.runtime_internals import new_service
 
     return new_service(address, num_workers)
 
 
 def has_connections(port: int) -> bool:
-    """Whether anybody is connected to a port of this machine."""
+    """Tells whether a port of this machine has an established connection."""
     return any(state == "01" for state in _states(port))
 
 
@@ -159,7 +158,7 @@ def _states(port: int) -> Iterator[str]:
 
 
 def _serve_for_parent(address: str, num_workers: int, listener: int) -> None:
-    """Serves until whoever started this has ended, and all workers too."""
+    """Serves until the parent process and all workers have ended."""
     parent = sys.stdin.buffer
     with socket.socket(fileno=listener) as roll:
         try:

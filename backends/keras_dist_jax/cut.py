@@ -1,4 +1,4 @@
-"""Variables of which each replica keeps a part only."""
+"""Variables of which each replica keeps one part."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.tracing import eagerly
 
-# The flat array, of a variable that is cut.
+# Attributes of a variable that is cut: its flat array, and its layout.
 STORED = "_keras_dist_cut"
 _LAYOUT = "_keras_dist_cut_over"
-# A whole value that only this worker uses, for a while.
+# The whole value, while only this worker reads and writes it.
 _HELD = "_keras_dist_held"
-# Set on what an optimizer made for a variable that it updates.
+# Set on variables that an optimizer made for one that it updates.
 _SLOT = "_keras_dist_is_slot"
 
 
 class Slots(Owners):
-    """Notes which variables are made for another one: they are cut."""
+    """Owners that mark variables of the same shape as their reference."""
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
@@ -33,22 +33,22 @@ class Slots(Owners):
 
 
 def mark(variable: keras.Variable) -> None:
-    """Says that a variable may be cut."""
+    """Allows a variable to be cut."""
     vars(variable)[_SLOT] = True
 
 
 def is_marked(variable: keras.Variable) -> bool:
-    """Whether a variable may be cut."""
+    """Tells whether a variable may be cut."""
     return _SLOT in vars(variable)
 
 
 class Cut:
     """A variable whose value is a flat array, cut over the replicas.
 
-    Its elements are in their order, with zeros behind them so that all parts
-    have one size. Reading it makes the whole value, of which nothing is kept;
-    on several workers that takes all of them. Nothing else about the variable
-    changes.
+    The elements are in their order, with zeros behind them so that all parts
+    have one size. Reading the variable makes the whole value, which is not
+    kept; on several workers that takes a collective of all. Nothing else about
+    the variable changes.
     """
 
     @property
@@ -74,24 +74,24 @@ _classes: dict[type, type] = {}
 
 
 def is_cut(variable: keras.Variable) -> bool:
-    """Whether each replica keeps a part of a variable."""
+    """Tells whether each replica keeps a part of a variable."""
     return isinstance(variable, Cut)
 
 
 def stored(variable: keras.Variable) -> Any:
-    """The flat `jax.Array` of a variable that is cut, or `None`."""
+    """Returns the flat `jax.Array` of a variable that is cut, or `None`."""
     return vars(variable)[STORED]
 
 
 def bytes_of_part(variable: keras.Variable) -> int:
-    """What each device keeps of a variable that is cut, in bytes."""
+    """Returns the bytes that each device keeps of a variable that is cut."""
     count = layout_of(variable).num_replicas
     elements = int(np.prod(variable.shape, dtype=np.int64))
     return -(-elements // count) * num_bytes(variable) // max(elements, 1)
 
 
 def layout_of(variable: Any) -> Layout:
-    """What a variable is cut over."""
+    """Returns the layout that a variable is cut over."""
     layout: Layout = vars(variable)[_LAYOUT]
     return layout
 
@@ -99,7 +99,7 @@ def layout_of(variable: Any) -> Layout:
 def cut(variable: keras.Variable, layout: Layout) -> None:
     """Leaves each replica its part of a variable; idempotent and cheap.
 
-    A variable with no value yet is left alone.
+    A variable without a value is left alone.
     """
     value = None if is_cut(variable) else internals.array_of(variable)
     if value is None or isinstance(value, jax.core.Tracer):
@@ -116,11 +116,10 @@ def cut(variable: keras.Variable, layout: Layout) -> None:
 
 
 def give_back(variable: keras.Variable, flat: Any) -> None:
-    """Undoes `keras_internals.take_away`, with a new flat array.
+    """Undoes `keras_internals.take_away` on a variable that is cut.
 
-    Args:
-        variable: A `keras.Variable` that is cut.
-        flat: `jax.Array`, or NumPy array of this worker's parts.
+    The new flat array is a `jax.Array`, or a NumPy array of this worker's
+    parts.
     """
     if not isinstance(flat, jax.Array):
         flat = layout_of(variable).cut_up_own(flat)
@@ -129,34 +128,37 @@ def give_back(variable: keras.Variable, flat: Any) -> None:
 
 
 def whole(variable: Any, array: Any) -> Any:
-    """The value of a variable, of its flat array."""
+    """Makes a variable's value from its flat array."""
     return _placed(variable, on_host(variable, array))
 
 
 def on_host(variable: Any, array: Any) -> np.ndarray[Any, Any]:
-    """`whole`, in host memory."""
+    """Makes a variable's value from its flat array, in host memory."""
     rows = layout_of(variable).all_rows(array)
     size = int(np.prod(variable.shape, dtype=np.int64))
     return rows[:size].reshape(variable.shape)
 
 
 def flat_of(variable: Any, value: Any) -> Any:
-    """The flat array of a variable, of its value."""
+    """Makes a variable's flat array from its value."""
     return _cut(value, layout_of(variable))
 
 
 def empty_like(variable: keras.Variable) -> np.ndarray[Any, Any]:
-    """Any value of a variable's shape and dtype, in host memory."""
+    """Makes an array of a variable's shape and dtype, in host memory.
+
+    Its elements are arbitrary.
+    """
     return np.empty(variable.shape, stored(variable).dtype)
 
 
 def hold(variable: keras.Variable, value: Any) -> None:
-    """Lets this worker read and write a value of its own, until `let_go`."""
+    """Lets this worker use a whole value of its own, until `let_go`."""
     vars(variable)[_HELD] = value
 
 
 def let_go(variable: keras.Variable) -> Any:
-    """Undoes `hold`. What the value was last, or `None`."""
+    """Undoes `hold`; returns the value as it was last, or `None`."""
     return vars(variable).pop(_HELD, None)
 
 
@@ -165,6 +167,6 @@ def _cut(value: Any, layout: Layout) -> Any:
 
 
 def _placed(variable: Any, value: Any) -> Any:
-    # Who asks may be tracing.
+    # The variable may be read while a function is traced.
     with eagerly():
         return layout_of(variable).place(value)

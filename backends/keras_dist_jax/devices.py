@@ -1,4 +1,4 @@
-"""JAX's devices by the names that people give them."""
+"""JAX's devices by the names of keras_dist, such as `gpu:0`."""
 
 import collections
 import contextlib
@@ -18,10 +18,10 @@ _TYPES = {
 
 
 def jax_devices() -> dict[Device, Any]:
-    """This worker's `jax.Device`s by name, the default platform's first."""
+    """Returns this worker's `jax.Device`s, the default platform's first."""
     found = list(jax.local_devices())
     if found[0].platform != "cpu":
-        # A process may have been told to use accelerators only.
+        # JAX_PLATFORMS may exclude the CPU.
         with contextlib.suppress(RuntimeError):
             found += jax.local_devices(backend="cpu")
     seen: collections.Counter[str] = collections.Counter()

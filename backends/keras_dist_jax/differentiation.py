@@ -1,4 +1,4 @@
-"""Gradients: functions of variables, as functions of their values."""
+"""Gradients of functions of variables, by way of functions of arrays."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ def differentiate(
 ) -> Differentiated:
     """See `Differentiates.differentiate`.
 
-    JAX differentiates functions of arrays. So variables are read from an
-    overlay, and what `fn` assigns leaves it as a result, to be assigned once
-    JAX is done.
+    JAX differentiates functions of arrays. So `fn` reads variables from an
+    overlay, and the values that it assigns leave as results, to be assigned
+    once JAX is done.
     """
     hooks.install_losses_of_layers()
     hooks.install_building()
@@ -66,7 +66,11 @@ def differentiate(
 def _check_written(
     variables: Sequence[keras.Variable], values: Sequence[Any]
 ) -> None:
-    """Refuses values that can't leave what JAX traced them in."""
+    """Checks that assigned values can leave the trace that made them.
+
+    Raises:
+        TraceError: If one was assigned inside of an inner transformation.
+    """
     for variable, value in zip(variables, values, strict=True):
         if not isinstance(value, jax.core.Tracer):
             continue

@@ -1,7 +1,7 @@
-"""Which results of a replica function may differ between replicas.
+"""Analysis of programs for results that may differ between replicas.
 
-Followed through the program, from what each replica has of its own to what it
-returns. Collectives make values equal again.
+The values that each replica has of its own are followed through the program
+to its results. Collectives make values equal again.
 """
 
 from collections.abc import Sequence
@@ -24,19 +24,14 @@ _COLLECTIVES = {
     "ppermute",
 }
 _MAKE_EQUAL = {"psum", "pmax", "pmin", "all_gather", "psum_invariant"}
-# What has one program inside of it, called with its own arguments.
+# Parameters with the one program that an equation calls on its own operands.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def differing(jaxpr: Any, arguments: Sequence[bool]) -> list[bool]:
-    """Which outputs of a program may differ between replicas.
+    """Tells for each output whether it may differ between replicas.
 
-    Args:
-        jaxpr: The `Jaxpr`.
-        arguments: For each argument, whether it may differ.
-
-    Returns:
-        List with a boolean for each output.
+    `arguments` tells the same for each argument.
     """
     differs: set[Any] = set()
     for var, own in zip(jaxpr.invars, arguments, strict=True):
@@ -121,14 +116,14 @@ def _meeting_of_some(where: str) -> ReplicaDivergenceError:
 
 
 def is_collective(equation: Any) -> bool:
-    """Whether all replicas have to run an equation together."""
+    """Tells whether an equation is a collective of the replicas."""
     return equation.primitive.name in _COLLECTIVES and (
         AXIS in _axes(equation.params)
     )
 
 
 def meets_inside(equation: Any) -> bool:
-    """Whether there is a collective in the programs of an equation."""
+    """Tells whether the programs of an equation have a collective."""
     return any(
         is_collective(inner) or meets_inside(inner)
         for program in _programs(equation.params)
@@ -141,7 +136,7 @@ def _inside(program: Any, inputs: list[bool]) -> list[bool]:
 
 
 def _open(program: Any) -> Any:
-    """The `Jaxpr` of one that may have its constants with it."""
+    """Returns the `Jaxpr` of a `ClosedJaxpr`, or the `Jaxpr` itself."""
     return getattr(program, "jaxpr", program)
 
 
@@ -163,7 +158,7 @@ def _asks_who(jaxpr: Any) -> bool:
 
 
 def has_callbacks(jaxpr: Any) -> bool:
-    """Whether a program calls back to Python, which may raise."""
+    """Tells whether a program calls back to Python, which may raise."""
     return any(
         "callback" in equation.primitive.name
         or any(map(has_callbacks, _programs(equation.params)))

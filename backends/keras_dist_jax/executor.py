@@ -1,4 +1,4 @@
-"""The executor: a plan, carried out by one program over its devices."""
+"""The executor of a plan, by one program over its devices."""
 
 import contextlib
 import weakref
@@ -45,14 +45,7 @@ from keras_dist_jax.workers import JaxWorkers
 
 
 class JaxExecutor(Executor):
-    """Runs Keras' own trainer and steps on a layout.
-
-    Args:
-        plan: The `Plan` it is bound to.
-        layout: The plan's devices, as JAX sees them.
-        gate: Bounds the steps under way.
-        workers: The `JaxWorkers` of its cluster, or `None` without one.
-    """
+    """The executor of Keras' own trainer and steps on a layout."""
 
     def __init__(
         self,
@@ -69,7 +62,8 @@ class JaxExecutor(Executor):
         if plan.is_central and not plan.is_one_device:
             keeping = {d: self._devices[d] for d in plan.variable_devices}
             self.homes = Homes(self.owners, keeping)
-        # Where what belongs to no variable can be combined with any.
+        # The place of results that belong to no variable: with central
+        # storage they can be combined with all variables there.
         self._home = self.homes or layout
         self._replicas: JaxReplicas | None = (
             JaxReplicas(layout, plan.first_replica, workers, self._home)
@@ -79,7 +73,7 @@ class JaxExecutor(Executor):
         self.compiler = JaxCompiler(
             layout, gate if layout.is_mesh else OpenGate()
         )
-        # Of values that are stacked: one collective, in one program.
+        # Reductions of stacked values, each by one collective in one program.
         self._totals = {
             ReduceOp.SUM: jax.jit(_sum, out_shardings=layout.whole),
             ReduceOp.MEAN: jax.jit(_mean, out_shardings=layout.whole),
@@ -101,7 +95,7 @@ class JaxExecutor(Executor):
         place(variable, self.home_of(variable))
 
     def home_of(self, variable: keras.Variable) -> Layout:
-        """Where a variable lies while nothing runs."""
+        """Returns the layout on which a variable rests while nothing runs."""
         return self.layout if self.homes is None else self.homes.of(variable)
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
@@ -167,7 +161,7 @@ class JaxExecutor(Executor):
                 )
 
     def bring(self, value: Any, index: int) -> Any:
-        # What is not committed to a device goes wherever it is needed.
+        # JAX moves an uncommitted array to the device that needs it.
         if isinstance(value, jax.core.Tracer):
             return value
         if isinstance(value, jax.Array) and value.committed:
@@ -183,7 +177,7 @@ class JaxExecutor(Executor):
         return next(d for d, known in self._devices.items() if known in holders)
 
     def mirror(self, value: Any) -> Any:
-        # The first device would go on to use the buffer that it has.
+        # Without a copy, the first device would share the value's buffer.
         own = self.put(value, self.plan.primary)
         if isinstance(own, jax.core.Tracer):
             return own
@@ -248,7 +242,7 @@ class JaxExecutor(Executor):
         return self.trainer_of(running).replacements()
 
     def trainer_of(self, running: Running) -> Trainer:
-        """What carries out the steps of a model."""
+        """Makes the trainer of a model's steps."""
         return Trainer(running)
 
     def rows_in_fit(self, batch: Any) -> list[range]:

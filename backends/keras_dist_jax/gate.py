@@ -1,4 +1,4 @@
-"""The gate: how many steps may be under way at the same time."""
+"""Gates, which bound the number of steps under way at the same time."""
 
 import contextlib
 import threading
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Gate(ABC):
-    """Decides when the next step may be dispatched.
+    """A bound on the steps that are under way at the same time.
 
     Attributes:
         lock: Held from before a step is dispatched until it is under way.
-        waits: Whether it has to know when steps are over.
+        waits: Boolean, whether programs have to give it an array to wait for.
     """
 
     lock: contextlib.AbstractContextManager[Any]
@@ -27,28 +27,24 @@ class Gate(ABC):
     def settle(self, owner: object) -> None:
         """Waits until the next step may be dispatched.
 
-        Args:
-            owner: Whoever asks. A step that failed raises for the owner who
-                dispatched it, and for nobody else.
+        An error of the step before is raised only if `owner` has dispatched it.
         """
 
     @abstractmethod
     def enter(self, owner: object, result: Any) -> None:
-        """Notes a step that was just dispatched.
+        """Notes a step that `owner` has just dispatched.
 
-        Args:
-            owner: Whoever dispatched it.
-            result: A `jax.Array` that it gives, or `None` without one. One is
-                enough: those of a program are ready together.
+        `result` is any one array that it gives, or `None` without one: those of
+        a program are ready together.
         """
 
     @abstractmethod
     def leave(self, owner: object) -> None:
-        """Waits for the owner's step, whatever becomes of it."""
+        """Waits for the owner's step; its errors are not raised."""
 
 
 class OpenGate(Gate):
-    """No bound: accelerators queue steps, and one device has no meetings."""
+    """No bound: accelerators queue steps, and one device has no collectives."""
 
     def __init__(self) -> None:
         self.lock = contextlib.nullcontext()
@@ -64,13 +60,13 @@ class OpenGate(Gate):
 
 
 class OneAtATime(Gate):
-    """Lets one step at a time onto the CPU devices.
+    """One step at a time on the CPU devices.
 
-    Devices of a CPU share a pool of threads, and each one blocks a thread
-    while it waits for the others in a collective. Steps that are dispatched
-    without waiting use the pool up until nobody can arrive any more, and the
-    runtime aborts the process. One gate serves all strategies of a process,
-    and all its threads.
+    Devices of a CPU share a pool of threads, and each one blocks a thread while
+    it waits for the others in a collective. Steps that are dispatched without
+    waiting use up the pool before all devices have arrived, and the runtime
+    aborts the process. One gate serves all strategies of a process, and all its
+    threads.
     """
 
     waits = True
@@ -102,12 +98,7 @@ class OneAtATime(Gate):
 
 
 class WatchedGate(Gate):
-    """Tells a watch when this worker may wait for others.
-
-    Args:
-        gate: The `Gate` that decides.
-        watch: The `Watch`.
-    """
+    """A gate that tells a watch when this worker may wait for others."""
 
     waits = True
 

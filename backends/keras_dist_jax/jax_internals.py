@@ -1,4 +1,4 @@
-"""The one door to JAX's private names, but for its distributed runtime's.
+"""The one door to JAX's private names, except its distributed runtime's.
 
 Those are in `runtime_internals`, which the coordinator needs without JAX.
 
@@ -32,12 +32,9 @@ put_shards: Callable[..., Any] | None = getattr(
 
 
 def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
-    """`jax.device_put` of several arrays, each of which lies on one device.
+    """Copies arrays of one device each to all devices of a sharding, at once.
 
-    Args:
-        arrays: Sequence of `jax.Array`s.
-        sharding: Where each of them goes, whole on each device.
-        devices: Sequence of its `jax.Device`s, of this worker.
+    `devices` are those of the replicated sharding, all of this worker.
     """
     if put_shards is None:
         return [
@@ -53,7 +50,7 @@ def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
 
 
 def uncommitted(array: Any) -> Any:
-    """An array of one device, in the same memory, that JAX may move."""
+    """Returns an array of one device, in the same memory, that JAX may move."""
     from jax._src.array import ArrayImpl
 
     if not array.committed:
@@ -62,15 +59,11 @@ def uncommitted(array: Any) -> Any:
 
 
 def needed_for(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
-    """The part of a program that some of its results need.
-
-    Args:
-        jaxpr: The program.
-        outputs: List of booleans, whether a result is needed.
+    """Extracts the part of a program that some of its results need.
 
     Returns:
-        Tuple of the part and of booleans, whether it takes an argument of the
-        program's.
+        Tuple of the part, and of a boolean for each argument of the program
+        that tells whether the part takes it.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr, outputs)
     return part, list(inputs)

@@ -14,19 +14,19 @@ from keras_dist_jax.layout import Shapes
 
 
 class JoinedPerReplica(PerReplica):
-    """Components that are the parts of one array, cut along its first axis.
+    """A per-replica value with components that are shards of one array.
 
-    Either is made of the other when it is asked for.
+    The array is made from the components, or they from it, on first use.
 
     Args:
-        joined: `jax.Array` over the devices of `layout`, or a tracer; `None`
-            to make it of `parts`.
-        stacked: Boolean, whether that axis has a place for each replica that
-            its component does not have. Else components are joined along it.
+        joined: `jax.Array` over the devices of `layout`, cut along its first
+            axis, or a tracer; `None` to make it of `parts`.
+        stacked: Boolean, whether the first axis is one for replicas that
+            components don't have. Else they are concatenated along it.
         layout: The `Layout`.
         parts: Sequence of `jax.Array`s, one for each replica.
-        shapes: Tuple of the components' shapes where they differ: they are
-            stacked, with something behind their ends to make them equal.
+        shapes: Tuple of the components' shapes where they differ: then they are
+            stacked, padded to one shape.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class JoinedPerReplica(PerReplica):
     def of_traced(
         cls, values: Sequence[Any], layout: Layout
     ) -> "JoinedPerReplica":
-        """Components inside of a program, stacked."""
+        """Stacks components inside of a program."""
         parts = [jnp.asarray(value) for value in values]
         shapes = tuple(tuple(part.shape) for part in parts)
         if len(set(shapes)) > 1:
@@ -71,7 +71,7 @@ class JoinedPerReplica(PerReplica):
         return cls(jnp.stack(parts), True, layout)
 
     def in_a_program(self) -> "JoinedPerReplica":
-        """The same value, joined, where a function is being traced."""
+        """Returns the same value, joined, while a function is traced."""
         if self.joined is not None:
             return self
         if any(isinstance(part, jax.core.Tracer) for part in self.values):
@@ -81,10 +81,9 @@ class JoinedPerReplica(PerReplica):
         return self
 
     def join(self, everyones: Shapes | None = None) -> None:
-        """Makes `joined`.
+        """Sets `joined` to an array made of the components.
 
-        Args:
-            everyones: The shapes on all replicas, where they are known.
+        `everyones` are the shapes on all replicas, where they are known.
 
         Raises:
             ValueError: If components differ in rank or dtype.
@@ -114,29 +113,28 @@ class JoinedPerReplica(PerReplica):
 
 
 def largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that all others fit in."""
+    """Returns the smallest shape that all others fit in."""
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
 def padded(value: Any, shape: Sequence[int]) -> Any:
-    """A value with zeros behind its ends."""
+    """Pads a value with zeros behind its ends."""
     missing = [(0, s - n) for s, n in zip(shape, value.shape, strict=True)]
     return jnp.pad(value, missing) if any(m for _, m in missing) else value
 
 
 def cut_to(value: Any, shape: Sequence[int]) -> Any:
-    """A value without what `padded` put behind its ends."""
+    """Removes the padding of `padded`."""
     if tuple(value.shape) == tuple(shape):
         return value
     return value[tuple(slice(size) for size in shape)]
 
 
 class Local(PerReplica):
-    """A component of each replica, inside of a program that all of them run.
+    """A per-replica value inside of a program that all replicas run.
 
-    Args:
-        local: Tracer, the component of whoever runs the program.
-        values: Sequence of tracers, all components; unused ones cost nothing.
+    `local` is the component of the replica that runs the program, `values` are
+    the components of all; unused ones cost nothing.
     """
 
     def __init__(self, local: Any, values: Sequence[Any]) -> None:
@@ -145,7 +143,10 @@ class Local(PerReplica):
 
 
 def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
-    """What each replica has of an array that is cut over them."""
+    """Returns the components of an array that is cut over the replicas.
+
+    They are those of this worker, or of all replicas while the array is traced.
+    """
     count = layout.num_replicas
     if isinstance(joined, jax.core.Tracer):
         if not stacked:
@@ -157,7 +158,7 @@ def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
 
 
 def stacked_of(values: Sequence[Any], layout: Layout) -> Any:
-    """Tensors of each replica as one array with an axis for replicas."""
+    """Stacks one tensor of each replica along a new axis for replicas."""
     placed = [
         jax.device_put(value, device)
         for value, device in zip(values, layout.devices, strict=True)
@@ -166,7 +167,7 @@ def stacked_of(values: Sequence[Any], layout: Layout) -> Any:
 
 
 def over_replicas(layout: Layout) -> NamedSharding:
-    """The sharding of an array that is cut over the replicas."""
+    """Returns the sharding of an array that is cut over the replicas."""
     return NamedSharding(layout.whole.mesh, PartitionSpec("replica"))
 
 

@@ -1,4 +1,4 @@
-"""Joining a cluster: everything that has to happen before JAX starts."""
+"""Connection of a process to its cluster, before JAX starts."""
 
 import contextlib
 import socket
@@ -22,23 +22,20 @@ from keras_dist_jax.addresses import resolve
 from keras_dist_jax.leaving import Leaving
 from keras_dist_jax.watch import Watch
 
-# Seconds that workers have to come.
+# Seconds within which all workers have to connect.
 START_TIMEOUT = 300.0
-# How long one exchange with the coordinator may take.
+# Seconds that one exchange with the coordinator may take.
 _EXCHANGE = 10.0
-# The chief's coordinator, which ends when its input does: with this process.
+# The chief's coordinator. Its input ends with this process, and it with that.
 _children: list[subprocess.Popen[bytes]] = []
 
 
 def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
-    """Meets the other workers, and makes JAX one runtime with theirs.
+    """Connects with the other workers, and makes JAX one runtime with theirs.
 
-    Args:
-        cluster: The `Cluster`.
-        options: `CommunicationOptions`. `timeout_seconds` bounds how long
-            workers are waited for (default: 300), how long one may be silent
-            (default: 60), and how long one that lives may keep others waiting
-            while it does something else (default: 600).
+    Of the options, `timeout_seconds` bounds how long workers are waited for
+    (300 by default), how long one may be silent (60), and how long a live one
+    may keep others waiting while it does something else (600).
 
     Returns:
         The `Watch` over the workers.
@@ -74,9 +71,9 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
 def _connect(
     client: Any, leaving: Leaving, address: str, patience: float
 ) -> None:
-    """Connects with the coordinator, in a thread that nobody has to wait for.
+    """Connects with the coordinator, in a thread that can be left behind.
 
-    JAX ends the process if this takes too long, so it is given all the time.
+    JAX ends the process when its own timeout passes, which is therefore a week.
     """
     errors: list[BaseException] = []
 
@@ -120,7 +117,7 @@ def _check(options: CommunicationOptions) -> None:
 def _start_coordinator(address: str, num_workers: int) -> None:
     """Starts the coordinator, in a process that outlives this one if needed.
 
-    Workers that are left can then say why they end, instead of being aborted.
+    The other workers can then say why they end, instead of being aborted.
     """
     with contextlib.closing(listen(address)) as listener:
         descriptor = listener.fileno()
@@ -138,7 +135,8 @@ def _start_coordinator(address: str, num_workers: int) -> None:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[descriptor],
-                # Ctrl-C ends workers, and those the coordinator.
+                # Ctrl-C must not reach the coordinator before the workers: it
+                # ends with them.
                 start_new_session=True,
             )
         )
@@ -171,10 +169,10 @@ def _is_complete(
     deadline: float,
     present: set[int],
 ) -> bool:
-    """Waits, on one connection, until everybody is there.
+    """Waits, on one connection, until all workers are there.
 
     Returns:
-        Boolean, whether they are. Else the connection has ended.
+        `True` once they are, `False` if the connection has ended before.
     """
     connection.sendall(f"{cluster.index} {cluster.num_workers}\n".encode())
     with connection.makefile("rb") as lines:

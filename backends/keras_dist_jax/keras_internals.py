@@ -3,16 +3,16 @@
 | name | why |
 |---|---|
 | `keras.Variable._value` | the array itself, whatever scope is open |
-| `keras.Variable._initializer` | asked for a value while `_value` is away |
-| `Model._get_jax_state` | replaced: where `fit` takes the variables' values |
-| `Model.jax_state_sync` | replaced: where `fit` hands them back |
-| `Model._jax_state` | what the last step handed back, emptied on failure |
-| `Model._jax_state_synced` | tells `fit` to take the values anew |
+| `keras.Variable._initializer` | called for a value while `_value` is away |
+| `Model._get_jax_state` | replaced: by it `fit` takes the variables' values |
+| `Model.jax_state_sync` | replaced: by it `fit` hands them back |
+| `Model._jax_state` | the state after the last step, emptied on failure |
+| `Model._jax_state_synced` | tells `fit` to take the values again |
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
 | `Model._losses_override` | keeps tracers of a trace that failed |
 | `keras.src.backend.jax.core.cond` | branches that assign variables |
 | `keras.src.random.seed_generator.global_seed_generator` | refused in traces |
-| the attribute `global_seed_generator` of Keras' global state | what it is |
+| the attribute `global_seed_generator` of Keras' global state | its generator |
 | `LossScaleOptimizer._common_apply` | replaced: its branches assign |
 | `Optimizer._trainable_variables` | those that it was built for |
 """
@@ -37,7 +37,7 @@ STATE_GROUPS = (
 
 
 def array_of(variable: keras.Variable) -> Any:
-    """The `jax.Array` that a variable keeps, or `None` without one."""
+    """Returns the `jax.Array` that a variable keeps, or `None` without one."""
     return variable._value
 
 
@@ -47,7 +47,7 @@ def set_array(variable: keras.Variable, array: Any) -> None:
 
 
 def take_away(variable: keras.Variable, on_read: Callable[..., Any]) -> None:
-    """Empties a variable. Reading it calls `on_read(shape, dtype=...)`."""
+    """Empties a variable; reading it then calls `on_read(shape, dtype=...)`."""
     variable._value = None
     variable._initializer = on_read
 
@@ -59,10 +59,10 @@ def give_back(variable: keras.Variable, array: Any) -> None:
 
 
 def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
-    """One group of a model's state, in the order of its trainer.
+    """Returns one group of a model's state, in the order of Keras' trainer.
 
-    A step that is written with variables does not see the order: optimizers
-    that are attributes of its model are part of the state too.
+    Optimizers that are attributes of the model are part of the state too if its
+    `train_step` is written with variables: such a step does not see the order.
     """
     if group != "optimizer_variables":
         return list(getattr(model, group))
@@ -70,7 +70,7 @@ def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The optimizers whose variables are part of a model's state."""
+    """Returns the optimizers whose variables are part of a model's state."""
     optimizers = {id(model.optimizer): model.optimizer}
     if takes_data_only(model.train_step):
         for value in vars(model).values():
@@ -82,19 +82,19 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 def trained_by(
     optimizer: keras.optimizers.Optimizer, variables: Any = None
 ) -> list[keras.Variable]:
-    """The variables that `optimizer.apply(gradients, variables)` updates."""
+    """Returns the variables that `optimizer.apply(_, variables)` updates."""
     if variables is None:
         variables = optimizer._trainable_variables
     return list(variables)
 
 
 def compiles(model: keras.Model) -> bool:
-    """Whether a model's steps are compiled."""
+    """Tells whether a model's steps are compiled."""
     return bool(not model.run_eagerly and model.jit_compile)
 
 
 def takes_data_only(step: Callable[..., Any]) -> bool:
-    """Whether a step is written with variables: it has no `state`."""
+    """Tells whether a step is written with variables: it takes no `state`."""
     parameters = inspect.signature(step).parameters.values()
     required = [
         parameter
@@ -110,8 +110,8 @@ def takes_data_only(step: Callable[..., Any]) -> bool:
 def install_loss_scaling() -> None:
     """Lets an optimizer that scales losses be applied to variables.
 
-    Keras' own assigns them in both branches of a condition, which JAX traces
-    apart; its function of values returns what they become.
+    Keras' own method assigns them in both branches of a condition, which JAX
+    traces apart; its stateless method returns the new values.
     """
 
     def _common_apply(
@@ -134,19 +134,19 @@ def install_loss_scaling() -> None:
 
 
 def mark_synced(model: keras.Model) -> None:
-    """Makes `fit` take the variables' values anew before the next step."""
+    """Makes `fit` take the variables' values again before the next step."""
     model._jax_state_synced = True
 
 
 def forget_failure(model: keras.Model) -> None:
-    """Clears what a failed step or trace left behind in the model."""
+    """Resets the attributes of a model that a failed step left behind."""
     model._jax_state = None
     model._jax_state_synced = True
     model._losses_override = []
 
 
 def forget_functions(model: keras.Model) -> None:
-    """Drops what the model compiled before it was distributed."""
+    """Drops the functions that the model compiled before it was distributed."""
     model.train_function = None
     model.test_function = None
     model.predict_function = None
@@ -155,7 +155,7 @@ def forget_functions(model: keras.Model) -> None:
 def loop_of(
     model: keras.Model, step: Callable[..., Any], concatenate: bool = False
 ) -> Callable[..., Any]:
-    """Keras' function from an iterator to `steps_per_execution` steps."""
+    """Makes Keras' function that runs `steps_per_execution` steps."""
     loop: Callable[..., Any] = type(model)._make_function(
         model, step, concatenate_outputs=concatenate
     )
@@ -163,23 +163,23 @@ def loop_of(
 
 
 def original(model: keras.Model, name: str) -> Callable[..., Any]:
-    """A method of the model's class, bound to it."""
+    """Returns a method of the model's class, bound to the model."""
     method: Callable[..., Any] = getattr(type(model), name).__get__(model)
     return method
 
 
 def hook_cond(hook: Callable[[Any], Any]) -> None:
-    """Wraps what `keras.ops.cond` calls."""
+    """Wraps the function that `keras.ops.cond` calls."""
     core.cond = hook(core.cond)
 
 
 def hook_global_seed(hook: Callable[[Any], Any]) -> None:
-    """Wraps what gives functions of `keras.random` Keras' own seeds."""
+    """Wraps the function that gives `keras.random` the global seeds."""
     seed_generator.global_seed_generator = hook(
         seed_generator.global_seed_generator
     )
 
 
 def global_seed() -> Any:
-    """Keras' own `SeedGenerator`, or `None` before it is made."""
+    """Returns Keras' own `SeedGenerator`, or `None` before it is made."""
     return global_state.get_global_attribute("global_seed_generator")

@@ -1,4 +1,4 @@
-"""Layouts: where state and batches lie, and how a step is compiled for it."""
+"""Layouts of state and batches on devices, and steps compiled for them."""
 
 import contextlib
 from abc import ABC
@@ -21,61 +21,63 @@ from keras_dist_jax import batches
 from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.callbacks import guarded
 
-# A step as Keras writes it: (state, data) to (outputs, new state).
+# A step of Keras' trainer: (state, data) to (outputs, new state).
 StepFn = Callable[[Any, Any], tuple[Any, Any]]
-# Of the components of a per-replica value.
+# The shapes of the components of a per-replica value.
 Shapes = tuple[tuple[int, ...], ...]
-# A compiled step, the batch as it takes it, and the rows if it was padded.
+# A compiled step, the batch on its devices, and the rows if it was padded.
 Call = tuple[Callable[..., Any], Any, int | None]
 
 
 class StepOfParts(ABC):
-    """How a step goes whose optimizer's state is cut over the devices."""
+    """Transformations of a training step whose optimizer state is sharded."""
 
     @abstractmethod
     def of_parts(self, step: StepFn) -> StepFn:
-        """A step of whole variables, as one of a state that is cut."""
+        """Makes a step of sharded state from one of whole variables."""
 
     @abstractmethod
     def scattered(
         self, step: Callable[..., Any], num_rows: int
     ) -> Callable[..., Any]:
-        """The step, with gradients that are summed where they are needed.
+        """Makes a traceable step sum gradients only where they are needed.
 
-        Args:
-            step: Callable that can be traced, from nests of arrays.
-            num_rows: Integer, the rows of its batch, which is cut.
+        `num_rows` is the number of rows of its batch, which is cut over the
+        devices.
         """
 
 
 class Program(ABC):
-    """A step, compiled for a layout: for each kind of batch, what to call."""
+    """A step compiled for a layout, with a program for each kind of batch."""
 
     @abstractmethod
     def route(self, data: Any) -> Call:
-        """What to call with (state, batch, rows) for one batch of data."""
+        """Returns a function of (state, batch, rows), its batch and its rows.
+
+        `rows` is the batch's length if it was padded, else `None`.
+        """
 
 
 class Layout(ABC):
-    """Where the state of a model lies, on one device or on several.
+    """A placement of variables on this worker's devices, and in programs.
 
-    Args:
-        devices: The `jax.Device`s of this worker, one for each replica.
-        sharding: Where a variable lies.
+    `devices` has one `jax.Device` for each replica of this worker; `sharding`
+    is that of a variable.
     """
 
-    # Whether programs run on the devices of several workers, while variables
-    # lie on those of one.
+    # Whether programs run on the devices of several workers, while each worker
+    # has variables of its own.
     is_wide = False
-    # Whether programs run on a mesh of devices, be it of one.
+    # Whether programs run on a mesh, which may have one device.
     is_mesh = False
 
     def __init__(self, devices: Sequence[Any], sharding: Any) -> None:
         self.devices = tuple(devices)
         self.sharding = sharding
-        # Where programs have what each device has whole.
+        # The sharding, in programs, of values that each device has whole.
         self.whole = sharding
-        # Over all workers; and the position of the first of these devices.
+        # The number over all workers, and the position of the first of this
+        # worker's devices among them.
         self.num_replicas = len(self.devices)
         self.first = 0
         # Whether steps must not be dispatched on top of each other.
@@ -83,32 +85,31 @@ class Layout(ABC):
         self.unequal = UnequalLengths()
 
     def holds(self, array: Any) -> bool:
-        """Whether an array lies here already."""
+        """Tells whether an array lies on this layout already."""
         sharding = getattr(array, "sharding", None)
         return sharding is self.sharding or sharding == self.sharding
 
     def place(self, array: Any) -> Any:
-        """The array, here. It may share a buffer with the one given."""
+        """Puts an array on this layout; the result may share its buffers."""
         return jax.device_put(array, self.sharding)
 
     def widen(self, array: Any) -> Any:
-        """A variable's array, as programs take it."""
+        """Converts a variable's array to the one that programs take."""
         return array
 
     def narrow(self, array: Any) -> Any:
-        """An array that a program gave, as variables have it."""
+        """Converts an array that a program gave to a variable's array."""
         return array
 
     def result(self, array: Any) -> Any:
-        """An array that a program gave, as users have it."""
+        """Converts an array that a program gave to the one that users get."""
         return array
 
     def cut_up(self, rows: np.ndarray[Any, Any]) -> Any:
-        """An array of which each replica has as many rows, in new memory.
+        """Cuts an array into equal shares of rows, one for each replica.
 
-        Args:
-            rows: NumPy array, the same on each worker. Zeros follow its last
-                row until that is possible.
+        The rows are the same on each worker. They are padded with zeros, and
+        copied to new memory.
         """
         share = -(-len(rows) // self.num_replicas)
         start = self.first * share
@@ -118,7 +119,7 @@ class Layout(ABC):
         return self.cut_up_own(np.pad(own, widths))
 
     def cut_up_own(self, rows: np.ndarray[Any, Any]) -> Any:
-        """`cut_up`, of the rows of this worker's replicas."""
+        """Makes the array of `cut_up` from this worker's rows."""
         shares = np.split(rows, len(self.devices))
         # Copies: a device may use the memory of the array that it is given.
         placed = [
@@ -132,20 +133,19 @@ class Layout(ABC):
         )
 
     def all_rows(self, array: Any) -> np.ndarray[Any, Any]:
-        """What `cut_up` made, as a NumPy array; of all workers together."""
+        """Copies the rows of all workers to host memory."""
         return arrays.own_rows(array)
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
-        """The shapes that values have on all replicas, in one exchange.
+        """Returns the shapes that values have on all replicas, by one exchange.
 
-        Args:
-            shapes: Sequence of the shapes of each value's local components.
+        `shapes` has the shapes of each value's components on this worker.
         """
         return list(shapes)
 
     @abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Where arrays go that are made with no device in mind."""
+        """Makes a device the default one for new arrays."""
 
     @abstractmethod
     def compile(
@@ -160,16 +160,16 @@ class Layout(ABC):
 
         Args:
             step: The step, a function that JAX can trace.
-            failures: Where the exceptions of host callbacks go.
-            donate: Whether it deletes the state that it is given.
-            gather: Whether each device gets its outputs whole.
-            parts: What the step's state needs if it is not whole on each
-                device.
+            failures: `Failures` that gets the exceptions of host callbacks.
+            donate: Boolean, whether the step deletes the state that it is
+            given.
+            gather: Boolean, whether each device gets the outputs whole.
+            parts: `StepOfParts`, if the state is not whole on each device.
         """
 
     @abstractmethod
     def eager(self, step: StepFn) -> Program:
-        """A step that runs operation by operation, for debugging."""
+        """Makes a step that runs operation by operation, for debugging."""
 
 
 def default_device(device: Any) -> contextlib.AbstractContextManager[Any]:
@@ -182,18 +182,14 @@ def default_device(device: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 class SingleLayout(Layout):
-    """Everything on one device, batches as Keras passes them.
-
-    Args:
-        device: A `jax.Device`.
-    """
+    """Everything on one device, with batches as Keras passes them."""
 
     def __init__(self, device: Any) -> None:
         super().__init__((device,), SingleDeviceSharding(device))
 
     def holds(self, array: Any) -> bool:
-        # An array that JAX may still move would make two kinds of input of
-        # one, and two programs.
+        # JAX compiles one program for committed inputs and another one for
+        # uncommitted ones.
         return super().holds(array) and array.committed
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -216,10 +212,9 @@ class SingleLayout(Layout):
 
 
 class MeshLayout(Layout):
-    """State on each of several devices, batches cut over them.
+    """State on each of several devices, with batches cut over them.
 
-    Args:
-        devices: The `jax.Device`s, all of one platform.
+    The devices are all of one platform.
     """
 
     is_mesh = True
@@ -233,11 +228,11 @@ class MeshLayout(Layout):
         self.one_at_a_time = devices[0].platform == "cpu"
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        # Batches come to the host first, or all of them would pass through
-        # one of the accelerators.
+        # Batches are made on the host: else all of them would pass through the
+        # first accelerator.
         try:
             host = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # the process was told to have accelerators only
+        except RuntimeError:  # JAX_PLATFORMS excludes the CPU
             host = self.devices[0]
         return default_device(self.devices[0] if self.one_at_a_time else host)
 
@@ -251,8 +246,8 @@ class MeshLayout(Layout):
     ) -> Program:
         traced = guarded(step, failures)
         outputs = self.whole if gather or self.is_wide else None
-        # With parts, the state lies as it comes, and the step says how the
-        # new one does.
+        # With parts, the state has the shardings of the arrays that come in,
+        # and the step constrains those of the new state.
         whole = self.whole if parts is None else None
 
         def on_rows(state: Any, data: Any, rows: int | None) -> Any:
@@ -277,11 +272,10 @@ class MeshLayout(Layout):
         return self._program(on(self.cut), on(self.whole))
 
     def routed(self, cut: Any, whole: Any) -> Program:
-        """Puts batches in their places, and says which of two they need.
+        """Makes a router of batches to one of two values.
 
-        Args:
-            cut: What batches need that are cut, or padded and cut.
-            whole: What batches need that each replica gets whole.
+        It puts a batch on devices, and gives `cut` for batches that are cut,
+        padded or not, and `whole` for those that each replica gets whole.
         """
         return self._program(cut, whole)
 
@@ -307,7 +301,7 @@ def _ignoring_rows(step: StepFn) -> Callable[..., Any]:
 
 
 class _Direct(Program):
-    """Batches go to the step as they are."""
+    """A step that takes batches as they are."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -317,10 +311,10 @@ class _Direct(Program):
 
 
 class _Whole(Program):
-    """Each replica gets the whole batch.
+    """A step of which each replica gets the whole batch.
 
-    Operations that run one by one would otherwise each have a collective of
-    their own, with nobody to wait in between.
+    If batches were cut, operations that run one by one would each have a
+    collective of their own, without a wait in between.
     """
 
     def __init__(self, layout: Layout, call: Callable[..., Any]) -> None:
@@ -336,12 +330,10 @@ class _Whole(Program):
 
 
 class _Cut(_Whole):
-    """Each batch is cut over the replicas, if it has enough rows.
+    """A step whose batches are cut over the replicas, if they have enough rows.
 
-    Args:
-        layout: The `MeshLayout`.
-        cut: The step for batches that are cut, or padded and cut.
-        whole: The step for batches that each replica gets whole.
+    `cut` is the step for batches that are cut, padded or not, and `whole` the
+    one for batches that each replica gets whole.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""How a worker ends: at once, whatever has become of the others.
+"""The end of a worker's process: at once, whatever has become of the others.
 
-JAX waits at exit for what it has started, which nobody finishes once a worker
-is lost, and aborts the process when it loses its coordinator.
+At exit JAX waits for programs that never end once a worker is lost, and it
+aborts the process when it loses its coordinator.
 """
 
 import atexit
@@ -21,15 +21,12 @@ from keras_dist_jax.addresses import resolve
 from keras_dist_jax.runtime_internals import drop_clean_up
 from keras_dist_jax.watch import Watch
 
-# What must never be collected: what C calls.
+# Handlers that C calls, which must never be collected.
 _KEPT: list[Any] = []
 
 
 class Leaving:
-    """Ends this worker's process in the way that its state asks for.
-
-    Args:
-        coordinator: String, the coordinator's `"host:port"`.
+    """The end of this worker's process, with the exit status for its state.
 
     Attributes:
         watch: The `Watch`, once the cluster was joined.
@@ -43,7 +40,7 @@ class Leaving:
         self._status: int | None = None
         self._before = sys.excepthook
         sys.excepthook = self._uncaught
-        # After JAX's own, so before it.
+        # Handlers run in reverse order: this one before JAX's own.
         atexit.register(self._at_exit)
         _KEPT.append(_on_abort(self._aborting))
 
@@ -64,7 +61,7 @@ class Leaving:
 
     def _at_exit(self) -> None:
         watch = self.watch
-        if self._status is None:  # only Python knows what it is to be
+        if self._status is None:  # no uncaught error: Python sets the status
             if watch is not None:
                 watch.leave()
             if self.coordinator_lost or (watch and watch.has_raised):
@@ -76,7 +73,7 @@ class Leaving:
         os._exit(self._status)
 
     def _aborting(self) -> None:
-        """Keeps the thread that aborts from it, if that is for a lost peer."""
+        """Blocks a thread that aborts because the coordinator is lost."""
         if self.watch is None or not self.watch.is_cut_off:
             with contextlib.suppress(OSError):
                 address = resolve(self._coordinator)
@@ -91,8 +88,8 @@ class Leaving:
 def _on_abort(fn: Callable[[], None]) -> Any:
     """Calls `fn` in a thread that aborts, before it does.
 
-    Not `signal.signal`: the interpreter runs those when the main thread gets
-    to it, and an abort does not wait.
+    `signal.signal` is too late: the interpreter runs its handlers once the main
+    thread gets to them, and an abort does not wait.
     """
     library = ctypes.CDLL(None, use_errno=True)
     handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -101,7 +98,8 @@ def _on_abort(fn: Callable[[], None]) -> Any:
 
     def handle(number: int) -> None:
         fn()
-        # Not ours: whoever was there before is called when this returns.
+        # `fn` has returned, so the abort is another's: the handler from before
+        # gets the signal when this one returns.
         library.signal(number, before)
         getattr(library, "raise")(number)
 

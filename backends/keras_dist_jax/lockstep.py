@@ -1,8 +1,8 @@
-"""Replicas with values of different shapes, in one program.
+"""One program for replicas with values of different shapes.
 
 All devices run the same program, so it holds the replica function once for
-each variant of shapes. A device goes through the parts of its own variant, and
-all meet at each collective: what goes in has one shape, whatever the variant.
+each variant of shapes. A device runs the parts of its own variant, and all
+devices run each collective together, with operands of the same shapes.
 """
 
 import functools
@@ -28,15 +28,14 @@ _CONTROL_FLOW = {"cond", "scan", "while"}
 
 
 class Lockstep:
-    """Variants of one program, taken apart at their collectives.
+    """Variants of one program, split at their collectives.
 
-    Args:
-        programs: Sequence of `ClosedJaxpr`s, one for each variant, with the
-            same arguments and results.
+    `programs` has a `ClosedJaxpr` for each variant, with the same number of
+    arguments and results.
 
     Raises:
         ReplicaDivergenceError: If variants differ in their collectives.
-        UnsupportedModelError: If there is one inside of control flow.
+        UnsupportedModelError: If one has a collective inside of control flow.
     """
 
     def __init__(self, programs: Sequence[Any]) -> None:
@@ -51,21 +50,16 @@ class Lockstep:
             )
 
     def same_results(self) -> list[bool]:
-        """For each result, whether all variants compute it alike."""
+        """Tells for each result whether all variants compute it alike."""
         keys = [variant.result_keys() for variant in self._variants]
         return [
             all(k == each[0] for k in each) for each in zip(*keys, strict=True)
         ]
 
     def run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Runs what is its own of each device.
+        """Runs on each device the variant that it has.
 
-        Args:
-            variant: Integer scalar tensor, the device's.
-            arguments: Sequence of the arguments.
-
-        Returns:
-            List of the results.
+        `variant` is an integer scalar tensor, different on each device.
         """
         for each in self._variants:
             each.start(arguments)
@@ -74,7 +68,8 @@ class Lockstep:
             self._run_part(variant, index)
             self._meet(variant, index)
         if count and not any(v.calls_back(count) for v in self._variants):
-            # Most of what is left is alike, and merged by the compiler.
+            # The variants' last parts are mostly equal, and the compiler merges
+            # them, which it can't do across the branches of a switch.
             for each in self._variants:
                 each.run_part(count)
         else:
@@ -85,7 +80,7 @@ class Lockstep:
         ]
 
     def _column(self, take: Callable[["_Variant"], list[Any]]) -> Any:
-        """For each value, what all variants have of it."""
+        """Iterates over values, with those of all variants for each."""
         return zip(*[take(each) for each in self._variants], strict=True)
 
     def _run_part(self, variant: Any, index: int) -> None:
@@ -125,7 +120,7 @@ class Lockstep:
 
 
 class _Variant:
-    """One variant, and what has been computed of it."""
+    """One variant's program, with the values that are computed so far."""
 
     def __init__(self, program: Any) -> None:
         program = _flat(program)
@@ -145,7 +140,7 @@ class _Variant:
         self.values: dict[Any, Any] = {}
 
     def collectives(self) -> list[str]:
-        """What it does together with the others."""
+        """Describes the collectives that the variant takes part in."""
         found = []
         for at in self.collective_at:
             equation = self.equations[at]
@@ -154,24 +149,24 @@ class _Variant:
         return found
 
     def start(self, arguments: Sequence[Any]) -> None:
-        """Takes the arguments."""
+        """Sets the values to the arguments and constants."""
         self.values = dict(self._consts)
         self.values.update(zip(self._arguments, arguments, strict=True))
 
     def read(self, atom: Any) -> Any:
-        """A value that was computed."""
+        """Returns a value that was computed."""
         return atom.val if isinstance(atom, Literal) else self.values[atom]
 
     def part(self, index: int) -> list[Any]:
-        """The equations up to the next collective."""
+        """Returns the equations between a collective and the next one."""
         return self.equations[self._starts[index] : self._stops[index]]
 
     def calls_back(self, index: int) -> bool:
-        """Whether a part does something beside computing."""
+        """Tells whether a part calls back to Python."""
         return any(map(_calls_back, self.part(index)))
 
     def leaving(self, index: int) -> list[Any]:
-        """What a part computes and others need."""
+        """Returns the variables of a part that later equations need."""
         made = {v: None for e in self.part(index) for v in e.outvars}
         needed = {
             atom
@@ -183,7 +178,7 @@ class _Variant:
         return [var for var in made if var in needed]
 
     def computed(self, index: int, leaving: list[Any]) -> list[Any]:
-        """Runs a part, and forgets all but what leaves it."""
+        """Runs a part; returns the values that leave it and keeps none."""
         before = self.values
         self.values = dict(before)
         self.run_part(index)
@@ -192,22 +187,22 @@ class _Variant:
         return values
 
     def run_part(self, index: int) -> None:
-        """Runs a part."""
+        """Runs a part, and keeps all its values."""
         for equation in self.part(index):
             results = bound(equation, [*map(self.read, equation.invars)])
             self.values.update(zip(equation.outvars, results, strict=True))
 
     def operands(self, index: int) -> list[Any]:
-        """What goes into a collective."""
+        """Returns the operands of a collective."""
         equation = self.equations[self.collective_at[index]]
         return [self.read(atom) for atom in equation.invars]
 
     def results(self) -> list[Any]:
-        """The results."""
+        """Returns the results."""
         return [self.read(atom) for atom in self._outvars]
 
     def result_keys(self) -> list[Any]:
-        """For each result, something equal where it is computed alike."""
+        """Returns a key for each result, equal where it is computed alike."""
         keys: dict[Any, Any] = {
             var: ("argument", i) for i, var in enumerate(self._arguments)
         }
@@ -235,7 +230,7 @@ def _select(variant: Any, values: Sequence[Any]) -> Any:
 
 
 def _flat(program: Any) -> Any:
-    """The program, with functions opened up that meet inside of them."""
+    """Inlines the functions of a program that have collectives inside."""
     if not any(map(meets_inside, program.jaxpr.eqns)):
         return program
     arguments = [
@@ -275,13 +270,13 @@ def _evaluated(
 
 @functools.cache
 def _empty() -> Any:
-    """A program that takes and does nothing, to put equations into."""
+    """Returns a program without arguments and equations, as a template."""
     return jax.make_jaxpr(lambda: ())().jaxpr
 
 
 def bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
     fresh = gensym()
-    # What is a constant of one variant need not be one of another.
+    # A literal of one variant may be a computed value of another.
     taken = [fresh(atom.aval) for atom in equation.invars]
     alone = _empty().replace(
         invars=taken,
@@ -309,7 +304,7 @@ def _called(equation: Any) -> Any:
 
 
 def _live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
-    """The equations that something depends on, or that do something."""
+    """Returns the equations that results need, and those with callbacks."""
     needed = {var for var in outvars if not isinstance(var, Literal)}
     found = []
     for equation in reversed(equations):
@@ -336,7 +331,10 @@ def _key(atom: Any, keys: dict[Any, Any]) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """Something equal for equal constants; for others, the same ones."""
+    """Returns a key that is equal for equal constants.
+
+    A constant whose elements can't be read here is equal only to itself.
+    """
     if isinstance(value, jax.Array) and (
         isinstance(value, jax.core.Tracer) or not value.is_fully_addressable
     ):
@@ -346,7 +344,7 @@ def _constant(value: Any) -> Any:
 
 
 def _params_key(params: Any) -> Any:
-    """What makes an equation another one. In doubt, it is another one."""
+    """Returns a key of an equation's parameters, the same for equal ones."""
     return tuple(
         (name, _param_key(value)) for name, value in sorted(params.items())
     )
@@ -354,12 +352,13 @@ def _params_key(params: Any) -> Any:
 
 def _param_key(value: Any) -> Any:
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        # It prints with the same names for its variables, whatever it is of.
+        # Printing numbers the variables from the start of each program, so that
+        # equal programs have equal texts.
         consts = getattr(value, "consts", ())
         return str(value), tuple(map(_constant, consts))
     if isinstance(value, (tuple, list)):
         return tuple(map(_param_key, value))
     if callable(value) and not isinstance(value, type):
-        # Such as how to differentiate, which has been done.
+        # For example the rule of a derivative, which was taken before.
         return getattr(value, "__qualname__", type(value).__qualname__)
     return str(value)

@@ -1,8 +1,8 @@
-"""What optimizers do in a step, as one equation of its program each.
+"""Optimizer updates of a step, as one equation of its program each.
 
 While a step is traced, its optimizers' `apply` and `stateless_apply` are
-replaced, on the instances, by one call of a compiled function: whoever reads
-the program finds what an update takes and gives, and may run it elsewhere.
+replaced, on the instances, by one call of a compiled function. So the program
+shows the inputs and outputs of an update, which may then run elsewhere.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ _NAME = "optimizer_update_"
 
 
 def is_update(equation: Any) -> bool:
-    """Whether an equation of a program is what an optimizer does.
+    """Tells whether an equation of a program is an optimizer's update.
 
-    Those of one `OptimizerCalls` that do the same have the same name.
+    Equal updates of one `OptimizerCalls` have the same name.
     """
     return str(equation.params.get("name")).startswith(_NAME)
 
 
 class OptimizerCalls:
-    """Traces what each optimizer does once for each kind of arguments."""
+    """Updates of optimizers, each traced once for each kind of arguments."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
@@ -41,7 +41,7 @@ class OptimizerCalls:
     def marked(
         self, optimizers: Sequence[keras.optimizers.Optimizer]
     ) -> Iterator[None]:
-        """While it is open, updates of these optimizers are one call each."""
+        """Makes each update of these optimizers one call, while open."""
         with contextlib.ExitStack() as undo:
             for optimizer in optimizers:
                 undo.enter_context(
@@ -104,7 +104,7 @@ class OptimizerCalls:
     def _called(
         self, key: Any, fn: Callable[..., tuple[Any, Any]], *args: Any
     ) -> tuple[Any, Any]:
-        """The tensors that `fn` gives, of one equation, and what else."""
+        """Calls `fn` by one equation; returns both of its results."""
         leaves, structure = jax.tree.flatten(args)
         kinds = tuple(jax.typeof(leaf).str_short() for leaf in leaves)
         weak = tuple(jax.typeof(leaf).weak_type for leaf in leaves)
@@ -139,7 +139,8 @@ class OptimizerCalls:
         update.__name__ = update.__qualname__ = f"{_NAME}{self._count}"
         closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
         if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
-            # It reads what is no argument of its: true for this trace only.
+            # It closes over values of the surrounding trace, and can't be used
+            # in another one.
             return (jax.jit(update), None, last), False
         call = core.jaxpr_as_fun(closed)
 

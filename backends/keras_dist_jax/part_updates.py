@@ -1,4 +1,4 @@
-"""The update of an optimizer whose state is cut over the replicas."""
+"""Updates of optimizers whose state is cut over the replicas."""
 
 import functools
 import itertools
@@ -26,23 +26,19 @@ from keras_dist_jax.tracing import eagerly
 _CUT = PartitionSpec(AXIS)
 _WHOLE = PartitionSpec()
 _numbers = itertools.count()
-# Set on optimizers.
+# The attribute of an optimizer that keeps its update.
 _UPDATE = "_keras_dist_part_update"
 
 
 class PartUpdate:
-    """Updates each part of the variables on its own device.
+    """An update of each part of the variables on its own device.
 
     Gradients that are sums over the devices are added up in one
     reduce-scatter for each dtype, and the new variables are put together in
     one all-gather for each dtype.
 
-    Args:
-        sharded: The `ShardedOptimizer`.
-        layout: The `MeshLayout`.
-
     Attributes:
-        name: String, what programs call it, of no other update.
+        name: String, the unique name of the update in programs.
         sharded: The `ShardedOptimizer`.
     """
 
@@ -58,7 +54,7 @@ class PartUpdate:
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def is_of(self, optimizer: Any, layout: Layout) -> bool:
-        """Whether it is still what this optimizer needs."""
+        """Tells whether the update still fits the optimizer and the layout."""
         return layout is self._layout and self.sharded.is_of(optimizer)
 
     def __call__(
@@ -67,18 +63,18 @@ class PartUpdate:
         parameters: Sequence[Any],
         values: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """One update, in a program that is being traced.
+        """Updates once, in a program that is being traced.
 
-        Args:
-            gradients: Sequence with the gradient of each variable, or `None`.
-            parameters: Sequence of the variables' values.
-            values: Sequence of the optimizer's: flat and cut over the devices
-                where they are sharded, else whole.
+        `gradients` has the gradient of each variable, or `None`, `parameters`
+        the variables' values. The optimizer's `values` are flat and cut over
+        the devices where they are sharded, else whole.
 
         Returns:
-            The new parameters, whole, and the new values, as they came.
+            The new parameters, whole, and the new values, in the form of the
+            old.
         """
-        # A trace is not to find what another one has left behind.
+        # A new function for each trace: JAX would reuse the trace of a known
+        # one, with the tracers that it has left behind.
         results: tuple[list[Any], list[Any]] = self._program()(
             list(gradients), list(parameters), list(values)
         )
@@ -90,7 +86,7 @@ class PartUpdate:
         parameters: Sequence[Any],
         values: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """`__call__`, of arrays; what is whole is so on this worker."""
+        """Updates once, with arrays; whole ones are those of this worker."""
         layout = self._layout
 
         def widened(array: Any) -> Any:
@@ -98,7 +94,7 @@ class PartUpdate:
                 return array
             return layout.widen(layout.place(array))
 
-        # A schedule, or a function of the user's, is asked at each update.
+        # A schedule, or a function of the user's, is evaluated at each update.
         sharded = self.sharded
         rate = rate_now(sharded.optimizer)
         key = settings_text(sharded.optimizer, sharded.trainable_variables)
@@ -120,14 +116,13 @@ class PartUpdate:
     def with_sums(
         self, nodes: Sequence[Node], sums: PartialSums
     ) -> list[Any] | None:
-        """`__call__`, found in a program that is gone through.
+        """Runs the update in place of its call in a program that is evaluated.
 
-        Args:
-            nodes: Sequence with the `Node` of each argument.
-            sums: Takes gradients apart.
+        `nodes` has the `Node` of each argument of the call; `sums` splits
+        gradients into one partial sum for each device.
 
         Returns:
-            List of all results, or `None` if it has other arguments.
+            List of all results, or `None` if the call has other arguments.
         """
         num_variables = len(self.sharded.parts)
         num_values = len(nodes) - 2 * num_variables
@@ -192,7 +187,7 @@ class PartUpdate:
         parameters: list[Any],
         values: list[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """What one device does."""
+        """Updates the parts of one device."""
         parts = self.sharded.parts
         place = lax.axis_index(AXIS)
 
@@ -228,14 +223,10 @@ class PartUpdate:
 
 
 def part_update_of(optimizer: Any, layout: Layout) -> PartUpdate:
-    """The update of an optimizer that is built, whose variables it cuts.
-
-    Args:
-        optimizer: A `keras.optimizers.Optimizer`.
-        layout: The `MeshLayout`.
+    """Returns the update of a built optimizer, whose state it cuts.
 
     Raises:
-        UnsupportedModelError: If it needs whole variables.
+        UnsupportedModelError: If the optimizer needs whole variables.
     """
     kept: _Kept | None = vars(optimizer).get(_UPDATE)
     if kept is not None and kept.update.is_of(optimizer, layout):
@@ -251,7 +242,7 @@ def part_update_of(optimizer: Any, layout: Layout) -> PartUpdate:
 
 
 class _Kept:
-    """Keeps an update with its optimizer, and not with copies of it."""
+    """A holder of an optimizer's update, which copies of the optimizer lack."""
 
     def __init__(self, update: PartUpdate) -> None:
         self.update = update
@@ -267,12 +258,10 @@ def _added(one: Any, other: Any) -> Any:
 
 
 def _in_one(values: Sequence[Any], meet: Callable[[Any], Any]) -> list[Any]:
-    """Puts values through a collective, all of one dtype together.
+    """Puts values through one collective for each dtype.
 
-    Args:
-        values: Sequence of arrays, which are joined along their last axis,
-            or `None`.
-        meet: Callable that leaves that axis as it is.
+    The values, without those that are `None`, are concatenated along their last
+    axis, which `meet` leaves as it is.
     """
     results: list[Any] = list(values)
     by_dtype: dict[Any, list[int]] = {}

@@ -1,18 +1,17 @@
-"""Gradients as sums over replicas that have not been added up yet.
+"""Gradients as one partial sum for each replica.
 
-A program over several devices has one gradient of each variable: the compiler
-adds up what each device has of it, on all of them, where the batch's rows are
-contracted. Where a device needs only its part of the sum, it can have that for
-half of the traffic, but the compiler does not see it on every platform.
+A program over several devices has one gradient of each variable: where the
+rows of a batch are contracted, the compiler adds up the devices' shares of it,
+on all devices. A device that needs only its part of the sum can have that for
+half of the traffic, but not every platform's compiler finds that out.
 
-So a program is gone through, equation by equation. At the update, each
-gradient is followed back to the equations that add up over rows, such as the
-product of a layer's inputs and the gradient of its outputs. These are computed
-again for the rows of each device, and stay one value a device.
+So a program is evaluated equation by equation. At the update, each gradient is
+followed back to the equations that add up over rows, such as the product of a
+layer's inputs and the gradient of its outputs. These are computed again for
+the rows of each device, and stay one value a device.
 
-Which rows are contracted is a guess by their number. It decides what has to be
-sent, and not what comes out: the sum of the sums of any equal shares is the
-sum.
+Axes of rows are guessed by their size. A wrong guess changes the traffic, and
+not the result: the sum of the sums of any equal shares is the sum.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from keras_dist_jax.lockstep import bound
 
 AXIS = "replica"
 _CALLS = ("jit", "pjit")
-# Linear functions of one operand, with nothing else to look at.
+# Linear functions of one operand that are linear with any parameters.
 _LINEAR = (
     "broadcast_in_dim",
     "convert_element_type",
@@ -50,10 +49,8 @@ _SUMS = ("add", "add_any", "sub")
 class Node:
     """A value of a program, and the equation that it comes from.
 
-    Args:
-        value: `jax.Array`, or what stands for one in a trace.
-        equation: The equation, or `None` for what a program is given.
-        inputs: Sequence of the equation's `Node`s.
+    `value` is a `jax.Array` or a tracer. `equation` is `None` for arguments and
+    constants of the program; `inputs` are the nodes of the equation's operands.
     """
 
     __slots__ = ("equation", "inputs", "value")
@@ -72,17 +69,11 @@ Replaced = Callable[[Any, list[Node]], "list[Any] | None"]
 def evaluate(
     closed: Any, arguments: Sequence[Any], replaced: Replaced
 ) -> list[Any]:
-    """Runs a program, with other equations in place of some of its own.
+    """Runs a program, with other results in place of some of its calls.
 
-    Args:
-        closed: The `ClosedJaxpr`.
-        arguments: Sequence of its arguments.
-        replaced: Callable that takes an equation that calls a function, and
-            the `Node`s of its operands. It returns a list of results, or
-            `None` to go through the function.
-
-    Returns:
-        List of the results.
+    `replaced` takes an equation that calls a function, and the nodes of its
+    operands. It returns the list of results, or `None` to go through the
+    function.
     """
     nodes = _nodes(closed, [Node(value) for value in arguments], replaced)
     return [node.value for node in nodes]
@@ -121,11 +112,9 @@ def _is_call(equation: Any) -> bool:
 
 
 class PartialSums:
-    """Takes values apart into one for each device.
+    """Values of a program as sums of one term for each device.
 
-    Args:
-        mesh: The `Mesh`, of one axis.
-        num_rows: Integer, the rows of the batch that is cut over it.
+    `num_rows` is the number of rows of the batch, which is cut over the mesh.
     """
 
     def __init__(self, mesh: Mesh, num_rows: int) -> None:
@@ -135,17 +124,15 @@ class PartialSums:
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def of(self, node: Node) -> tuple[Any, Any]:
-        """What a value is the sum of.
-
-        Args:
-            node: The value's `Node`.
+        """Splits a value into a term for each device, and a rest.
 
         Returns:
-            Tuple of an array with an axis in front, along which it is cut
-            over the devices and has to be added up, and of an array like the
-            value, which has to be added to that. Either may be `None`.
+            Tuple of an array and a rest, either of which may be `None`. The
+            array has an axis in front, which is cut over the devices and to be
+            added up. The rest has the value's shape, and is to be added to that
+            sum.
         """
-        # The node is kept: another one could get its id.
+        # The node is kept alive, so that no other one gets its id.
         key = id(node)
         if key not in self._found:
             self._found[key] = (node, self._of(node))
@@ -195,7 +182,7 @@ class PartialSums:
         return jax.vmap(apply)(stack), None if rest is None else apply(rest)
 
     def _contracted(self, node: Node) -> tuple[int | None, ...] | None:
-        """For each operand, its axis of rows if they are added up."""
+        """Returns each operand's axis of rows, if an equation adds up rows."""
         rule = _CONTRACTIONS.get(node.equation.primitive.name)
         if rule is None or not _is_float(node.value):
             return None
@@ -212,7 +199,7 @@ class PartialSums:
         return next(iter([*exact, *choices]), None)
 
     def _may_be_rows(self, size: int) -> bool:
-        # With steps in time, say, behind them in one axis.
+        # The axis may combine rows and, for example, steps in time.
         return size % self._num_rows == 0 and size % self._num_parts == 0
 
     def _by_device(self, node: Node, axes: tuple[int | None, ...]) -> Any:
@@ -220,7 +207,7 @@ class PartialSums:
         scatters = equation.primitive.name.startswith("scatter")
 
         def local(*values: Any) -> Any:
-            if scatters:  # what is added to must be there once
+            if scatters:  # the operand must be in one device's term only
                 first = lax.axis_index(AXIS) == 0
                 values = (jnp.where(first, values[0], 0), *values[1:])
             return bound(equation, values)[0][None]
@@ -242,7 +229,7 @@ def _spec(axis: int | None) -> PartitionSpec:
 
 
 def _size(shapes: Any, axes: tuple[int | None, ...]) -> int:
-    """The size of the axis that is cut, of the last operand that has it."""
+    """Returns the size of the axis to cut, of the last operand that has it."""
     sizes = [s[a] for s, a in zip(shapes, axes, strict=True) if a is not None]
     return int(sizes[-1])
 
@@ -266,7 +253,7 @@ def _of_sum(params: Any, shapes: Any) -> Any:
 
 
 def _of_convolution(params: Any, shapes: Any) -> Any:
-    # In the gradient of a kernel, rows are what is called features.
+    # In the gradient of a kernel, the feature axes are those of rows.
     if params["feature_group_count"] != 1:
         return []
     numbers = params["dimension_numbers"]

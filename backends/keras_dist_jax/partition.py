@@ -1,4 +1,4 @@
-"""A step's program in two parts: until the gradients, and the updates."""
+"""The two parts of a step's program: up to the gradients, and the updates."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from keras_dist_jax.jax_internals import needed_for
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """A part of what follows the gradients.
+    """A part of a step's program after the gradients.
 
-    It takes the values of `state`, then those of `crossing`.
+    Its arguments are the values of `state`, then those of `crossing`.
 
     Args:
         program: `ClosedJaxpr`.
-        state: Positions in the state that it takes.
-        crossing: Positions among what the first part hands over.
-        results: Positions among the step's results that it gives: its
-            outputs, then the new state.
-        key: What tells it from other updates of the same plan, if anything
-            does.
+        state: Positions in the state of its arguments.
+        crossing: Positions of its arguments among the values that the first
+            part hands over.
+        results: Positions of its results among the step's: outputs, then the
+            new state.
+        key: Equal for equal updates of one plan; `None` if unknown.
     """
 
     program: Any
@@ -34,27 +34,27 @@ class Update:
 
 
 class Partition:
-    """Finds what of a program depends on what optimizers do in it.
+    """A program in two parts; the second depends on updates of optimizers.
 
-    That part can run elsewhere if all else that it takes are gradients, or
-    single numbers. Otherwise the first update belongs to the first part, as
-    in a step whose second loss is of weights that the first one has changed;
-    in the end, all do.
+    The second part can run elsewhere if all its other inputs are gradients, or
+    single numbers. Otherwise the first update is left to the first part, as in
+    a step whose second loss is of weights that the first update has changed;
+    then the second update, until the rest can follow.
 
     Args:
         closed: `ClosedJaxpr` from a state and a batch to outputs and a state
             of as many values.
         size: Integer, the number of values in the state.
-        is_update: Callable that tells whether an equation is an update, all
-            of whose name are the same.
+        is_update: Callable that tells whether an equation is an update. Equal
+            updates have equal names.
 
     Attributes:
-        reads: Positions in the state that the first part takes.
-        gives: Positions among the results that the first part gives.
+        reads: Positions in the state of the values that the first part takes.
+        gives: Positions of the first part's results among the step's.
         kept: Positions in the state that no part changes.
         num_crossing: Number of values handed over.
-        first: `ClosedJaxpr` from what it reads and the batch to what it gives
-            and what is handed over.
+        first: `ClosedJaxpr` from the values that it reads and the batch to its
+            results and the values handed over.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Partition:
         self._cut()
 
     def _can_follow(self, updates: Sequence[Any]) -> bool:
-        """Notes what depends on updates; whether it needs little else."""
+        """Finds the equations after updates; tells if they can run apart."""
         chosen = set(map(id, updates))
         state = set(self._state)
         late: set[Any] = set()
@@ -137,18 +137,15 @@ class Partition:
         return core.ClosedJaxpr(part, self._closed.consts)
 
     def updates(self, owners: Sequence[Any], primary: Any) -> list[Update]:
-        """What follows the gradients, apart for each owner if that is exact.
+        """Splits the part after the gradients by owner, if that is exact.
 
-        So it is if an owner's part takes no values of another's but single
-        numbers, such as the count of steps.
-
-        Args:
-            owners: Sequence with, for each value of the state, its owner.
-            primary: Who gets what belongs to nobody.
+        A split is exact if an owner's part takes no values of another's but
+        single numbers, such as the count of steps. `owners` has the owner of
+        each value of the state; outputs belong to the `primary`.
 
         Returns:
-            List of an `Update` for each owner that has one; of one `Update`
-            if they can't be told apart.
+            List of an `Update` for each owner that has one, or of a single
+            `Update` if a split is not exact.
         """
         if not self._later:
             return []
@@ -192,7 +189,7 @@ class Partition:
         )
 
     def _key(self, chosen: list[bool]) -> Any:
-        """Equal for the same updates of the same values; `None` if unknown."""
+        """Returns a key, the same for equal updates of the same values."""
         names: dict[Any, Any] = {v: i for i, v in enumerate(self._state)}
         for place, v in enumerate(self._crossing):
             names[v] = "crossing", place

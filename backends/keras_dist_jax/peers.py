@@ -1,18 +1,18 @@
-"""What a replica that is traced knows of replicas with other shapes."""
+"""Facts about replicas with other shapes, while one replica is traced."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 
-# Of each value in a meeting: "tensor" with shape and dtype, "value" with a
-# number or string, or "object" with nothing that could be compared.
+# One value of a rendezvous: "tensor" with shape and dtype, "value" with a
+# number or string, or "object" without a description.
 Described = tuple[str, Any]
 Record = list[list[Described]]
 
 
 def describe(leaf: Any) -> Described:
-    """What others have to know of a value, while nobody has its elements."""
+    """Describes a value to the other replicas, without its elements."""
     if isinstance(leaf, jax.Array):
         return "tensor", (tuple(leaf.shape), str(leaf.dtype))
     if isinstance(leaf, (bool, int, float, str)):
@@ -21,16 +21,16 @@ def describe(leaf: Any) -> Described:
 
 
 class Peers:
-    """The variants of shapes that replicas have, and what each one meets for.
+    """The variants of shapes that replicas have, and their rendezvous.
 
     Args:
         variant_of: Sequence with the variant of each replica.
         own: Integer, the variant that is traced.
-        assumed: For each variant, what it met for when it was traced last;
-            `None` to assume that all are like the one that is traced.
+        assumed: The record of each variant from the trace before; `None` to
+            assume that all are like the one that is traced.
 
     Attributes:
-        record: What it meets for.
+        record: List of the values of each rendezvous in this trace.
     """
 
     def __init__(
@@ -46,14 +46,13 @@ class Peers:
 
     @property
     def are_uneven(self) -> bool:
-        """Whether there is more than one variant."""
+        """`True` if there is more than one variant."""
         return len(set(self._variant_of)) > 1
 
     def met(self, described: list[Described]) -> list[list[Described]]:
-        """Notes a meeting; what each replica brings to it.
+        """Records a rendezvous; returns the values that each replica brings.
 
-        Args:
-            described: List of what this one brings.
+        `described` has the values of the replica that is traced.
         """
         index = len(self.record)
         self.record.append(described)
@@ -63,7 +62,7 @@ class Peers:
                 return described
             others = self._assumed[variant]
             if index >= len(others) or len(others[index]) != len(described):
-                return described  # they have diverged; that will be found
+                return described  # diverged, which is found later
             return others[index]
 
         return [of(variant) for variant in self._variant_of]

@@ -1,4 +1,4 @@
-"""Variables, put where a layout wants them."""
+"""Moves of variables to where a layout needs them."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
 
-# Set on variables whose memory a replica function may still hold.
+# Set on variables whose memory a replica function may have kept.
 LENT = "_keras_dist_lent"
 
 
 def place(variable: keras.Variable, layout: Layout) -> None:
     """Moves a variable's value to a layout, unless it lies there already.
 
-    The array it had before stays usable for whoever else holds it.
+    The array from before stays usable for all other holders.
     """
     if cut.is_cut(variable):
         return
@@ -27,13 +27,13 @@ def place(variable: keras.Variable, layout: Layout) -> None:
     if isinstance(holder[0], jax.core.Tracer):
         return
     if isinstance(holder[0], jax.Array) and arrays.is_shared(holder):
-        # The first device would use the buffer it has, and a step delete it.
+        # The first device would share this buffer, and a step delete it.
         holder[0] = arrays.copy_of(holder[0])
     internals.set_array(variable, layout.place(holder[0]))
 
 
 def shard_on(array: Any, device: Any) -> Any:
-    """What an array has on one device; copied there if that is nothing."""
+    """Returns an array's shard on a device, or copies the array there."""
     if isinstance(array, jax.core.Tracer):
         return array
     if array.is_fully_replicated:
@@ -44,19 +44,19 @@ def shard_on(array: Any, device: Any) -> Any:
 
 
 def lend(variable: keras.Variable, device: Any) -> Any:
-    """A variable's value on one device, for whoever wants to keep it.
+    """Returns a variable's value on one device, for a holder that may keep it.
 
-    It may share the variable's memory; `take` knows.
+    It may share the variable's memory. Then `take` copies the variable.
     """
     array = internals.array_of(variable)
-    # One that lies elsewhere is copied.
+    # From another device, `shard_on` copies.
     if not cut.is_cut(variable) and device in array.devices():
         vars(variable)[LENT] = True
     return shard_on(array, device)
 
 
 def take(variable: keras.Variable, layout: Layout) -> Any:
-    """A variable's array in its place, in memory that was not lent."""
+    """Returns a variable's array on its layout, in memory that was not lent."""
     if cut.is_cut(variable):
         return cut.stored(variable)
     place(variable, layout)
@@ -67,7 +67,7 @@ def take(variable: keras.Variable, layout: Layout) -> Any:
 
 
 def give_back(variable: keras.Variable, array: Any) -> None:
-    """Undoes `keras_internals.take_away`, with what `take` might have given."""
+    """Undoes `keras_internals.take_away`, with an array as of `take`."""
     if cut.is_cut(variable):
         cut.give_back(variable, array)
     else:

@@ -1,4 +1,4 @@
-"""One compiled program: a function, for one structure of arguments."""
+"""A compiled program: one function, for one structure of arguments."""
 
 import contextlib
 import sys
@@ -42,14 +42,14 @@ class _GrownError(Exception):
 
 
 class Program:
-    """Runs a function on the arrays of the variables that it uses.
+    """A function that runs on the arrays of the variables that it uses.
 
     Args:
-        name: String, what messages and profiles call it.
+        name: String, its name in messages and profiles.
         call: Callable that calls the function, given the traced arguments.
         slots: The compiler's `Slots`.
         gate: Bounds the programs under way.
-        layout: The `Layout`, or `None` in no strategy.
+        layout: The `Layout`, or `None` without a strategy.
         is_first: Boolean, whether the function was never traced before.
 
     Attributes:
@@ -71,47 +71,46 @@ class Program:
         self._slots = slots
         self._gate = gate
         self._is_first = is_first
-        # The layout of what runs on several devices, if something does.
+        # The layout of programs on several devices, or `None`.
         several = layout is not None and layout.is_mesh
         self._home = None if layout is None else layout.devices[0]
         self._several = layout if several else None
         self.is_placed = layout is None or several
-        # Variables that are written: their arrays may be deleted, or not.
+        # Written variables whose arrays programs delete; written variables
+        # whose arrays they keep; these and those that are only read.
         self._donated: list[Slot] = []
         self._given: list[Slot] = []
         self._taken: list[Slot] = []
         self._cut = 0
         self._variables: dict[int, keras.Variable] = {}
         self._compiled: Any = None
-        # Whether Python is called back, which may raise.
+        # Whether the program calls back to Python, which may raise.
         self._waits = False
         self._witness: Any = None
-        # What the gate knows it by, and may hold when it is gone.
+        # Stands for the program at the gate, which may outlive it.
         self._owner = object()
-        # What each trace returned; programs tell how many there were before.
+        # The outline of each trace's result. A compiled program returns a
+        # tuple as long as its trace's index in this list.
         self._outlines: list[Any] = []
         self.num_traces = 0
         self.num_calls = 0
 
     @property
     def is_traced(self) -> bool:
-        """Whether it was traced without an error."""
+        """`True` once the function was traced without an error."""
         return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
-        """Calls the function.
-
-        Args:
-            leaves: List of the traced arguments.
+        """Calls the function with the traced arguments.
 
         Returns:
-            What the function returned, with arrays for tensors.
+            The function's result, with arrays for tensors.
 
         Raises:
-            TraceError: If it can't be compiled.
+            TraceError: If the function can't be compiled.
         """
         gate = self._gate
-        # Else two threads would give a program the same arrays to delete.
+        # Without the lock, two threads could donate the same arrays.
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
@@ -137,8 +136,8 @@ class Program:
             if protect or max(map(_COUNT, donated), default=0) > _ALONE:
                 donated = _unshared(donated, protect)
             try:
-                # In C, so that no interrupt comes between a program that has
-                # deleted its inputs and keeping what it gave.
+                # `extend` runs in C, so that no interrupt comes after a program
+                # has deleted its inputs and before its results are kept.
                 held.extend(
                     map(self._compiled, (donated,), (others,), (leaves,))
                 )
@@ -154,7 +153,7 @@ class Program:
                 raise_explained(error, self._name)
 
     def _here(self, leaf: Any) -> Any:
-        """An argument that may lie on another device, where it can be used."""
+        """Moves an argument from another device to those of the program."""
         if not isinstance(leaf, jax.Array) or len(leaf.devices()) > 1:
             return leaf
         if self._several is not None:
@@ -162,7 +161,7 @@ class Program:
         return leaf if self._home is None else jax.device_put(leaf, self._home)
 
     def _widened(self, leaf: Any) -> Any:
-        """An argument as the devices of all workers take it."""
+        """Converts an argument to an array over the devices of all workers."""
         if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
             return leaf
         assert self._several is not None
@@ -186,7 +185,7 @@ class Program:
         return unpacked(self._outlines[len(trace)], arrays)
 
     def _survey(self, leaves: list[Any]) -> None:
-        """Traces once, only to find the variables."""
+        """Traces the function once, only to find its variables."""
         self._log.note(leaves)
         make_global_seed()
         hooks.install_building()
@@ -214,12 +213,12 @@ class Program:
         self._adopt(trace)
 
     def _adopt(self, trace: Trace) -> None:
-        """Takes and gives what a trace has met, from now on."""
+        """Makes the program take and give the variables of a trace."""
         self._variables |= trace.variables
         if trace.layout is not None and trace.gate is not None:
             self._several, self._gate = trace.layout, trace.gate
             self.is_placed = True
-        # Variables of a strategy are where it runs.
+        # Variables of a strategy lie on the devices that it runs on.
         self.is_placed = self.is_placed or any(
             "distribute_strategy" in vars(variable)
             for variable in self._variables.values()
@@ -245,7 +244,7 @@ class Program:
         self._cut = len(self._donated)
         self.num_calls = 0
 
-        # Caches of JAX may keep the function, but nothing of ours.
+        # JAX's caches may keep this function, and must not keep the program.
         program = weakref.ref(self)
 
         def body(
@@ -300,13 +299,14 @@ class Program:
             arrays,
             [new(slot) for slot in self._donated],
             [new(slot) for slot in self._given],
-            # Nothing else that a program gives is sure to be there and kept.
+            # The gate waits for it: there may be no other result, and others
+            # may be deleted by a later program.
             jnp.zeros((), "int32") if self._gate.waits else None,
             ((),) * (len(self._outlines) - 1),
         )
 
     def _find(self, trace: Trace, variable: keras.Variable) -> Any:
-        # Now, and not as a part of the program.
+        # The lookup must not become a part of the program.
         with opened(None), eagerly():
             slot = self._slots.of(variable, trace.layout)
             array = slot.refresh()
@@ -329,7 +329,7 @@ def _arrays_of(slots: list[Slot], donates: bool = False) -> list[Any]:
 
 
 def _unshared(found: list[Any], protect: bool) -> list[Any]:
-    """The arrays, with copies in place of those that have to live on."""
+    """Copies the arrays that others hold too, or all of them to `protect`."""
     counts = list(map(_COUNT, found))
     return [
         arrays.copy_of(array) if protect or count > _ALONE else array
@@ -341,7 +341,7 @@ _COUNT = sys.getrefcount
 
 
 def _count_alone() -> int:
-    """What an array counts that only its variable and its slot hold."""
+    """Counts references to an array that only its variable and slot hold."""
     slot = Slot.__new__(_SomeSlot)
     slot.attributes, slot.key = {}, "value"
     slot.attributes["value"] = slot.seen = slot.array = object()

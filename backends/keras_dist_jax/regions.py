@@ -1,4 +1,4 @@
-"""`strategy.run` in the midst of a program: one body, run by all replicas."""
+"""`strategy.run` inside of a program: one body that all replicas run."""
 
 import contextlib
 from collections.abc import Callable
@@ -55,14 +55,10 @@ T = TypeVar("T")
 
 
 class Region:
-    """What one replica reads and writes in a body that all of them run.
+    """The variables that one replica reads and writes in a region's body.
 
-    Args:
-        strategy: The `Strategy`.
-        layout: Its `Layout`.
-        trace: The `Trace` that it is part of.
-        values: Mapping from variables' ids to the replica's values.
-        peers: What is known of the other replicas.
+    `values` maps the ids of variables to the replica's values; `peers` has the
+    shapes of the other replicas.
     """
 
     def __init__(
@@ -83,12 +79,13 @@ class Region:
         self.scope = RegionScope(self)
         self.peers = peers
         self.branches = trace.branches
-        # By the id of a component that was gathered: all, and its own.
+        # By the id of the first component of a gathered value: all components,
+        # and this replica's own.
         self._gathered: dict[int, tuple[list[Any], Any]] = {}
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """While it is traced, it is what `current_region` gives."""
+        """Makes this the current region of its trace, while open."""
         before, self.trace.region = self.trace.region, self
         try:
             yield
@@ -96,7 +93,7 @@ class Region:
             self.trace.region = before
 
     def read(self, variable: keras.Variable) -> Any:
-        """The replica's value of a variable, or `None` if it has none yet."""
+        """Returns a variable's value on the replica, or `None` without one."""
         check_owner(variable, self.strategy)
         key = id(variable)
         if key not in self.values:
@@ -108,21 +105,21 @@ class Region:
                     value, self.index, keepdims=False
                 )
             elif not isinstance(value, jax.core.Tracer):
-                # A body does not take arrays that lie on several devices; nor
-                # is it kept, if it has met a variable that it was not given.
+                # A body can't take arrays of several devices. One shard is
+                # enough: a trace that meets an unknown variable is discarded.
                 value = value.addressable_shards[0].data
             self.values[key] = value
         self.trace.variables[key] = variable
         return self.values[key]
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Replaces the replica's value of a variable."""
+        """Sets the replica's value of a variable."""
         check_owner(variable, self.strategy)
         self.values[id(variable)] = value
         self.written[id(variable)] = variable
 
     def everyone(self, nest: Any) -> list[Any]:
-        """Every replica's nest; what is not traced is known of each."""
+        """Gathers a nest of every replica; only tensors need a collective."""
         leaves, structure = jax.tree.flatten(nest)
         described = self.peers.met([describe(leaf) for leaf in leaves])
         gathered = [
@@ -149,7 +146,7 @@ class Region:
         return components
 
     def per_replica(self, values: Sequence[Any]) -> PerReplica:
-        """Components, with what is this replica's own if that is known."""
+        """Makes a per-replica value, with its local component if known."""
         components, local = self._gathered.get(id(values[0]), ([], None))
         if len(components) == len(values) and all(
             a is b for a, b in zip(components, values, strict=True)
@@ -158,9 +155,9 @@ class Region:
         return PerReplica(values)
 
     def traced(self, value: Any) -> Any:
-        """A value that collectives see as one of each replica's own.
+        """Makes a constant a value of each replica's own.
 
-        They would multiply a constant by the number of replicas, while
+        A collective would multiply a constant by the number of replicas, while
         replicas with other numbers of rows may have another constant.
         """
         if isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
@@ -169,19 +166,22 @@ class Region:
         return jnp.where(self.index >= 0, value, jnp.zeros_like(value))
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Components combined by a collective, or `None` if they are not
-        what was gathered."""
+        """Combines gathered components by a collective.
+
+        Returns `None` if the components were not gathered, or for another
+        operation.
+        """
         known = self.per_replica(values)
         collective = _COLLECTIVES.get(op)
         if not isinstance(known, Local) or collective is None:
             return None
         local = widened(op, known.local)
         if op is ReduceOp.MEAN:
-            local = ops.true_divide(local, 1)  # a mean of integers is a float
+            local = ops.true_divide(local, 1)  # integers have a float mean
         return collective(self.traced(local), AXIS)
 
     def own(self, nest: Any) -> Any:
-        """This replica's component of each per-replica value of a nest."""
+        """Picks this replica's component of per-replica values in a nest."""
 
         def pick(leaf: Any) -> Any:
             if isinstance(leaf, Local):
@@ -196,7 +196,7 @@ class Region:
 
 
 class RegionScope(Overlay):
-    """Cross-replica context inside of a region: in its meetings."""
+    """Cross-replica context inside of a region, during a rendezvous."""
 
     is_base = True
 
@@ -234,7 +234,7 @@ class RegionScope(Overlay):
         region.write(variable, value)
 
     def forget(self, variable: keras.Variable) -> None:
-        """Nothing is kept here."""
+        """Does nothing: the scope keeps no values."""
 
 
 _COLLECTIVES = {
@@ -246,15 +246,15 @@ _COLLECTIVES = {
 
 
 class _OwnList(list[Any]):
-    """Values that stay with whoever has them: meetings don't gather them."""
+    """A list that a rendezvous does not gather: it is a leaf to `jax.tree`."""
 
 
 class _OwnWrites(dict[int, tuple[Any, Any]]):
-    """The same for assignments."""
+    """Assignments that a rendezvous does not gather, like `_OwnList`."""
 
 
 class TracedReplica(Replica):
-    """All replicas, as one of which nobody knows which it is."""
+    """Stands for every replica while one trace is made for all of them."""
 
     def __init__(self, region: Region) -> None:
         super().__init__(region.index, WHOLE)
@@ -295,7 +295,7 @@ class TracedReplica(Replica):
         return jnp.concatenate(parts, axis=along)
 
     def _everyones_like(self, value: Any) -> list[Any]:
-        """Each replica's shape, where a tensor of that shape is expected."""
+        """Returns an object with the shape of each replica's tensor."""
         if not self._region.peers.are_uneven:
             return [value] * self._region.count
         shapes = self._region.everyone(tuple(map(int, value.shape)))
@@ -319,7 +319,7 @@ class TracedReplica(Replica):
 
 
 class TracedRunner(ReplicaRunner):
-    """What a region's meetings need of a runner."""
+    """The runner of a region, with the collectives of its rendezvous."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -347,7 +347,7 @@ class TracedRunner(ReplicaRunner):
 
 
 class TracedCall(ReplicaCall):
-    """A replica function of a region: one of all, whichever it is."""
+    """The one call of a replica function in a region, for all replicas."""
 
     replica: TracedReplica
 
@@ -377,7 +377,8 @@ class TracedCall(ReplicaCall):
             and layout.is_wide
             and len(layout.devices) == 1
         ):
-            # Each worker traces its own program, with its own number in it.
+            # Each worker traces a program of its own, in which the number is a
+            # constant that may differ between workers.
             return lax.psum(jnp.asarray(value), AXIS)
         return super().total(what, value)
 

@@ -1,4 +1,4 @@
-"""Replicas of a function: one call a replica, each on its device."""
+"""Replica functions as one call a replica, each on its device."""
 
 import contextlib
 import functools
@@ -34,16 +34,13 @@ T = TypeVar("T")
 
 
 class JaxReplicas(ReplicaRunner):
-    """Runs replica functions in threads, one at a time.
+    """Replica functions in threads, one of which runs at a time.
 
-    Arrays are dispatched without waiting, so that devices work at the same
-    time although replicas take turns.
+    Arrays are dispatched without waiting, so that devices work at the same time
+    although replicas take turns.
 
-    Args:
-        layout: The plan's devices, as JAX sees them.
-        first: Integer, the position of this worker's first replica among all.
-        workers: The `JaxWorkers`, or `None` without a cluster.
-        home: Where variables are; the layout, if it is not said.
+    `first` is the position of this worker's first replica among all. `home` is
+    where variables are, by default the layout.
     """
 
     def __init__(
@@ -83,7 +80,7 @@ class JaxReplicas(ReplicaRunner):
         workers = self._workers
         if workers is not None:
             summed = workers.sum(summed)
-        # Where the variables are: an update works on each device.
+        # The update runs on each device that has the variables.
         placed = iter([self._home.place(total) for total in summed])
         return [None if total is None else next(placed) for total in totals]
 
@@ -102,12 +99,8 @@ class JaxReplicas(ReplicaRunner):
 class JaxReplica(Replica):
     """One replica, in a thread of its own.
 
-    Args:
-        index: Integer, its position among this worker's replicas.
-        round_: The `Round` it takes part in.
-        devices: The `jax.Device`s, one for each replica.
-        group: `Group`, the workers that this one is among.
-        home: The `jax.Device` of variables; the first one, if it is not said.
+    `index` is its position among this worker's replicas, and `home` the
+    `jax.Device` of variables, by default the first one.
     """
 
     def __init__(

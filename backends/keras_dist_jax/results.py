@@ -1,8 +1,8 @@
-"""What a compiled function returns, on its way out of a program.
+"""Results of compiled functions, as flat lists of arrays with an outline.
 
-A program gives a flat list of arrays. What they were in is kept beside it: a
-nest that Python had to rebuild would let an interrupt in, after the program has
-run and before anybody has its arrays.
+A program gives a flat list of arrays, and the nest that they come from is kept
+beside it. If Python had to rebuild a nest to receive them, an interrupt could
+come after the program has run and before its arrays are kept.
 """
 
 from typing import Any
@@ -24,17 +24,11 @@ ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
 
 
 class ArrayMark:
-    """Stands for an array."""
+    """The type of `ARRAY`, the placeholder for an array in an outline."""
 
 
 class Joined:
-    """Stands for a per-replica value.
-
-    Args:
-        stacked: Boolean, as of a `JoinedPerReplica`.
-        shapes: Shapes or `None`, likewise.
-        layout: The `Layout`.
-    """
+    """A placeholder for a `JoinedPerReplica` in an outline."""
 
     def __init__(
         self, stacked: bool, shapes: Shapes | None, layout: Layout
@@ -48,11 +42,11 @@ ARRAY = ArrayMark()
 
 
 def packed(nest: Any) -> tuple[list[Any], Any]:
-    """A result as a program gives it.
+    """Splits a result into the arrays that a program gives and an outline.
 
     Returns:
-        Tuple of a list of arrays and of the outline: the nest with what
-        stands for them.
+        Tuple of the list of arrays and of the outline: the nest, with
+        placeholders for arrays.
 
     Raises:
         TraceError: If a tensor is hidden in some object.
@@ -79,7 +73,7 @@ def packed(nest: Any) -> tuple[list[Any], Any]:
 
 
 def marks_of(outline: Any) -> list[Any]:
-    """What stands for each array of an outline, in order."""
+    """Returns the placeholder of each array of an outline, in order."""
     return [
         leaf
         for leaf in leaves_of(outline)
@@ -88,13 +82,8 @@ def marks_of(outline: Any) -> list[Any]:
 
 
 def unpacked(outline: Any, arrays: list[Any]) -> Any:
-    """The result again, once it is out.
-
-    Args:
-        outline: What `packed` made of the nest.
-        arrays: What the program gave.
-    """
-    # The most usual ones, without more calls than needed.
+    """Rebuilds a result from the outline and the program's arrays."""
+    # The most common results, without the calls of `map_nest`.
     if outline.__class__ is Joined:
         return JoinedPerReplica(
             arrays[0], outline.stacked, outline.layout, None, outline.shapes
@@ -114,10 +103,10 @@ def unpacked(outline: Any, arrays: list[Any]) -> Any:
 
 
 def check_constant(value: Any) -> None:
-    """Refuses an object that takes a tensor out of its trace.
+    """Checks that an object takes no tensor out of its trace.
 
     Raises:
-        TraceError: If there is one in its attributes or closure.
+        TraceError: If its attributes or closure hold one.
     """
     if any(isinstance(each, jax.core.Tracer) for each in held_in(value)):
         refuse_result(value)

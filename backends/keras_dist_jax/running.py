@@ -38,9 +38,9 @@ Values = list[list[Any]]
 
 
 class Group:
-    """One group of the state, as Keras passes it round.
+    """A stand-in for one group of the state, which Keras passes to the steps.
 
-    Not a list: Keras looks into a list, at every step, for each array.
+    It is no list: Keras would go through a list's arrays at every step.
     """
 
     __slots__ = ("_index", "_running")
@@ -54,16 +54,16 @@ class Group:
 
 
 class Running:
-    """Takes a model's state from its variables and hands it back.
+    """A model's state while steps run, on loan from its variables.
 
     Args:
         model: A `keras.Model`.
-        layout: Where its state lies.
+        layout: The `Layout` of its state.
         gate: Bounds the steps under way.
 
     Attributes:
-        token: What Keras passes round in place of the state, or `None` while
-            the variables have it.
+        token: The stand-in for the state that Keras passes to the steps, or
+            `None` while the variables have the state.
         last: The last step's outputs and the state after it, in a queue of
             length one.
         donating: Whether steps delete the state that they are given.
@@ -91,17 +91,17 @@ class Running:
 
     @property
     def model(self) -> keras.Model:
-        """The model; what calls here belongs to it, so it is alive."""
+        """The model, which is alive as long as its methods are called."""
         model = self._model()
         assert model is not None
         return model
 
     def newest(self) -> Values:
-        """The state after the last step, a list of arrays for each group."""
+        """Returns the state after the last step, a list for each group."""
         return self.last[-1][1]
 
     def forget_epoch(self) -> None:
-        """The next step is an epoch's first, or there is none."""
+        """Makes the next step the first of an epoch."""
         self._epoch_start = None
 
     def begin(
@@ -110,12 +110,13 @@ class Running:
         """Takes the state from the variables.
 
         Args:
-            names: Of the groups that the step gets, in its order.
-            take_away: Whether the variables are emptied meanwhile.
-            donate: Whether steps delete the state that they are given.
+            names: Sequence of the names of the groups that the step gets, in
+            order.
+            take_away: Boolean, whether the variables are emptied meanwhile.
+            donate: Boolean, whether steps delete the state that they are given.
 
         Returns:
-            What stands for the state until the next `sync`.
+            A stand-in for each group of the state, valid until the next `sync`.
         """
         self.sync()
         self._variables = [
@@ -137,22 +138,21 @@ class Running:
         return token
 
     def home(self, variable: keras.Variable) -> Layout:
-        """Where a variable rests while no step runs."""
+        """Returns the layout on which a variable rests while no step runs."""
         return self.layout
 
     def lay_out(self, values: Values, names: Sequence[str]) -> None:
-        """Puts the state, in place, where steps take it.
+        """Moves the state, in place, to where steps take it.
 
-        Args:
-            values: A list of arrays for each group, as variables had them.
-            names: Of the groups.
+        `values` has a list of arrays for each group of `names`, from the
+        variables.
         """
         if self.layout.is_wide:
             for group in values:
                 group[:] = map(self.layout.widen, group)
 
     def rested(self, values: Values) -> Values:
-        """The state where variables rest, of where steps have it."""
+        """Returns the state of the steps as arrays where variables rest."""
         if not self.layout.is_wide:
             return values
         return [list(map(self.layout.narrow, group)) for group in values]
@@ -161,7 +161,7 @@ class Running:
         """Hands the newest good state back to the variables.
 
         Raises:
-            Exception: What a step failed with, if it has not been raised.
+            Exception: The error of a step, if it has not been raised.
         """
         if self.token is None:
             return
@@ -180,19 +180,19 @@ class Running:
             raise error
 
     def raise_failure(self) -> None:
-        """Raises what a host callback raised, and gives up on the state."""
+        """Raises the error of a host callback, and gives up the state."""
         self._spoiled = self.failures.take()
         if self._spoiled is not None:
             raise self._spoiled
 
     def recover(self) -> None:
-        """Hands the state back after a failure, whatever it was."""
+        """Hands the state back after any failure."""
         self.suspect = True
         self.sync()
         internals.forget_failure(self.model)
 
     def release(self) -> None:
-        """Lets go of everything that is kept while steps run."""
+        """Drops everything that is kept while steps run."""
         self.gate.leave(self)
         self._variables, self._fallback = [], []
         self._epoch_start = self._spoiled = None

@@ -3,7 +3,7 @@
 | name | why |
 |---|---|
 | `jaxlib._jax.get_distributed_runtime_service` | a coordinator outside of |
-| | the workers, which none of them takes along when it dies |
+| | the workers, which lives on when one of them dies |
 | `jaxlib._jax.get_distributed_runtime_client` | `jax.distributed.initialize`|
 | | starts a service too, and can't leave faults to the watch |
 | `jaxlib._jax.make_gloo_tcp_collectives` | to listen on the worker's own |
@@ -25,19 +25,14 @@ from typing import Any
 
 from jaxlib import _jax
 
-# JAX ends processes by its own timeout, with an abort; the watch is faster.
+# Seconds. By its own timeouts JAX aborts processes; the watch does it better.
 _NEVER = 7 * 24 * 3600
-# Clients live as long as the process: their end waits for others.
+# Clients, kept as long as the process lives: their end waits for others.
 _KEPT: list[Any] = []
 
 
 def new_service(address: str, num_workers: int) -> Any:
-    """Starts JAX's service.
-
-    Args:
-        address: String, the `"host:port"` to listen on.
-        num_workers: Integer, how many workers there are.
-    """
+    """Starts JAX's service, which listens on the address `"host:port"`."""
     return _jax.get_distributed_runtime_service(
         address,
         num_workers,
@@ -49,12 +44,9 @@ def new_service(address: str, num_workers: int) -> Any:
 
 
 def new_client(address: str, index: int, timeout: float) -> Any:
-    """A client of the service, to be connected.
+    """Makes a client of the service at an address, not yet connected.
 
-    Args:
-        address: String, the service's `"host:port"`.
-        index: Integer, this worker's position.
-        timeout: Float, seconds that an exchange may take.
+    `index` is this worker's position; an exchange may take `timeout` seconds.
     """
     client = _jax.get_distributed_runtime_client(
         address,
@@ -73,11 +65,8 @@ def new_client(address: str, index: int, timeout: float) -> Any:
 def use_client(client: Any, address: str, index: int, count: int) -> None:
     """Makes JAX use a connected client.
 
-    Args:
-        client: What `new_client` gave.
-        address: String, the service's `"host:port"`.
-        index: Integer, this worker's position.
-        count: Integer, how many workers there are.
+    `address` is the service's, `index` this worker's position, and `count` the
+    number of workers.
     """
     from jax._src import distributed
 
@@ -87,12 +76,7 @@ def use_client(client: Any, address: str, index: int, count: int) -> None:
 
 
 def use_gloo(client: Any, host: str) -> None:
-    """Makes devices of the CPU meet over sockets on one address of this host.
-
-    Args:
-        client: What `new_client` gave.
-        host: String, the address's host.
-    """
+    """Makes the CPU's devices connect by sockets on one of its addresses."""
     from jax._src import xla_bridge
 
     def make_cpu_client() -> Any:
@@ -107,7 +91,7 @@ def use_gloo(client: Any, host: str) -> None:
 
 
 def has_started() -> bool:
-    """Whether JAX has looked for devices, so that no cluster can be joined."""
+    """Tells whether JAX has started, after which it can't join a cluster."""
     from jax._src import distributed
     from jax._src import xla_bridge
 

@@ -1,4 +1,4 @@
-"""Several steps in one program."""
+"""Several steps of a replica function in one program."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -30,13 +30,9 @@ def scanned(
 ) -> Any:
     """Calls a replica function for one batch after another.
 
-    Args:
-        strategy: The `Strategy`.
-        layout: Its `Layout` where it has several replicas.
-        fn: Callable, the replica function.
-        structure: The structure of the arguments of one step.
-        leaves: Sequence of the traced arguments of each step in turn.
-        steps: Integer, how many steps there are.
+    `structure` is that of one step's arguments; `leaves` are the traced
+    arguments of all steps, one step after the other. `layout` is `None` for one
+    replica.
 
     Returns:
         Nest of results, with the steps along a new first axis.

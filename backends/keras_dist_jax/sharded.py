@@ -1,8 +1,7 @@
 """Training steps whose optimizers keep a part of their state on each device.
 
-A step sees whole variables: what it does not look at is never made. Only its
-updates go another way, from the part of the state on each device to the new
-one.
+A step sees whole variables, but the compiler makes only those that it reads.
+An update goes from the part of the state on each device to the new part.
 """
 
 import contextlib
@@ -32,11 +31,7 @@ _OPTIMIZER_GROUP = internals.STATE_GROUPS.index("optimizer_variables")
 
 
 class ShardedSteps(StepOfParts):
-    """The training step of one model.
-
-    Args:
-        model: A `keras.Model`.
-        layout: The `MeshLayout`.
+    """The training step of one model, with sharded optimizer state.
 
     Raises:
         UnsupportedModelError: If the update of one of its optimizers takes
@@ -51,7 +46,7 @@ class ShardedSteps(StepOfParts):
                 part_update_of(optimizer, layout)
 
     def of_parts(self, step: StepFn) -> StepFn:
-        """A step of whole variables, as one of a state that is cut."""
+        """See `StepOfParts.of_parts`."""
 
         def run(state: Any, data: Any) -> tuple[Any, Any]:
             groups = [list(group) for group in state]
@@ -97,7 +92,7 @@ class ShardedSteps(StepOfParts):
         return run
 
     def _laid(self, new: Any, old: Any, variables: Any) -> list[list[Any]]:
-        """A new state, where the next step expects it."""
+        """Constrains a new state to the shardings that a step expects."""
 
         def laid(value: Any, before: Any, sharding: Any) -> Any:
             if value is before or not isinstance(value, jax.core.Tracer):
@@ -132,7 +127,7 @@ class ShardedSteps(StepOfParts):
 
     @contextlib.contextmanager
     def _updating(self, views: "_Views") -> Iterator[None]:
-        """Replaces the updates of all optimizers."""
+        """Replaces the updates of all optimizers, while open."""
         with contextlib.ExitStack() as stack:
             for update in self._updates():
                 own = _Update(update, views)
@@ -141,14 +136,14 @@ class ShardedSteps(StepOfParts):
 
 
 class _Views:
-    """Whole values of one step, and the flat arrays that they are of."""
+    """Whole values of one step, and the flat arrays that they come from."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._flat: dict[int, tuple[Any, Any]] = {}
 
     def whole(self, variable: keras.Variable, flat: Any) -> Any:
-        """A variable's value, of what is kept of it."""
+        """Returns a variable's value, from its flat array if it is cut."""
         if not cut.is_cut(variable):
             return flat
         if isinstance(flat, jax.core.Tracer):
@@ -159,7 +154,7 @@ class _Views:
         return value
 
     def flat(self, variable: keras.Variable, value: Any) -> Any:
-        """What is kept of a variable's value."""
+        """Returns a variable's flat array, from its value; undoes `whole`."""
         if not cut.is_cut(variable):
             return value
         if id(value) in self._flat:
@@ -173,7 +168,7 @@ class _Views:
 
 
 class _Update:
-    """What replaces the methods of an optimizer while a step is traced."""
+    """Replacements for the methods of an optimizer while a step is traced."""
 
     def __init__(self, update: PartUpdate, views: _Views) -> None:
         self._sharded = update.sharded
@@ -186,15 +181,15 @@ class _Update:
         grads: Sequence[Any],
         trainable_variables: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """Keras' `stateless_apply`."""
+        """Replaces Keras' `stateless_apply`."""
         if not grads:
-            # A model without trainable weights, as Keras takes it.
+            # A model without trainable weights: nothing to update.
             return list(trainable_variables), list(optimizer_variables)
         found = self._sharded.checked(list(grads))
         return self._new(found, trainable_variables, optimizer_variables)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Keras' `apply`."""
+        """Replaces Keras' `apply`."""
         grads = list(grads)
         if not grads:
             return

@@ -1,4 +1,4 @@
-"""The executor of plans that leave each replica a part of the state."""
+"""The executor of plans with an optimizer's state cut over the replicas."""
 
 import contextlib
 import functools
@@ -26,18 +26,12 @@ from keras_dist_jax.workers import JaxWorkers
 
 
 class ShardedExecutor(JaxExecutor, KeepsParts):
-    """Cuts the variables of optimizers over the replicas.
+    """The executor that cuts the variables of optimizers over the replicas.
 
-    `fit` and `optimizer.apply` in `strategy.run` update parts where they are.
-    A compiled function puts the variables that it uses together for as long
-    as it runs: its gradients are reduced whole, and then it updates whole
-    variables, of which parts stay.
-
-    Args:
-        plan: The `Plan`.
-        layout: The plan's devices, several.
-        gate: Bounds the steps under way.
-        workers: The `JaxWorkers` of its cluster, or `None` without one.
+    `fit` and `optimizer.apply` in `strategy.run` update parts where they are. A
+    compiled function joins the parts of the variables that it uses for as long
+    as it runs: its gradients are reduced whole, it updates whole variables, and
+    only parts of them are kept.
     """
 
     def __init__(
@@ -115,11 +109,7 @@ class ShardedExecutor(JaxExecutor, KeepsParts):
 class ShardedReplicas(JaxReplicas, UpdatesParts):
     """Replicas whose optimizers update each part on its own device.
 
-    Args:
-        layout: The plan's devices.
-        gate: Bounds the programs under way.
-        first: Integer, the position of this worker's first replica among all.
-        workers: The `JaxWorkers`, or `None` without a cluster.
+    `first` is the position of this worker's first replica among all.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Variables as a compiled program takes them, and gives them back."""
+"""Links between variables and the inputs and outputs of compiled programs."""
 
 import threading
 import weakref
@@ -25,25 +25,25 @@ from keras_dist_jax.placement import take
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
-# Held while the arrays of variables are exchanged.
+# Held while programs take and replace the arrays of variables.
 LOCK = threading.RLock()
 _STACKED = "_keras_dist_stacked"
 _COMBINED_CLASS = "_keras_dist_class"
 
 
 class Slot(ABC):
-    """Where programs find the array of one variable.
+    """Links one variable to its input and output of compiled programs.
 
-    As long as `attributes.get(key) is seen`, and the array was not lent,
-    `array` is what a program is to be given. Looking that up costs no call.
+    As long as `attributes.get(key) is seen`, and the array was not lent, a
+    program takes `array`. Looking that up costs no call.
 
     Args:
         variable: A `keras.Variable`.
         key: String, the attribute that is replaced when it is assigned.
 
     Attributes:
-        donates: Whether programs that write it may delete its array.
-        sharding: How it lies on several devices, `None` for a copy on each.
+        donates: Whether programs that write the variable may delete its array.
+        sharding: The sharding on several devices, `None` for a copy on each.
     """
 
     donates = True
@@ -59,7 +59,7 @@ class Slot(ABC):
 
     @property
     def variable(self) -> keras.Variable:
-        """The variable; who calls this holds it."""
+        """The variable, which callers keep alive."""
         variable = self._variable()
         assert variable is not None
         return variable
@@ -73,29 +73,27 @@ class Slot(ABC):
         """
 
     def inside(self, array: Any) -> Any:
-        """The variable's value, of the array that a program takes."""
+        """Converts the array that a program takes to the variable's value."""
         return array
 
     def outside(self, value: Any) -> Any:
-        """The array that a program gives, of the variable's value."""
+        """Converts the variable's value to the array that a program gives."""
         return value
 
     def keep(self, array: Any) -> None:
-        """Takes a new array, which a program gave."""
+        """Stores a new array that a program gave."""
         self.attributes[self.key] = self.seen = self.array = array
 
     def protect(self) -> Any:
-        """Puts a copy in place of an array that somebody else may hold."""
+        """Replaces an array that others may hold by a copy."""
         self.keep(arrays.copy_of(self.array))
         return self.array
 
 
 class WholeSlot(Slot):
-    """A variable of which each device has a copy, or the only one.
+    """A variable with one copy, or with a copy on each device.
 
-    Args:
-        variable: A `keras.Variable`.
-        layout: Where it has to be, or `None` to leave it where it is.
+    Without a layout, the variable stays where it is.
     """
 
     def __init__(self, variable: keras.Variable, layout: Layout | None) -> None:
@@ -104,7 +102,7 @@ class WholeSlot(Slot):
 
     def refresh(self) -> Any:
         variable = self.variable
-        if cut.is_cut(variable):  # since a program took it
+        if cut.is_cut(variable):  # it was cut after the slot was made
             return internals.array_of(variable)
         if internals.array_of(variable) is None:
             return None
@@ -114,7 +112,7 @@ class WholeSlot(Slot):
             array = arrays.copy_of(internals.array_of(variable))
             internals.set_array(variable, array)
         array = internals.array_of(variable)
-        if array.weak_type:  # a program gives another type back
+        if array.weak_type:  # programs return strong types: avoids a retrace
             array = lax.convert_element_type(array, array.dtype)
             internals.set_array(variable, array)
         self.seen = self.array = array
@@ -128,13 +126,7 @@ class WholeSlot(Slot):
 
 
 class CutSlot(Slot):
-    """A variable of which each replica keeps a part.
-
-    A program puts it together, for as long as it runs.
-
-    Args:
-        variable: A `keras.Variable` that is cut.
-    """
+    """A variable that is cut, which programs put together while they run."""
 
     def __init__(self, variable: keras.Variable) -> None:
         super().__init__(variable, cut.STORED)
@@ -158,12 +150,8 @@ class CutSlot(Slot):
 class WideSlot(WholeSlot):
     """A variable of a program that several workers run.
 
-    It stays on the devices of each. Programs delete nothing: a variable's
-    own array shares the memory of the one that they get.
-
-    Args:
-        variable: A `keras.Variable`.
-        layout: Where it has to be.
+    It stays on each worker's devices. Programs delete nothing: the variable's
+    own array shares memory with the one that they take.
     """
 
     donates = False
@@ -184,9 +172,10 @@ class WideSlot(WholeSlot):
 
 
 class ForeignSlot(Slot):
-    """A variable of no strategy, in a program that several devices run.
+    """A variable outside any strategy, in a program on several devices.
 
-    It stays on one device: programs get a copy, and give back one.
+    It stays on one device: programs take a copy, and one copy of theirs is
+    kept.
     """
 
     donates = False
@@ -209,14 +198,9 @@ class ForeignSlot(Slot):
 
 
 class CentralSlot(Slot):
-    """A variable that has one copy, in a program that several devices run.
+    """A variable with one copy at its `home`, in a program on several devices.
 
-    Programs get copies, for one call: nothing of them stays anywhere.
-
-    Args:
-        variable: A `keras.Variable`.
-        layout: The devices of the programs.
-        home: Where it stays.
+    Programs take copies for one call, which are not kept.
     """
 
     donates = False
@@ -233,7 +217,7 @@ class CentralSlot(Slot):
         if internals.array_of(variable) is None:
             return None
         array = take(variable, self._home)
-        if array.weak_type:  # a program gives another type back
+        if array.weak_type:  # programs return strong types: avoids a retrace
             array = lax.convert_element_type(array, array.dtype)
         return self._layout.widen(self._layout.place(array))
 
@@ -243,10 +227,10 @@ class CentralSlot(Slot):
 
 
 class SplitSlot(Slot):
-    """A variable that replicas have values of their own of.
+    """A variable of which each replica has a value of its own.
 
-    After a program has written it, what they are combined to is not computed
-    before somebody asks for it.
+    The combined value is computed when it is read for the first time after a
+    program has written the variable.
     """
 
     def __init__(self, variable: keras.Variable, layout: Layout) -> None:
@@ -268,15 +252,15 @@ class SplitSlot(Slot):
         if not issubclass(kind, Uncombined):
             self.attributes[_COMBINED_CLASS] = kind, self._layout
             variable.__class__ = _uncombined(kind)
-        # Last: who finds the array takes the class for granted, after an
-        # interrupt too.
+        # Last, so that after an interrupt the array is never there without the
+        # class, which `combine` relies on.
         super().keep(array)
 
 
 class Uncombined:
     """A variable whose value is the stacked array that a program gave.
 
-    Asking it for anything else makes it what it was before.
+    Reading or assigning it gives it back the class and values from before.
     """
 
     @property
@@ -306,9 +290,9 @@ def _uncombined(kind: type) -> type:
 
 
 def combine(variable: Any) -> Any:
-    """Gives replicas their values, and the variable what they make."""
+    """Gives replicas their values, and the variable the combined one."""
     attributes = vars(variable)
-    # Whoever asks first may be tracing, in a stateless scope or in a replica.
+    # The first read may come from a trace, a stateless scope or a replica.
     with LOCK, outside_replicas(), opened(None), eagerly():
         if _STACKED in attributes:
             stacked = attributes[_STACKED]
@@ -326,7 +310,7 @@ def combine(variable: Any) -> Any:
 
 
 class Slots:
-    """The slots of one compiler, as long as programs use them."""
+    """The slots of one compiler, each kept as long as programs use it."""
 
     def __init__(self) -> None:
         self._slots: weakref.WeakValueDictionary[Any, Slot] = (
@@ -334,12 +318,7 @@ class Slots:
         )
 
     def of(self, variable: keras.Variable, layout: Layout | None) -> Slot:
-        """The variable's slot.
-
-        Args:
-            variable: A `keras.Variable`.
-            layout: The `Layout` of a program on several devices.
-        """
+        """Returns a variable's slot, for programs on a layout or one device."""
         owner = vars(variable).get("distribute_strategy")
         key = id(variable), id(layout if owner is None else owner)
         slot = self._slots.get(key)

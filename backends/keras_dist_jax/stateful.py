@@ -1,4 +1,4 @@
-"""Steps that a user wrote with variables, as steps of values.
+"""Steps written with variables, as steps of values.
 
 `train_step(self, data)` reads and assigns variables, as on other backends.
 Keras' trainer on JAX wants `train_step(self, state, data)`.
@@ -21,11 +21,9 @@ _GROUPS = {
 
 
 def stateless(model: keras.Model, name: str) -> StepFn:
-    """A step of a model's as a function of its state.
+    """Returns a step of a model's as a function of its state.
 
-    Args:
-        model: A `keras.Model`.
-        name: String, `"train_step"`, `"test_step"` or `"predict_step"`.
+    `name` is `"train_step"`, `"test_step"` or `"predict_step"`.
 
     Returns:
         Callable from the state and a batch to the step's result and the new
@@ -66,11 +64,12 @@ def _variables(model: keras.Model, name: str) -> list[list[keras.Variable]]:
 
 
 class _StateScope(keras.StatelessScope):
-    """Reads the state's values, and keeps what a step assigns."""
+    """A scope that reads the state's values and keeps a step's assignments."""
 
     def __init__(self, groups: Any, state: Any) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
-        # As they are: a value that comes out as it went in needs no buffer.
+        # Without Keras' conversions: a value that a step returns as it was
+        # given needs no new buffer.
         for variables, values in zip(groups, state, strict=True):
             ids = map(id, variables)
             self.state_mapping.update(zip(ids, values, strict=True))
@@ -81,7 +80,7 @@ class _StateScope(keras.StatelessScope):
         self.assigned[id(update[0])] = update[0]
 
     def own(self, variable: keras.Variable) -> Any:
-        """A variable's value after the step."""
+        """Returns a variable's value after the step."""
         return self.state_mapping[id(variable)]
 
 

@@ -1,4 +1,4 @@
-"""The three steps of a model, as the functions that Keras' trainer calls."""
+"""A model's three steps, as the functions that Keras' trainer calls."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from keras_dist_jax.running import Running
 
 
 class Step:
-    """Runs one step on the state that `Running` keeps.
+    """One step of a model, on the state that `Running` keeps.
 
     Args:
         running: The model's `Running`.
-        keep: The step's program, for state that must outlive it.
-        donate: The same for state that it may delete, or `None`.
-        eager: Whether the programs run operation by operation.
+        keep: The step's program that leaves the given state alive.
+        donate: The program that deletes the given state, or `None`.
+        eager: Boolean, whether the programs run operation by operation.
     """
 
     def __init__(
@@ -32,18 +32,17 @@ class Step:
         self._keep = keep
         self._donate = donate
         self._gate = OpenGate() if eager else running.gate
-        # Operations that run one by one do so on this worker's devices.
+        # Eager operations run on this worker's devices only.
         self._is_local = eager and running.layout.is_wide
 
     def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
-        """One step, as Keras' trainer calls it.
+        """Runs one step, as Keras' trainer calls it.
 
-        Args:
-            state: What `Running.begin` or the step before returned.
-            data: The batch, of the whole strategy.
+        `state` comes from `Running.begin` or the step before; `data` is the
+        global batch.
 
         Returns:
-            Tuple of the step's outputs and of what stands for the new state.
+            Tuple of the step's outputs and of the stand-in for the new state.
         """
         running = self._running
         if state is not running.token:
@@ -75,8 +74,8 @@ class Step:
                 running.raise_failure()
             values = last[-1][1]
             if donating:
-                # In C, so that no interrupt comes between a step that has
-                # deleted its inputs and keeping what it gave for them.
+                # `extend` runs in C, so that no interrupt comes after a step
+                # has deleted its inputs and before its results are kept.
                 last.extend(map(call, (values,), (data,), (rows,)))
                 outputs = last[-1][0]
                 gate.enter(running, any_of(last[-1]))
@@ -97,13 +96,13 @@ class Step:
 
 
 def any_of(results: Any) -> Any:
-    """One array of a program's results, or `None` without any."""
+    """Returns one array of a program's results, or `None` without any."""
     leaves = jax.tree.leaves(results)
     return leaves[0] if leaves else None
 
 
 def all_values(step: StepFn) -> StepFn:
-    """A step that gives a new value for each variable."""
+    """Makes a step return a new value for each variable."""
 
     def run(values: Any, data: Any) -> tuple[Any, Any]:
         outputs, new = step(_as_keras(values), data)
@@ -118,9 +117,9 @@ def all_values(step: StepFn) -> StepFn:
 
 
 def changed_values(step: StepFn) -> StepFn:
-    """A step that gives new values only for the variables it changed.
+    """Makes a step return new values only for the variables that it changed.
 
-    What it merely passes through needs no second buffer.
+    Values that are merely passed through need no second buffer.
     """
 
     def run(values: Any, data: Any) -> tuple[Any, Any]:
@@ -144,7 +143,7 @@ def _as_keras(values: Any) -> tuple[list[Any], ...]:
 
 
 def _groups_like(new: Any, old: Any) -> list[list[Any]]:
-    """The state that a step returned, with as many values as it was given."""
+    """Checks a new state's lengths, and converts its groups to lists."""
     groups = [list(group) for group in new]
     got, expected = [len(g) for g in groups], [len(g) for g in old]
     if got != expected:
@@ -157,7 +156,7 @@ def _groups_like(new: Any, old: Any) -> list[list[Any]]:
 
 
 def _like(new: Any, old: Any) -> Any:
-    """`new` with the dtype of `old`, or each step would be compiled anew."""
+    """Casts `new` to the dtype of `old`, to avoid a second compilation."""
     if jnp.shape(new) != old.shape:
         raise ValueError(
             "A step returned a value of another shape than its variable. "

@@ -1,7 +1,7 @@
-"""Arguments of a compiled function: what is traced, and what is not.
+"""Arguments of compiled functions, split into traced and static values.
 
-Arrays and per-replica values are traced. Anything else is part of what is
-compiled; so it has to be hashable, like the structure that it is in.
+Arrays and per-replica values are traced. All else is a part of the program's
+key, and must be hashable, like the structure that it is in.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from keras_dist.core.regroup import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 
-# What stands for a traced array. Per-replica values are stood for by what they
-# are made with: whether they are stacked, their shapes, and their layout.
+# The placeholder for a traced array. The one for a per-replica value is the
+# tuple of whether it is stacked, its shapes, and its layout.
 ARRAY = "array"
 _array_types: set[type] = set()
 
@@ -26,14 +26,12 @@ Join = Callable[[PerReplica], JoinedPerReplica]
 
 
 def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
-    """Appends the traced values of a nest; what is left can be hashed.
+    """Appends a nest's traced values to `leaves`; returns its structure.
 
-    Args:
-        nest: Nest of arguments.
-        leaves: List that traced values are appended to.
-        join: Callable that makes one traced value of a `PerReplica`.
+    `join` converts a `PerReplica` to one with a single traced array.
+
     Returns:
-        The structure: tuples, placeholders and static values.
+        Tuples, placeholders and static values, hashable if these are.
     """
     # One call for each container: this runs at every step.
     found: list[Any] = []
@@ -77,11 +75,11 @@ def _other(item: Any, leaves: list[Any], join: Join) -> Any:
 
 
 class IsTracedError(Exception):
-    """An argument is part of a transformation of the user's own."""
+    """An argument is a tracer of a transformation of the user's own."""
 
 
 class _Static:
-    """A value that is part of what is compiled, and its type: 1 is not 1.0."""
+    """A static value, compared with its type: 1 is not 1.0."""
 
     __slots__ = ("kind", "value")
 
@@ -100,7 +98,7 @@ class _Static:
 
 
 class _Same:
-    """A variable among the arguments: itself, whatever its value."""
+    """A variable among the arguments, compared by identity and not by value."""
 
     def __init__(self, variable: keras.Variable) -> None:
         self.value = variable
@@ -132,12 +130,7 @@ class _Nest:
 
 
 def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
-    """The nest again, around other leaves.
-
-    Args:
-        structure: What `flatten` returned.
-        leaves: Iterator over the traced values.
-    """
+    """Rebuilds a nest from its structure and an iterator over traced values."""
     if structure is ARRAY:
         return next(leaves)
     if isinstance(structure, (_Static, _Same)):

@@ -1,4 +1,4 @@
-"""What JAX says of code that it can't trace, in words of this library."""
+"""Explanations of JAX's errors about code that it can't trace."""
 
 from typing import NoReturn
 
@@ -16,11 +16,9 @@ _NEEDS_VALUES = (
 
 
 def raise_explained(error: BaseException, name: str) -> NoReturn:
-    """Raises a `TraceError` for one of JAX's, or the error itself.
+    """Raises a `TraceError` for one of JAX's errors, or the error itself.
 
-    Args:
-        error: What was raised.
-        name: String, the name of the compiled function.
+    `name` is that of the compiled function.
     """
     received = (str(error).splitlines() or [""])[0]
     if isinstance(error, _NEEDS_VALUES) or (

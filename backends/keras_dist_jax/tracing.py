@@ -1,8 +1,8 @@
-"""What is read and written while a compiled function is traced.
+"""Records of the variables that a compiled function reads and writes.
 
-At the outside a program has one value of each variable: an array of which
-each device has a copy, or, of variables that replicas have values of their
-own of, one with an axis for the replicas.
+Outside of replica functions a program has one value of each variable: an array
+with a copy on each device or, for a variable of which replicas have values of
+their own, one with an axis for replicas in front.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from keras_dist_jax.layout import Layout
 
 
 def is_split(variable: keras.Variable) -> bool:
-    """Whether replicas have values of their own of a variable."""
+    """Tells whether each replica has its own value of a variable."""
     return isinstance(variable, SyncOnReadVariable)
 
 
@@ -34,15 +34,16 @@ class Trace:
     """One trace of a compiled function.
 
     Args:
-        values: Mapping from variables' ids to what they are in the program.
-        find: Callable that gives the array of a variable it is not given.
-        variables: Mapping from ids to the variables that it is given.
+        values: Mapping from the ids of variables to their values in the
+        program.
+        find: Callable that returns the array of a variable that is not in it.
+        variables: Mapping from ids to the variables that are.
 
     Attributes:
-        values: Dict with the newest values, by the variables' ids.
-        variables: Dict of the variables that it has met, by id.
-        written: Ids of those that were assigned.
-        unknown: Whether there were some that it was not given.
+        values: Dict of the newest values, by the variables' ids.
+        variables: Dict of the variables that were met, by id.
+        written: Dict of the variables that were assigned, by id.
+        unknown: Whether a variable was met that was not given.
     """
 
     def __init__(
@@ -57,25 +58,25 @@ class Trace:
         self.unknown = False
         self._find = find
         self.scope = TraceScope(self)
-        # How many branches of control flow it is in.
+        # The depth of branches of control flow.
         self.branches = 0
-        # Whether it is only to find the variables.
+        # Whether the trace only finds variables, and is not compiled.
         self.is_survey = False
-        # What it runs on, and who says when, where that is several devices.
+        # The layout and gate of a program on several devices.
         self.layout: Layout | None = None
         self.gate: Gate | None = None
-        # The `Region` that is being traced, if it is one.
+        # The `Region` that is being traced, or `None`.
         self.region: Any = None
 
     def within(self, values: Mapping[int, Any]) -> "Trace":
-        """The trace of a part that has values of its own."""
+        """Returns the trace of a part with other values of the variables."""
         inner = Trace(values, self._find, self.variables)
         inner.layout, inner.gate = self.layout, self.gate
         return inner
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Traces what is called in it."""
+        """Makes this the current trace of its thread, while open."""
         before, current.trace = current.trace, self
         try:
             with inlining(), opened(self.scope):
@@ -85,10 +86,10 @@ class Trace:
             self.scope.release()
 
     def use(self, layout: Layout, gate: Gate) -> None:
-        """Notes that a part of it runs on several devices.
+        """Notes that a part of the function runs on several devices.
 
         Raises:
-            StrategyMismatchError: If another part does on other ones.
+            StrategyMismatchError: If another part runs on other devices.
         """
         if self.layout is not None and self.layout is not layout:
             raise StrategyMismatchError(
@@ -99,9 +100,9 @@ class Trace:
         self.layout, self.gate = layout, gate
 
     def read(self, variable: keras.Variable) -> Any:
-        """What a variable is in the program, or `None` before it has a value.
+        """Returns a variable's value in the program; `None` before it has one.
 
-        With an axis for replicas where they have values of their own.
+        The value of a per-replica variable has an axis for replicas in front.
         """
         self._note(variable)
         key = id(variable)
@@ -114,7 +115,7 @@ class Trace:
         return self.values[key]
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Replaces what it is, in the same form."""
+        """Sets a variable's value, with a replica axis if replicas differ."""
         self._note(variable)
         self.written[id(variable)] = variable
         self.values[id(variable)] = value
@@ -127,7 +128,7 @@ class Trace:
 
 
 class TraceScope(Overlay):
-    """Cross-replica context, or no strategy, while a function is traced."""
+    """The scope of a traced function outside of replica functions."""
 
     is_base = True
 
@@ -153,11 +154,11 @@ class TraceScope(Overlay):
         self._trace.write(variable, value)
 
     def forget(self, variable: keras.Variable) -> None:
-        """Nothing is kept here."""
+        """Does nothing: the scope keeps no values."""
 
 
 def combined(variable: Any, values: Iterable[Any]) -> Any:
-    """What replicas' values of a variable make in cross-replica context."""
+    """Combines replicas' values of a variable for cross-replica context."""
     values = list(values)
     if variable.aggregation not in ("sum", "mean"):
         return values[0]
@@ -168,7 +169,7 @@ def combined(variable: Any, values: Iterable[Any]) -> Any:
 
 
 def share_of(variable: Any, value: Any, index: int, count: int) -> Any:
-    """What replica `index` has of a value assigned in cross-replica context."""
+    """Returns one replica's share of a value for all replicas."""
     if variable.aggregation != "sum":
         return value
     if variable.is_total:
@@ -181,7 +182,7 @@ def share_of(variable: Any, value: Any, index: int, count: int) -> Any:
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Computes at once, although a function is being traced."""
+    """Computes at once while it is open, although a function is traced."""
     with jax.ensure_compile_time_eval():
         yield
 
@@ -194,5 +195,5 @@ current = Current()
 
 
 def current_trace() -> Trace | None:
-    """What this thread traces, or `None`."""
+    """Returns this thread's trace, or `None`."""
     return current.trace

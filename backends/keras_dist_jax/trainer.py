@@ -1,4 +1,4 @@
-"""What replaces methods of one model: Keras' trainer over `Running`."""
+"""Replacements for methods of one model, which run its steps by `Running`."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -24,15 +24,12 @@ _MADE_HERE = (
 
 
 class Trainer:
-    """The methods that a model's trainer calls, on a strategy's layout.
+    """The methods of a model that Keras' trainer calls, on a layout.
 
-    The rest of the trainer, `fit` and its relatives, is Keras' own; so are
-    the steps, unless the user wrote them.
-
-    Args:
-        running: The model's `Running`.
-        steps_of_parts: Callable that makes the `StepOfParts` of a model's
-            training step, or `None` if each device has all of its state.
+    The rest of the trainer, `fit` and its relatives, is Keras' own; so are the
+    steps, unless the user wrote them. `steps_of_parts` makes the `StepOfParts`
+    of a model's training step; it is `None` if each device has all of the
+    state.
     """
 
     def __init__(
@@ -44,11 +41,11 @@ class Trainer:
         self._steps_of_parts = steps_of_parts
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
-        """The methods by name.
+        """Returns the methods by name.
 
         Raises:
-            UnsupportedModelError: If the user wrote one of those that Keras
-                would call.
+            UnsupportedModelError: If the model's class overrides one of those
+                that make Keras' functions.
         """
         for name in _MADE_HERE:
             cls = type(self._running.model)
@@ -69,24 +66,24 @@ class Trainer:
         }
 
     def make_train_function(self, force: bool = False) -> None:
-        """Keras' `make_train_function`."""
+        """Replaces Keras' `make_train_function`."""
         model = self._running.model
         if model.train_function is None or force:
             step = self._step(stateless(model, "train_step"), trains=True)
             model.train_function = internals.loop_of(model, step)
 
     def make_test_function(self, force: bool = False) -> None:
-        """Keras' `make_test_function`."""
+        """Replaces Keras' `make_test_function`."""
         model = self._running.model
         if model.test_function is None or force:
             step = self._step(stateless(model, "test_step"))
             model.test_function = internals.loop_of(model, step)
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Keras' `make_predict_function`."""
+        """Replaces Keras' `make_predict_function`."""
         model = self._running.model
         if model.predict_function is None or force:
-            # Keras joins the outputs of several steps, on the devices.
+            # Keras concatenates the outputs of several steps on the devices.
             step = self._step(
                 stateless(model, "predict_step"),
                 gather=model.steps_per_execution > 1,
@@ -97,14 +94,14 @@ class Trainer:
         return model.predict_function
 
     def reset_metrics(self) -> None:
-        """Keras' `reset_metrics`, which `fit` calls before each epoch."""
+        """Replaces Keras' `reset_metrics`, which begins each epoch of `fit`."""
         self._running.forget_epoch()
         internals.original(self._running.model, "reset_metrics")()
 
     def get_state(
         self, purge_model_variables: bool = False, **groups: bool
     ) -> Any:
-        """Keras' `_get_jax_state`."""
+        """Replaces Keras' `_get_jax_state`."""
         names = [n for n in internals.STATE_GROUPS if groups.get(n)]
         trains = "optimizer_variables" in names
         return self._running.begin(

@@ -1,4 +1,4 @@
-"""Per-replica values as JAX sees them: nests of their components."""
+"""Registration of per-replica values as pytrees of their components."""
 
 from typing import Any
 

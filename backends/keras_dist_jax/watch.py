@@ -1,9 +1,9 @@
-"""The watch: which workers live, and what to do when one does not.
+"""Detection of lost workers, which ends waits for them.
 
-Each worker says that it lives, from a thread, in the coordinator's table. So
+Each worker writes to the coordinator's table, from a thread, that it lives. So
 a worker that computes, compiles or saves for long is not missed; one that was
 killed, stopped or cut off is. The first choice is that an error is raised
-where the worker waits. A wait in native code that nothing ends is ended with
+where the worker waits. A wait in native code that never ends is ended with
 the process, with the same message and the exit status that asks for a restart.
 """
 
@@ -20,8 +20,8 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
 
 DEFAULT_TIMEOUT, DEFAULT_PATIENCE = 60.0, 600.0
-# Seconds between two signs of life; after a collective has failed, those after
-# which a silent worker is the one; and those that Python gets to raise.
+# Seconds between two signs of life; of silence after which a worker is blamed
+# for a collective that failed; and that Python gets to raise an error.
 BEAT, SILENCE, GRACE = 0.5, 3.0, 5.0
 _TABLE = "keras_dist/workers/"
 _LIVES, _LEFT, _FAILED, _LOST = "lives", "left", "failed", "lost"
@@ -29,18 +29,15 @@ _BUSY, _FREE = "busy", "free"
 
 
 class Watch:
-    """Tells the other workers that this one lives, and looks after them.
+    """A detector of lost workers, which announces that this one lives.
 
-    Args:
-        client: A client of the coordinator, with a table.
-        cluster: The `Cluster`.
-        timeout: Float or `None`. Seconds of silence after which one is lost,
-            and for which one that lives may keep this one waiting. By default
-            60 for silence, and 600 for one that lives.
+    `timeout` is the seconds of silence after which a worker is lost (60 by
+    default), and for which a live one may keep this one waiting (600 by
+    default).
 
     Attributes:
         coordinator_lost: Whether JAX gave up on the coordinator.
-        has_raised: Whether Python knows that a worker was lost.
+        has_raised: Whether a lost worker was reported to Python.
     """
 
     def __init__(
@@ -52,10 +49,10 @@ class Watch:
         self._patience = timeout or DEFAULT_PATIENCE
         self._own = f"{_TABLE}{cluster.index}"
         now = time.monotonic()
-        # Of each worker, what it said last and when that was new.
+        # By worker: its last message, and when that was first seen.
         self._said = dict.fromkeys(range(cluster.num_workers), (_LIVES, now))
         self._heard = self._granted = self._looked = now
-        # Of those that wait for nobody, since when.
+        # By worker that waits for no other: since when.
         self._free: dict[int, float] = {}
         self._waits_since: float | None = None
         self._pending: tuple[Any, float] | None = None
@@ -74,24 +71,24 @@ class Watch:
             thread.start()
 
     def enter(self) -> None:
-        """From now on this worker may have to wait for others."""
+        """Notes that this worker may wait for others from now on."""
         self._waits_since = time.monotonic()
 
     def exit(self, pending: Any = None) -> None:
-        """It has gone on, while the others may still be needed.
+        """Notes that this worker no longer waits.
 
-        Args:
-            pending: `jax.Array` that is ready once they are not, or `None`.
+        `pending` is a `jax.Array` that is ready once the others are not needed
+        any more, or `None`.
         """
         self._waits_since = None
         if pending is not None:
             self._pending = pending, time.monotonic()
 
     def check(self) -> None:
-        """Raises if a worker is known to be lost.
+        """Raises an error if workers are known to be lost.
 
         Raises:
-            WorkerLostError: It names those that were lost.
+            WorkerLostError: An error that names them.
         """
         if self._is_known or self.coordinator_lost:
             lost = self._lost(self._timeout, ended=False)
@@ -99,9 +96,12 @@ class Watch:
                 raise self._error(lost)
 
     def culprits(self) -> WorkerLostError | None:
-        """Finds out who made a collective fail, which may take seconds."""
+        """Returns the error that names the workers behind a failed collective.
+
+        It waits for seconds until their silence shows; `None` if none is found.
+        """
         began = time.monotonic()
-        # While this worker was held up itself, nobody's silence counted.
+        # Silence while this process was stopped itself does not count.
         while (
             time.monotonic() < max(began, self._granted) + 2 * SILENCE + GRACE
         ):
@@ -114,11 +114,11 @@ class Watch:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether the coordinator has not answered for a while."""
+        """`True` if the coordinator has not answered for 3 seconds."""
         return time.monotonic() - self._heard > SILENCE
 
     def leave(self, reason: str = "", failed: bool = False) -> None:
-        """Says that this worker ends, and stops watching."""
+        """Tells the others that this worker ends, and stops watching."""
         self._over.set()
         kind = _FAILED if failed else _LOST if self.has_raised else _LEFT
         self._put(f"{kind} {reason}"[:500])
@@ -126,14 +126,14 @@ class Watch:
             thread.join(timeout=2 * BEAT)
 
     def fail(self, error: BaseException, status: int) -> None:
-        """Says what ends this worker, which it does soon."""
+        """Tells the others why this worker ends, within 10 seconds."""
         lost = isinstance(error, WorkerLostError)
         text = "" if lost else f"{type(error).__name__}: {error}"
         self._end = time.monotonic() + 2 * GRACE, status
         self._put(f"{_LOST if lost else _FAILED} {text}"[:500])
 
     def _put(self, text: str) -> None:
-        """Writes to the table, or gives up soon: nothing may wait for it."""
+        """Writes to the table, and waits for that at most 2 seconds."""
         if self.coordinator_lost:
             return
         thread = threading.Thread(target=self._put_now, args=(text,))
@@ -142,7 +142,7 @@ class Watch:
         thread.join(timeout=2)
 
     def _put_now(self, text: str) -> None:
-        # A coordinator that can't be told can't tell anybody either.
+        # Without the coordinator, no worker could read the message.
         with self._lock, contextlib.suppress(Exception):
             self._client.key_value_set(self._own, text, True)
 
@@ -198,7 +198,7 @@ class Watch:
                 _end(RESTART_EXIT_CODE)
 
     def _look(self) -> float:
-        """The time, and whether this process was stopped itself until now."""
+        """Returns the time, after checking whether this process was stopped."""
         now = time.monotonic()
         if now - self._looked > 4 * BEAT:
             self._granted = now
@@ -218,7 +218,11 @@ class Watch:
         return None if ready else since
 
     def _lost(self, silence: float, ended: bool) -> "_Lost":
-        """Who is lost; `None` stands for the coordinator."""
+        """Returns the lost workers and why; key `None` is the coordinator.
+
+        Workers that ended for another's loss are left out if there are others.
+        `ended` also counts those that have ended without an error.
+        """
         now = self._look()
         unheard = now - max(self._heard, self._granted)
         if self.coordinator_lost:
@@ -230,7 +234,7 @@ class Watch:
             if index == self._cluster.index:
                 continue
             kind, _, rest = text.partition(" ")
-            # Seen from when the table was last read.
+            # Measured at the last read of the table.
             silent = self._heard - max(since, self._granted)
             if kind == _FAILED:
                 found[index] = _Reason(f"failed with {rest}")
@@ -247,7 +251,7 @@ class Watch:
         return first or found
 
     def _idle(self, now: float) -> "_Lost":
-        """Who lives, but keeps this worker waiting for too long."""
+        """Returns live workers that keep this one waiting for too long."""
         since = self._stuck_since()
         if since is None:
             return {}
@@ -278,7 +282,10 @@ class Watch:
 
 
 class _Reason(NamedTuple):
-    """Why a worker is lost, and whether only because another one was."""
+    """The reason why a worker counts as lost.
+
+    `follows` says that the worker ended because another one was lost.
+    """
 
     text: str
     follows: bool = False

@@ -25,16 +25,16 @@ from keras_dist_jax.layout import Shapes
 
 
 class WideLayout(MeshLayout):
-    """State on each device of each worker, batches cut over all of them.
+    """State on each device of each worker, with batches cut over all of them.
 
     Args:
         devices: Sequence with, for each worker, the `jax.Device`s of its
             replicas; all of one platform.
-        worker: Integer, which one this is.
-        exchange: Callable that takes a list of integers, as many on each
-            worker, and gives that of each worker.
-        gather: Callable that takes a list of tensors, of the same shapes on
-            each worker, and gives that of each worker.
+        worker: Integer, the position of this worker.
+        exchange: Callable from a list of integers, as many on each worker, to
+            the lists of all workers.
+        gather: Callable from a list of tensors, of the same shapes on each
+            worker, to the lists of all workers.
     """
 
     is_wide = True
@@ -75,7 +75,7 @@ class WideLayout(MeshLayout):
         )
 
     def narrow(self, array: Any) -> Any:
-        # What is cut over the workers stays as it is.
+        # Arrays that are cut over the workers stay as they are.
         if _is_local(array) or not array.is_fully_replicated:
             return array
         shards = {s.device: s.data for s in array.addressable_shards}
@@ -120,12 +120,10 @@ def _is_local(array: Any) -> bool:
 
 
 class _Shares(Program):
-    """Each worker puts its rows of the global batch on its devices.
+    """A step for which each worker puts its rows of a batch on its devices.
 
-    Args:
-        layout: The `WideLayout`.
-        cut: The step for batches that are cut, or padded and cut.
-        whole: The step for batches that each replica gets whole.
+    `cut` is the step for batches that are cut, padded or not, and `whole` the
+    one for batches that each replica gets whole.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The collectives of workers: small programs on a device of each of them.
+"""Collectives of workers, by small programs on one device of each worker.
 
 Values pass through host memory, packed into buffers of few sizes: so there
 are few programs, whatever the tensors' shapes.
@@ -30,18 +30,14 @@ from keras_dist_jax.watch import Watch
 
 _AXIS = "worker"
 _SMALLEST = 64
-# What errors of the runtime say when it can't reach somebody.
+# Words in the runtime's errors when it can't reach a worker.
 _SIGNS = ("gloo", "nccl", "coordination service", "unavailable:")
 
 
 class JaxWorkers(Workers):
     """The workers of a cluster that JAX has joined.
 
-    Args:
-        cluster: The `Cluster`.
-        options: `CommunicationOptions`.
-        watch: The `Watch` over them.
-        gate: The `Gate` of the device that they meet on.
+    `gate` is that of the device on which their collectives run.
     """
 
     def __init__(
@@ -109,7 +105,8 @@ class JaxWorkers(Workers):
         packed = _bytes_of(values)
         if not self.cluster.is_chief:
             packed = np.zeros_like(packed)
-        # A sum of bits, of which only the chief has some: any dtype is exact.
+        # A sum of bit patterns that are zero on all but the chief is exact for
+        # any dtype.
         (chief,) = self._met(self._summed, [packed])
         return [self._here(value) for value in _values_of(chief, values)]
 
@@ -127,15 +124,15 @@ class JaxWorkers(Workers):
         return self._here(np.concatenate(parts, axis))
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Every worker's integers, to every worker.
+        """Sends each worker's integers to every worker.
 
-        Args:
-            numbers: Sequence of integers below 2**31, as many on each worker.
+        The integers are below 2**31, and as many on each worker.
 
         Raises:
             ReplicaDivergenceError: If another worker has more, or less.
         """
-        # Few numbers make buffers of one size: what differs is then found.
+        # Up to 63 numbers fit the smallest buffer, so that workers with
+        # different counts run the same program, and find the difference.
         own = np.array([len(numbers), *numbers], "int32")
         (found,) = self._met(self._gathered, [own])
         counts = [int(count) for count in found[:, 0]]
@@ -160,8 +157,9 @@ class JaxWorkers(Workers):
         self._watch.leave(reason, failed)
 
     def watched(self, gate: Gate) -> Gate:
-        """A gate of what several workers run, with the watch over it."""
-        # One of each: who is inside of two waits until it has left both.
+        """Wraps the gate of programs of several workers with the watch."""
+        # One wrapper for each gate: with two, the end of an inner wait would
+        # tell the watch that the outer one is over too.
         key = id(gate) if isinstance(gate, OneAtATime) else None
         return self._gates.setdefault(key, WatchedGate(gate, self._watch))
 
@@ -202,14 +200,12 @@ class JaxWorkers(Workers):
 
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
-    """Each worker's `jax.Device`s, as many and in the same order.
+    """Returns each worker's `jax.Device`s, as many and in the same order.
 
-    Args:
-        cluster: The `Cluster`.
-        platform: String, JAX's name of the devices' type, or `None`.
+    `platform` is JAX's name of the devices' type.
 
     Raises:
-        ClusterError: If workers differ in their number.
+        ClusterError: If workers have different numbers of devices.
     """
     by_worker: list[list[Any]] = [[] for _ in range(cluster.num_workers)]
     for device in jax.devices(platform):
