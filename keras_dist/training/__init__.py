@@ -1,1 +1,1 @@
-"""What touches Keras' models, optimizers, metrics and layers."""
+"""Distributed training of Keras models, optimizers, metrics and layers."""
