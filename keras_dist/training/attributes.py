@@ -9,7 +9,7 @@ import keras
 
 @contextlib.contextmanager
 def kept_attributes(layer: keras.Layer) -> Iterator[None]:
-    """Restores the attributes of a layer and its sublayers when it closes.
+    """Restores attributes of a layer and its sublayers when the context ends.
 
     A call of a layer often leaves tensors in them (`self.z_mean = ...`) that a
     loss reads later.

@@ -120,8 +120,8 @@ class Save(keras.callbacks.Callback):
             self._lacks_metrics = not set_metric_values(
                 self.model, notes["metrics"]
             )
-            # Callbacks set the rates when the epoch first began, and do so
-            # again.
+            # Callbacks have now begun this epoch twice: undo their second
+            # change.
             rates = learning_rates(self.model)
             for rate, value in zip(rates, notes["rates"], strict=True):
                 rate.assign(value)
