@@ -49,7 +49,7 @@ class Found:
 
     @property
     def is_clear(self) -> bool:
-        """Whether something was found, and the kind of each part is known."""
+        """`True` if something was found and the kind of each part is known."""
         kinds = [*self.terms, *(kind for _, kind in self.variables.values())]
         vague = (Kind.UNKNOWN, Kind.CONSTANT)
         return bool(kinds) and not any(kind in vague for kind in kinds)

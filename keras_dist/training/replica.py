@@ -174,10 +174,13 @@ class Replica(ABC):
 
     @abstractmethod
     def read(self, variable: keras.Variable) -> Any:
-        """Returns this replica's value of a variable, as a framework tensor.
+        """Returns this replica's value of a variable.
 
         Args:
             variable: A `keras.Variable`.
+
+        Returns:
+            Tensor of the framework, or `None` if the variable has no value yet.
         """
 
     @abstractmethod

@@ -278,7 +278,7 @@ class ShardedOptimizer:
 
     @property
     def has_constraints(self) -> bool:
-        """Whether any trainable variable has a constraint."""
+        """`True` if any trainable variable has a constraint."""
         return any(
             variable.constraint is not None
             for variable in self.trainable_variables
