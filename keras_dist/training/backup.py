@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Restore(keras.callbacks.Callback):
-    """Stands in for a user's `BackupAndRestore` when training begins."""
+    """The stand-in for a user's `BackupAndRestore` that restores a backup."""
 
     def __init__(self, callback: Any, workers: "Workers") -> None:
         super().__init__()
@@ -67,11 +67,12 @@ class Restore(keras.callbacks.Callback):
 
 
 class Save(keras.callbacks.Callback):
-    """Saves in place of a user's `BackupAndRestore`, after all other callbacks.
+    """The stand-in for a user's `BackupAndRestore` that saves backups.
 
-    So their decisions are saved too, such as a new learning rate. `restore` is
-    the `Restore` of the same callback. `others` are the callbacks that are not
-    told of batches that are skipped.
+    It runs after all other callbacks, so that their decisions are saved too,
+    such as a new learning rate. `restore` is the `Restore` of the same
+    callback. `others` are the callbacks that are not told of batches that are
+    skipped.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from keras_dist.training.replica import divergence
 
 
 class _Aborted(BaseException):
-    """Unwinds a replica because another one failed."""
+    """The exception that unwinds a replica after another one failed."""
 
 
 class _Gate:
@@ -61,7 +61,12 @@ class Round:
         self.error: BaseException | None = None
 
     def play(self, index: int, fn: Callable[[], Any]) -> None:
-        """Runs one replica in this thread, until it ends."""
+        """Runs one replica in this thread, until it ends.
+
+        Args:
+            index: Integer, the replica.
+            fn: Callable without arguments. An error of it is raised by `end`.
+        """
         try:
             if index:
                 self._wait(self._gates[index])
@@ -80,6 +85,9 @@ class Round:
 
     def end(self) -> list[Any]:
         """Waits until every replica has ended, and returns their results.
+
+        Returns:
+            List of the results, replica 0 first.
 
         Raises:
             BaseException: The error of the first replica that failed.
@@ -101,7 +109,17 @@ class Round:
         hold: Callable[[list[Any]], Any],
         value: Any,
     ) -> Any:
-        """Waits for the other replicas; returns `hold(values)`, called once."""
+        """Waits for the other replicas; returns `hold(values)`, called once.
+
+        Args:
+            index: Integer, the replica that this thread runs.
+            what: String that names the meeting in errors.
+            hold: Callable, given the list of the replicas' values.
+            value: This replica's value, which may be anything.
+
+        Returns:
+            The result of `hold`, the same on each replica.
+        """
         if self.error is not None:
             raise _Aborted
         self._waiting[index] = (what, value)

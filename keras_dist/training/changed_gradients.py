@@ -20,7 +20,7 @@ def warn_if_changed(
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable] | None,
 ) -> None:
-    """Warns, once an optimizer, if `train_step` has changed its gradients.
+    """Warns, once for each optimizer, of gradients that `train_step` changed.
 
     A replica's gradients are those of its own rows. Changes that are not
     linear, such as clipping by norm, give other numbers there than on one

@@ -22,7 +22,7 @@ def hook_custom_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def custom_gradient(f: Callable[..., Any]) -> Any:
         if (getattr(f, "__module__", None) or "").startswith("keras_dist"):
-            return original(f)  # Ours are linear.
+            return original(f)  # keras_dist's own are linear.
 
         @functools.wraps(f)
         def forward(*args: Any, **kwargs: Any) -> Any:

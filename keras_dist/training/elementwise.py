@@ -8,7 +8,8 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.training.keras_internals import is_of_keras
 from keras_dist.training.overrides import overrides
 
-# The class attribute by which a user's optimizer declares it.
+# The class attribute by which a user's optimizer declares that its update is
+# elementwise.
 DECLARATION = "is_elementwise"
 _ELEMENTWISE = (
     "SGD",

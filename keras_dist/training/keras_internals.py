@@ -361,7 +361,12 @@ class _Outline:
 
 
 def thread_state() -> dict[str, Any]:
-    """Returns the state that a replica's thread inherits from its caller's."""
+    """Returns the state that a replica's thread inherits from its caller's.
+
+    Returns:
+        Dict of Keras' global attributes and what keras_dist adds to them, for
+        `inherit_thread_state`.
+    """
     make_global_seed()
     state = {
         name: value

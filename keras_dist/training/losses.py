@@ -29,7 +29,7 @@ _COUPLES_ROWS = {"dice", "tversky", "circle"}
 
 
 def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.losses.Loss.__call__`."""
+    """Wraps `Loss.__call__`, to gather rows for losses that couple them."""
 
     @functools.wraps(original)
     def __call__(

@@ -50,7 +50,7 @@ class MetricUpdate:
 
 
 def hook_metrics(model: keras.Model) -> None:
-    """Has a model's metrics gather their updates while replicas run."""
+    """Has the updates of a model's metrics gathered while replicas run."""
     for metric in keras_internals.all_metrics(model):
         if "update_state" not in vars(metric):
             hook_override(type(metric), "__call__", _hooked_call)

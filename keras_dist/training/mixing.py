@@ -18,7 +18,7 @@ from keras_dist.training.origin import notice_scope
 
 @functools.cache
 def install() -> None:
-    """Wraps what builds and trains models, for good."""
+    """Wraps the methods of Keras that build and train models, for good."""
     build = Trainer._symbolic_build
 
     @functools.wraps(build)

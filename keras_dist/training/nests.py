@@ -1,4 +1,4 @@
-"""Replaces `keras.tree` for a step's values, and avoids it for flat ones.
+"""A fast `keras.tree` for a step's values, most of which are flat.
 
 The functions of `keras.tree` are slow, and on PyTorch each call leaves a
 reference cycle that keeps tensors alive until the garbage collector runs.

@@ -20,7 +20,7 @@ _MADE_HERE = "_keras_dist_synchronizes"
 
 
 def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.layers.BatchNormalization._moments`."""
+    """Wraps `BatchNormalization._moments`, to use the rows of all replicas."""
 
     @functools.wraps(original)
     def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:

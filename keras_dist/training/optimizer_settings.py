@@ -13,7 +13,7 @@ _NO_SETTINGS = ("name", "built", "_lock")
 
 
 def inner_of(optimizer: Any) -> Any:
-    """Returns the optimizer that a loss scaling one wraps, or the optimizer."""
+    """Returns the optimizer in a `LossScaleOptimizer`, or any other itself."""
     return vars(optimizer).get("inner_optimizer", optimizer)
 
 

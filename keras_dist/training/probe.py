@@ -85,7 +85,7 @@ _OWN = (Attempt(shift=True, own=True), Attempt(shift=False, own=True))
 
 
 class ProbeScope(keras.StatelessScope):
-    """Keeps the losses that a layer adds and the values that it assigns.
+    """A scope that keeps the losses and values that a layer adds and assigns.
 
     `shift` changes the values of variables, and `reseeded` those of seeds, so
     that random layers draw other numbers.

@@ -278,7 +278,7 @@ class Replica(ABC):
 
 
 class ReplicaRunner(ABC):
-    """Runs replicas, and combines their gradients."""
+    """A runner of replicas, which also sums their gradients."""
 
     @abstractmethod
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
@@ -355,7 +355,7 @@ class ReplicaRunner(ABC):
 
 
 class StepRunner(ReplicaRunner):
-    """Runs the steps of `fit` on replicas."""
+    """A runner of the steps of `fit` on replicas."""
 
     # Whether a step is traced, so that its batch may have no values yet.
     traces_steps = False

@@ -11,11 +11,11 @@ _ABSENT = object()
 
 
 class Skipping:
-    """Reads the data of a model's first steps without training on them.
+    """A stand-in for a train function that skips the first steps.
 
-    `callbacks` are not told of these steps. `then` is called once after the
-    last of them, before any other data is read. It is given the last batch, or
-    `None` if the trainer read it itself.
+    The data of these steps is read, and `callbacks` are not told of them.
+    `then` is called once after the last of them, before any other data is read.
+    It is given the last batch, or `None` if the trainer read it itself.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ def outside_replicas(
 
 
 class ReplicaScope(keras.StatelessScope):
-    """Reads a replica's variables and keeps its writes to itself."""
+    """The scope through which a replica reads and assigns variables."""
 
     def __init__(self, state: "ReplicaState") -> None:
         super().__init__(collect_losses=True, initialize_variables=False)

@@ -1,4 +1,4 @@
-"""Runs each of a model's three steps once a replica.
+"""Runs each of a model's three steps once for each replica.
 
 `train_step`, `test_step` and `predict_step` on the instance take the global
 batch, run the class' own step (also a user's) on each replica's rows, and

@@ -1,4 +1,4 @@
-"""Keeps variables, callbacks and errors of a cluster's workers alike."""
+"""Synchronizes callbacks, initial values and errors between workers."""
 
 import itertools
 import json
@@ -63,11 +63,12 @@ def take_chiefs_values(
 
 
 class Together(keras.callbacks.Callback):
-    """Makes callbacks' decisions the same on every worker, twice an epoch.
+    """A callback that makes decisions of callbacks the same on every worker.
 
-    If one worker stops training, all stop. Learning rates become the chief's.
-    Workers do not communicate between batches: callbacks of batches may run in
-    threads, and their logs are the same on all workers anyway.
+    It does so at both ends of an epoch. If one worker stops training, all stop.
+    Learning rates become the chief's. Workers do not communicate between
+    batches: callbacks of batches may run in threads, and their logs are the
+    same on all workers anyway.
     """
 
     def __init__(self, workers: "Workers") -> None:
