@@ -52,7 +52,7 @@ def forget(model: keras.Model) -> None:
 
 
 def notice(model: keras.Model) -> None:
-    """Warns, once, if a plain model that begins to train has an origin."""
+    """Warns, once, if a plain model came from a distributed one."""
     origin = vars(model).pop(_ATTRIBUTE, None)
     if origin is not None:
         warnings.warn(

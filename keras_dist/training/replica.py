@@ -203,8 +203,8 @@ class Replica(ABC):
             what: String that names the meeting in the error.
 
         Raises:
-            UnsupportedModelError: In a branch or loop that the framework traces
-                separately.
+            UnsupportedModelError: In code that the framework traces separately,
+                such as the body of a loop.
         """
 
     def check_write(self, variable: keras.Variable) -> None:
@@ -214,8 +214,8 @@ class Replica(ABC):
             variable: A `keras.Variable`.
 
         Raises:
-            UnsupportedModelError: In a branch or loop that the framework traces
-                separately.
+            UnsupportedModelError: In code that the framework traces separately,
+                such as the body of a loop.
         """
 
     def has_changed(

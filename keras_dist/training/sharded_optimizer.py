@@ -108,7 +108,7 @@ class ShardedOptimizer:
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
-        """Returns a gradient or `None` for each of the optimizer's variables.
+        """Returns a gradient or `None` for each variable that is updated.
 
         `variables` are those of the gradients; `None` stands for all.
 

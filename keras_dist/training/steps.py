@@ -55,7 +55,8 @@ def step_overrides(
         def replicated(data: Any) -> Any:
             if name == "train_step":
                 rehearse(data)
-            # Cleared once, because replicas share the layers' lists of losses.
+            # Cleared once for all replicas, which share the layers' lists of
+            # losses.
             model._clear_losses()
             return _run(model, name, runner, kinds, data)
 
