@@ -135,11 +135,11 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_declaration(variable: keras.Variable) -> None:
-    """Refuses a variable that could not be kept in step on replicas.
+    """Refuses a variable that can't be kept in step on replicas.
 
     Raises:
-        ValueError: If it is not to be synchronized at all, or if it is an
-            integer whose mean is wanted.
+        ValueError: If its synchronization is `"none"`, or its aggregation is
+            `"mean"` and its dtype is not float.
     """
     if variable.synchronization == "none":
         raise ValueError(

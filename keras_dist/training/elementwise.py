@@ -35,10 +35,10 @@ _REASONS = {
 def check_optimizer(optimizer: Any) -> None:
     """Refuses an optimizer that needs whole variables.
 
-    A user's optimizer is accepted if its class declares `is_elementwise =
-    True`: the new value of an element then depends on that element of the
-    gradient, the variable and the slots alone. It must have a `get_config`,
-    leave `apply` as it is, and make slots with `add_variable_from_reference` or
+    A user's optimizer is accepted if `is_elementwise` of its class is `True`:
+    the new value of an element then depends on that element of the gradient,
+    the variable and the slots alone. It must have a `get_config`, leave `apply`
+    as it is, and make slots with `add_variable_from_reference` or
     `add_optimizer_variables`.
 
     Raises:

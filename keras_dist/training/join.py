@@ -49,7 +49,7 @@ def join_leaves(
 class RowCount:
     """The number of rows of a value, passed as a metric's sample weight.
 
-    Keras' trainers weigh the running loss so. Replicas' numbers are summed.
+    Keras' trainers weight the running loss by it. Replicas' numbers are summed.
     """
 
     def __init__(self, rows: Any) -> None:

@@ -213,8 +213,8 @@ def make_global_seed() -> None:
     """Makes Keras' global seed generator, which belongs to no strategy.
 
     Replicas would make it too late, and a scope would make it one of its
-    strategy. Python's random state is restored, so that it does not show
-    whether the generator has been made.
+    strategy. Python's random state is restored, because the generator draws
+    from it when it is made.
     """
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
         state = random.getstate()

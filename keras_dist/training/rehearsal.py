@@ -2,9 +2,10 @@
 
 Replicas' gradients are summed as those of means over rows. The loss in a user's
 step may be a sum over rows, or rows may depend on each other in it. A number
-does not show that. So before its first batch counts, the step is called twice
-more on some rows: by one replica that has all of them, and by all replicas.
-Nothing is updated, and no assignment is kept.
+does not show that. So before its first batch counts, the step is rehearsed on
+some rows: by one replica that has all of them, and by all replicas. The first
+is done twice, to notice random numbers. Nothing is updated, and no assignment
+is kept.
 """
 
 import contextlib
