@@ -1,7 +1,7 @@
-"""`keras.tree` for values of a step, without it where nothing is nested.
+"""A fast `keras.tree` for a step's values, most of which are flat.
 
-Its functions cost much, and on PyTorch each call leaves a reference cycle
-that keeps the tensors it saw alive until the garbage collector runs.
+The functions of `keras.tree` are slow, and on PyTorch each call leaves a
+reference cycle that keeps tensors alive until the garbage collector runs.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def flatten(value: Any) -> list[Any]:
-    """The leaves of a nested value; `None` is one."""
+    """Returns the leaves of a nested value, `None` among them."""
     if _is_flat(value):
         return list(value)
     if not isinstance(value, (list, tuple, dict)):
@@ -28,7 +28,7 @@ def flatten(value: Any) -> list[Any]:
 
 
 def pack(like: Any, leaves: Sequence[Any]) -> Any:
-    """A value with the structure of `like` and other leaves."""
+    """Returns a value with the structure of `like` and other leaves."""
     if _is_flat(like):
         return type(like)(leaves)
     if not isinstance(like, (list, tuple, dict)):
@@ -37,5 +37,5 @@ def pack(like: Any, leaves: Sequence[Any]) -> Any:
 
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    """A value with `fn` applied to each leaf."""
+    """Returns a value with `fn` applied to each leaf."""
     return pack(value, [fn(leaf) for leaf in flatten(value)])

@@ -1,16 +1,17 @@
-"""Batches whose arrays have different numbers of rows: they are not cut."""
+"""Warns of batches whose arrays have different numbers of rows.
+
+Such batches are not split.
+"""
 
 import warnings
 from collections.abc import Iterable
 
 
 def text_of_unequal(lengths: Iterable[int], on_each: bool) -> str:
-    """Says what becomes of such a batch, and what to do.
+    """Returns the text of the warning: what happens to the batch, what to do.
 
-    Args:
-        lengths: Iterable of the numbers of rows of its arrays.
-        on_each: Boolean, whether each replica computes all of it. Else the
-            first one does.
+    `lengths` are the numbers of rows of its arrays. With `on_each`, each
+    replica computes all of the batch, else the first one does.
     """
     numbers = ", ".join(str(n) for n in dict.fromkeys(map(int, lengths)))
     who = (
@@ -28,18 +29,13 @@ def text_of_unequal(lengths: Iterable[int], on_each: bool) -> str:
 
 
 class UnequalLengths:
-    """Warns of such batches, once."""
+    """A warning about batches with unequal arrays that is shown once."""
 
     def __init__(self) -> None:
         self._is_told = False
 
     def tell(self, lengths: Iterable[int], on_each: bool) -> None:
-        """Warns, or does nothing.
-
-        Args:
-            lengths: As for `text_of_unequal`.
-            on_each: As for `text_of_unequal`.
-        """
+        """Warns with `text_of_unequal`, the first time."""
         if not self._is_told:
             self._is_told = True
             warnings.warn(text_of_unequal(lengths, on_each), stacklevel=2)

@@ -1,4 +1,4 @@
-"""The line that the first `fit` under a strategy begins with."""
+"""The line that the first `fit` under a strategy prints."""
 
 import inspect
 import os
@@ -33,24 +33,18 @@ def introduce(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Prints what is about to happen, once for each strategy.
+    """Prints how a strategy divides the work of `fit`, once for each strategy.
 
-    Only the chief does, and not with `verbose=0`, where Keras' interactive
-    logging is off, or where the environment variable `KERAS_DIST_BANNER` is 0.
-
-    Args:
-        strategy: The `Strategy`.
-        model: The model that is trained.
-        fit: The method that is called.
-        args: Sequence of its arguments, without the model.
-        kwargs: Mapping with its keyword arguments.
+    `args` and `kwargs` are those of `fit`, without the model. Only the chief
+    prints, and not with `verbose=0`, where Keras' interactive logging is off,
+    or where the environment variable `KERAS_DIST_BANNER` is 0.
     """
     if strategy in _introduced or not _is_wanted(strategy):
         return
     try:
         given = inspect.signature(fit).bind(None, *args, **kwargs).arguments
     except TypeError:
-        return  # The call fails with Keras' own words.
+        return  # The call fails with Keras' own error.
     given = given | given.get("kwargs", {})
     if given.get("verbose") != 0:
         _introduced.add(strategy)
@@ -61,15 +55,10 @@ def introduce(
 def banner(
     strategy: "StrategyBase", batch_size: int, own: Sequence[str] = ()
 ) -> str:
-    """The line: backend, devices, replicas, workers, and who gets which rows.
+    """Returns the line: backend, devices, replicas, workers and rows of each.
 
-    Args:
-        strategy: The `Strategy`.
-        batch_size: Integer, rows of a global batch; 0 if not known.
-        own: Sequence of strings, methods of the user's that may couple rows.
-
-    Returns:
-        String without a line break.
+    `batch_size` is the rows of a global batch, 0 if not known. `own` names the
+    user's own methods whose rows may depend on each other.
     """
     plan = strategy.plan
     parts = [
@@ -115,7 +104,7 @@ def _is_wanted(strategy: "StrategyBase") -> bool:
 
 
 def _batch_size(x: Any, given: Any) -> int:
-    """Rows of a whole global batch, 0 if only reading would tell."""
+    """Returns the rows of a full global batch; 0 if unknown without reading."""
     if keras_internals.is_tf_dataset(x):
         return TensorFlowSource(x).batch_size
     if keras_internals.is_torch_dataloader(x):

@@ -1,6 +1,6 @@
-"""Binding: what ties one model to one strategy, by instance attributes.
+"""Binds a model to a strategy by instance attributes.
 
-The class of the model is untouched: `isinstance`, saving and names stay.
+The model's class stays untouched: `isinstance`, saving and names stay.
 """
 
 import contextlib
@@ -64,10 +64,12 @@ def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
 def claim_variables(
     variables: Sequence[keras.Variable], strategy: "Strategy"
 ) -> None:
-    """`claim_variable` of several, which other workers get at once.
+    """Makes `strategy` the owner of several variables and places their values.
+
+    Several workers take the chief's values in one broadcast.
 
     Raises:
-        StrategyMismatchError: If another strategy owns one.
+        StrategyMismatchError: If another strategy owns one of them.
     """
     for variable in variables:
         check_owner(variable, strategy)
@@ -83,7 +85,7 @@ def claim_variables(
 
 
 def _check_layout(variable: keras.Variable, strategy: "Strategy") -> None:
-    """Refuses a variable that goes where `keras.distribution` said."""
+    """Refuses a variable with a layout from `keras.distribution`."""
     layout = keras_internals.layout_of(variable)
     if layout is not None:
         raise StrategyMismatchError(
@@ -110,12 +112,12 @@ def check_owner(variable: keras.Variable, strategy: "StrategyBase") -> None:
 
 
 def check_belongs(variable: Any, strategy: "StrategyBase") -> None:
-    """Refuses a variable that an optimizer updates, of no strategy.
+    """Refuses to train a Keras variable that belongs to no strategy.
 
     Raises:
         StrategyMismatchError: If it was made outside of any scope.
     """
-    # A variable of the framework's own is none of Keras'.
+    # The framework's own variables, such as a `tf.Variable`, are allowed.
     is_keras = isinstance(variable, keras.Variable)
     if is_keras and "distribute_strategy" not in vars(variable):
         raise StrategyMismatchError(
@@ -128,7 +130,7 @@ def check_belongs(variable: Any, strategy: "StrategyBase") -> None:
 
 
 def binding_of(model: keras.Model) -> "Binding | None":
-    """The model's `Binding`, or `None` for a plain model."""
+    """Returns the model's `Binding`, or `None` for a plain model."""
     binding: Binding | None = model.__dict__.get(_ATTRIBUTE)
     return binding
 
@@ -138,7 +140,8 @@ def bind_model(model: keras.Model, strategy: "Strategy") -> "Binding":
 
     Raises:
         StrategyMismatchError: If it is bound to another strategy.
-        UnsupportedKerasError: If Keras keeps its state in Flax NNX objects.
+        UnsupportedKerasError: If the version of Keras is not supported, or if
+            Keras keeps variables in Flax NNX objects.
     """
     binding = binding_of(model)
     if binding is None:
@@ -159,12 +162,7 @@ class _Entered(threading.local):
 
 
 class Binding:
-    """A model, its strategy, and whether its variables are in place.
-
-    Args:
-        model: A `keras.Model`.
-        strategy: The `Strategy` it belongs to.
-    """
+    """The link between a model and its strategy."""
 
     def __init__(self, model: keras.Model, strategy: "Strategy") -> None:
         self._model = weakref.ref(model)
@@ -174,7 +172,7 @@ class Binding:
 
     @property
     def model(self) -> keras.Model:
-        """The model. A binding lives in it, so it is alive."""
+        """The model, which holds this binding and so is alive."""
         model = self._model()
         assert model is not None
         return model
@@ -182,7 +180,7 @@ class Binding:
     def install(self) -> None:
         """Sets the instance attributes that distribute the model."""
         model = self.model
-        # Not `setattr`: Keras and torch track what is set that way.
+        # `setattr` would have Keras and torch track these attributes.
         replacements: dict[str, Any] = {
             _ATTRIBUTE: self,
             "compile": self._compile,
@@ -192,7 +190,8 @@ class Binding:
             replacements["get_config"] = self._description()
         for name in _ENTRY_POINTS:
             replacements[name] = self._entry_point(name)
-        is_saved = isinstance(model, keras.Model)  # Other layers are not.
+        # A layer with a trainer mixed in has no methods for saving.
+        is_saved = isinstance(model, keras.Model)
         if is_saved and self.strategy.executor.workers is not None:
             for name in SAVING:
                 replacements[name] = self._saving_method(name)
@@ -202,12 +201,15 @@ class Binding:
         forget(model)
 
     def claim(self) -> None:
-        """Takes every variable of the model and its optimizer."""
+        """Claims the model's and its optimizer's variables for the strategy."""
         variables = keras_internals.all_variables(self.model)
         claim_variables(variables, self.strategy)
 
     def _share_out(self) -> None:
-        """Tells replicas' own values of metric states what `fit` has made."""
+        """Divides variables' values among the per-replica components again.
+
+        `fit` changes the combined value of a metric state, not its components.
+        """
         for variable in keras_internals.all_variables(self.model):
             if id(variable) in self.strategy.has_components:
                 variable.share_out()
@@ -304,8 +306,8 @@ class Binding:
             return
         self._entered.already = True
         try:
-            # A batch at a time, what was claimed once is not looked at again
-            # until `compile` changes the optimizer.
+            # Methods for one batch claim variables once, and again only after
+            # `compile` has changed the optimizer.
             optimizer = getattr(model, "optimizer", self)
             is_new = not each_batch or self._claimed_for is not optimizer
             if agree is not None and is_new:

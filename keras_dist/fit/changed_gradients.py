@@ -1,4 +1,4 @@
-"""A warning of steps that change gradients before they apply them."""
+"""Warns of a `train_step` that changes gradients before it applies them."""
 
 import warnings
 import weakref
@@ -10,7 +10,7 @@ import keras
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 
-# Optimizers whose first gradients were looked at.
+# Optimizers whose gradients have been checked.
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -20,22 +20,17 @@ def warn_if_changed(
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable] | None,
 ) -> None:
-    """Looks, once an optimizer, for gradients that are not as they came.
+    """Warns, once for each optimizer, of gradients that `train_step` changed.
 
-    A replica's gradients are of its own rows: what clips them by their norm,
-    or changes them in another way that is not linear, gives other numbers
-    than on one device.
-
-    Args:
-        step: The replica's `ReplicaState`.
-        optimizer: The optimizer that they are given to.
-        gradients: Sequence of tensors or `None`.
-        variables: Sequence of the variables they belong to, or `None`.
+    A replica's gradients are those of its own rows. Changes that are not
+    linear, such as clipping by norm, give other numbers there than on one
+    device.
     """
     if not isinstance(step, ReplicaStep) or optimizer in _known:
         return
     if not step.looks_at_gradients:
-        step.kinds.looks_at_gradients = True  # from the next step on
+        # The next step remembers its gradients, so that they can be compared.
+        step.kinds.looks_at_gradients = True
         return
     step.kinds.looks_at_gradients = False
     _known.add(optimizer)

@@ -1,8 +1,9 @@
-"""A warning of layers in which the rows of a batch act on each other.
+"""Warns of layers in which the rows of a batch depend on each other.
 
-A replica calls them on its own rows, which gives other numbers than one
-device. So each layer that a step calls is called once more, when the first
-step runs, on a few rows and on their halves, which has to give the same.
+A replica calls such a layer on its own rows only, which gives other numbers
+than one device. So in the first step, each layer with code of the user is
+called again, on a few rows and on both halves of them, and the results are
+compared.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from keras_dist.replica.state import current_step
 _HALF = FEW_ROWS // 2
 _PARTS = (slice(None), slice(None, _HALF), slice(_HALF, None))
 
-# Keras' own, whose code is the user's all the same.
+# Classes of Keras that run code of the user.
 _OF_USERS = (
     "FlaxLayer",
     "JaxLayer",
@@ -46,7 +47,7 @@ _OF_USERS = (
 
 @dataclass
 class _Called:
-    """A call of a layer, as NumPy arrays."""
+    """A layer's inputs and outputs in one call, as NumPy arrays."""
 
     layer: keras.Layer
     inputs: list[Any]
@@ -54,7 +55,7 @@ class _Called:
 
 
 class _Watching(threading.local):
-    """What this thread's calls of layers are given to."""
+    """The step, or the list, that this thread's layer calls are reported to."""
 
     step: ReplicaStep | None = None
     calls: list[_Called] | None = None
@@ -67,11 +68,7 @@ _num_watched = 0
 
 @contextlib.contextmanager
 def watched(step: ReplicaStep) -> Iterator[None]:
-    """Looks, while it is open, at the layers that a step of a replica calls.
-
-    Args:
-        step: The `ReplicaStep`, of this thread.
-    """
+    """Checks the layers that one replica's step calls inside the context."""
     with _hooked():
         _watching.step = step
         try:
@@ -82,7 +79,10 @@ def watched(step: ReplicaStep) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hooked() -> Iterator[None]:
-    """Calls of layers pass by here: only now, as it costs them time."""
+    """Wraps `keras.Layer.__call__` while any step is watched.
+
+    The wrapper is removed afterwards, because it makes each call slower.
+    """
     global _num_watched
     with _lock:
         if not _num_watched:
@@ -117,13 +117,13 @@ def _hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
             _look(step, LayerCall(self, args, kwargs, training))
         return outputs
 
-    # Not more: what looks for Keras' own function goes on to that.
+    # `inspect.unwrap` finds Keras' own function by this.
     __call__.__wrapped__ = original  # type: ignore[attr-defined]
     return __call__
 
 
 def _has_code_of_users(layer: keras.Layer) -> bool:
-    """Whether there is anything but layers of Keras, which are known."""
+    """Returns whether a layer has parts other than Keras' own layers."""
     for each in layer._flatten_layers():
         cls = type(each)
         if not keras_internals.is_of_keras(cls) or cls.__name__ in _OF_USERS:
@@ -135,7 +135,7 @@ def _has_code_of_users(layer: keras.Layer) -> bool:
 
 
 def _look(step: ReplicaStep, call: LayerCall) -> None:
-    """Warns if rows act on each other in a layer."""
+    """Warns if rows depend on each other in a layer."""
     attempts = [Attempt(shift=False, own=True)]
     if keras_internals.in_tf_graph():
         sizes = (8, 32)
@@ -145,8 +145,8 @@ def _look(step: ReplicaStep, call: LayerCall) -> None:
             try:
                 found = _coupled(step, call, attempt)
             except Exception:
-                # It is the user's code, which may refuse rows of other
-                # numbers, or need the other replicas: nothing is known then.
+                # The user's code may refuse another number of rows, or need the
+                # other replicas: then nothing is known.
                 continue
             break
         else:
@@ -158,7 +158,7 @@ def _look(step: ReplicaStep, call: LayerCall) -> None:
 def _coupled(
     step: ReplicaStep, call: LayerCall, attempt: Attempt
 ) -> keras.Layer | None:
-    """The innermost layer in which rows act on each other, if there is one."""
+    """Returns the innermost layer that couples rows, or `None`."""
 
     def observed(part: slice, alone: int | None = None) -> list[Any]:
         args, kwargs = made_up(step, call, attempt, FEW_ROWS, part, alone)
@@ -180,10 +180,10 @@ def _coupled(
         return None
     again = observed(_PARTS[0])
     if any(_differ(*pair, 1e-4) for pair in zip(whole, again, strict=True)):
-        # What it gives is random, by other means than Keras' own.
+        # The layer draws random numbers by other means than Keras'.
         return None
     if _takes_any_lengths(call, observed):
-        # If the arrays of a batch differ in length, it is not cut.
+        # Each array may have another length, and such a batch is not split.
         return None
     for calls in zip(*map(recorded, _PARTS), strict=False):
         if are_apart(*(x.outputs for x in calls)) and not are_apart(
@@ -196,11 +196,10 @@ def _coupled(
 def _takes_any_lengths(
     call: LayerCall, observed: Callable[[slice, int], list[Any]]
 ) -> bool:
-    """Whether each of several arrays may have a number of rows of its own.
+    """Returns whether several inputs may have different numbers of rows.
 
-    Args:
-        call: The `LayerCall`.
-        observed: Callable, what the layer gives of a part of one array.
+    `observed` returns the layer's outputs for a slice of one input, given by
+    its position among the leaves of the arguments.
     """
     leaves = tree.flatten((call.args, call.kwargs))
     places = [
@@ -217,7 +216,7 @@ def _takes_any_lengths(
     try:
         return len(places) > 1 and all(map(keeps_rows, places))
     except Exception:
-        # It refuses them, in words of its own.
+        # The layer refuses inputs of different lengths.
         return False
 
 
@@ -228,14 +227,10 @@ def _are_apart(
     second: list[Any],
     keep_values: bool = False,
 ) -> bool:
-    """Whether halves have other rows than the whole.
+    """Returns whether the outputs of two halves differ from those of the whole.
 
-    Args:
-        tolerance: Float, relative to the largest number.
-        whole: List of arrays.
-        first: List of arrays, of the first half of the rows.
-        second: List of arrays, of the second half.
-        keep_values: Boolean, whether arrays without rows have to be the same.
+    `tolerance` is relative to the largest number. With `keep_values`, outputs
+    without rows have to be equal too.
     """
     return len(whole) == len(first) == len(second) and any(
         _is_apart(*arrays, tolerance)
@@ -256,14 +251,14 @@ def _is_apart(whole: Any, first: Any, second: Any, tolerance: float) -> bool:
     if not axes or first.shape != second.shape:
         return False
     if len(axes) > 1:
-        # A value for each pair of rows.
+        # Two axes of rows: a value for each pair of rows.
         return True
     if whole.shape[axes[0]] != 2 * first.shape[axes[0]]:
         return False
     joined = np.concatenate([first, second], axes[0])
     if not _differ(whole, joined, tolerance):
         return False
-    # The same rows in another order, such as those of two views in turn.
+    # Rows may come in another order, such as two views of each in turn.
     ordered = _sorted(whole, axes[0]), _sorted(joined, axes[0])
     return _differ(*ordered, tolerance)
 
@@ -284,7 +279,7 @@ def _sorted(array: Any, axis: int) -> Any:
 
 
 def _to_numpy(values: Any) -> list[Any]:
-    """The tensors of a nest, floats as such of 64 bits."""
+    """Returns the tensors of a nest as 64-bit NumPy arrays."""
     arrays = []
     for value in tree.flatten(values):
         if ops.is_tensor(value):

@@ -1,4 +1,4 @@
-"""Noticing what is made under a strategy: models and variables.
+"""Hooks on the creation of models and variables under a strategy.
 
 While at least one scope is open or a replica function runs, in any thread,
 constructors of Keras are wrapped. Each call looks up the strategy of its own
@@ -35,7 +35,7 @@ _undo = contextlib.ExitStack()
 
 class _Current(threading.local):
     makes_metric_state = False
-    # What an optimizer makes a variable for.
+    # The variable for which an optimizer is making a slot.
     reference: Any = None
 
 
@@ -44,7 +44,7 @@ _current = _Current()
 
 @contextlib.contextmanager
 def creation_hooks() -> Iterator[None]:
-    """Installs the hooks for the first scope, removes them with the last."""
+    """Installs the hooks with the first scope; removes them with the last."""
     global _open_scopes
     _share_new_variables()
     install_normalization()
@@ -87,8 +87,8 @@ def _hook_trainer(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        # Models are bound when they are layers too. One that trainers are
-        # mixed into may be either first.
+        # `_hook_model` binds a `keras.Model`, once it is a layer too. Other
+        # classes may initialize the trainer before or after the layer.
         if not isinstance(self, keras.Model):
             _bind(self)
 
@@ -109,7 +109,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
         compilation.check_creation()
         with suspended():
             strategy = context.current_strategy()
-            # A single replica makes them as the strategy does.
+            # With one device, a replica function may make variables as well.
             if strategy is None or not (
                 strategy.plan.is_one_device
                 or context.in_cross_replica_context()
@@ -135,11 +135,11 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_declaration(variable: keras.Variable) -> None:
-    """Refuses a variable that could not be kept in step on replicas.
+    """Refuses a variable that can't be kept in step on replicas.
 
     Raises:
-        ValueError: If it is not to be synchronized at all, or if it is an
-            integer whose mean is wanted.
+        ValueError: If its synchronization is `"none"`, or its aggregation is
+            `"mean"` and its dtype is not float.
     """
     if variable.synchronization == "none":
         raise ValueError(
@@ -172,11 +172,7 @@ def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def beside(reference: Any) -> Iterator[None]:
-    """Variables made inside are kept where another one is.
-
-    Args:
-        reference: A `keras.Variable`.
-    """
+    """Places variables made inside the context where `reference` is."""
     before, _current.reference = _current.reference, reference
     try:
         yield
@@ -197,9 +193,10 @@ def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _share_new_variables() -> None:
-    """Makes the variables that replicas make in one place one variable.
+    """Makes one variable of those that all replicas make at the same point.
 
-    For good: a class that had a `__new__` of its own can't lose it again.
+    The hook stays for good: a `__new__` can't be removed from a class that had
+    none of its own.
     """
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -229,10 +226,10 @@ def _share_new_variables() -> None:
 
 
 def _check_alike(everyone: list[Any]) -> None:
-    """Refuses to make one variable of what replicas declare differently.
+    """Refuses variables made at one point that replicas declare differently.
 
     Raises:
-        ReplicaDivergenceError: If names, shapes or types differ.
+        ReplicaDivergenceError: If their arguments differ. Initializers may.
     """
     declared = [
         (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})

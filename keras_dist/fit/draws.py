@@ -1,9 +1,9 @@
-"""Random draws that are the same for each row, so for each replica.
+"""Random draws that are equal for each row, so for each replica.
 
-Replicas draw for the rows that they have, from seeds of their own: other
-numbers than one device. While two copies of a model are compared, a draw has
-one number for each place on the last axis, and the same for all others; then
-it does not matter which rows a replica has, or how many.
+Each replica draws for its own rows from its own seeds, which gives other
+numbers than one device. While two runs of a model are compared, a draw has one
+number for each position on the last axis, repeated along all other axes. Then
+the result does not depend on which rows a replica has, or how many.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _OF_SHAPE = (
 
 @contextlib.contextmanager
 def equal_draws() -> Iterator[set[str]]:
-    """While it is open, Keras draws the same for each row.
+    """Makes Keras draw the same numbers for each row inside the context.
 
     Yields:
         Set of the names of the functions that have drawn.
@@ -49,7 +49,7 @@ def equal_draws() -> Iterator[set[str]]:
     for name, draw in given.items():
         hook = functools.partial(_noted, drawn, name, draw, originals)
         setattr(module, name, hook)
-    # Without what keras_dist adds to it on each replica.
+    # Without the offset that keras_dist adds on each replica.
     seeds.next = getattr(next_seed, "__wrapped__", next_seed)
     try:
         yield drawn
@@ -110,7 +110,7 @@ def _categorical(
     dtype: str = "int32",
     seed: Any = None,
 ) -> Any:
-    """By the largest of logits with Gumbel noise, as (Gumbel, 1954) has it."""
+    """Takes the largest of logits with Gumbel noise added (Gumbel, 1954)."""
     shape = (1, num_samples, logits.shape[-1])
     uniform = originals["uniform"](shape, 1e-6, 1.0 - 1e-6, seed=seed)
     noise = ops.cast(-ops.log(-ops.log(uniform)), logits.dtype)
@@ -125,7 +125,7 @@ def _shuffle(
     axis: int = 0,
     seed: Any = None,
 ) -> Any:
-    """What it is given: an order of rows takes all of them."""
+    """Returns `x` as it is: an order of rows depends on all of them."""
     return x
 
 

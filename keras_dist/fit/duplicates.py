@@ -1,8 +1,8 @@
-"""Copies of what a strategy distributes, and the strategy they belong to.
+"""Keeps copies of distributed models and other objects under their strategy.
 
 A copy that is made in this process, by `copy.deepcopy` or
-`keras.models.clone_model`, belongs to the strategy of its original. One that
-is made from data tells where it comes from: see `origin`.
+`keras.models.clone_model`, belongs to the strategy of its original. A copy that
+is made from data remembers its origin: see `origin`.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from keras_dist.fit import origin
 from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
 
-# In the configuration that a file or a pickle has.
+# The key of the origin in the configuration that files and pickles hold.
 _KEY = "keras_dist_origin"
 
 
 @functools.cache
 def install() -> None:
-    """Has Keras tell copies from other new objects from now on."""
+    """Hooks Keras' copying, cloning, saving and loading for good."""
     keras_internals.hook_cloning(_in_scope)
     keras_internals.hook_files(_writes_origin, _reads_origin)
     keras_internals.Saveable.__deepcopy__ = _in_scope(_deepcopy)
@@ -35,10 +35,9 @@ def install() -> None:
 
 
 def strategy_of(thing: Any) -> Any:
-    """The strategy that a model, layer, optimizer or metric belongs to.
+    """Returns the strategy that a model, layer, optimizer or metric belongs to.
 
-    Returns:
-        A `Strategy`, or `None`.
+    `None` if it belongs to none.
     """
     is_trained = isinstance(thing, keras_internals.Trainer)
     binding = binding_of(thing) if is_trained else None
@@ -52,9 +51,10 @@ def strategy_of(thing: Any) -> Any:
 
 
 def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that copies its first argument.
+    """Wraps a copying function, so that a copy joins its original's strategy.
 
-    Under a scope that is open already, a copy belongs to that strategy.
+    The original is the function's first argument. Under a scope that is open
+    already, a copy belongs to that scope's strategy.
     """
 
     @functools.wraps(method)
@@ -70,7 +70,7 @@ def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` does with an object that says how to pickle it."""
+    """Copies an object by `__reduce_ex__`, as `copy.deepcopy` does."""
     reconstruct = copy._reconstruct  # type: ignore[attr-defined]
     return reconstruct(self, memo, *self.__reduce_ex__(4))
 
@@ -87,7 +87,7 @@ def _remembers(from_config: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _writes_origin(serialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps what gives the JSON of a model's configuration, and more."""
+    """Wraps a function that returns a model's configuration as JSON first."""
 
     @functools.wraps(serialize)
     def wrapped(model: Any) -> Any:
@@ -101,7 +101,7 @@ def _writes_origin(serialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reads_origin(deserialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps what makes a model of the JSON of its configuration."""
+    """Wraps a function that makes a model from a configuration in JSON."""
 
     @functools.wraps(deserialize)
     def wrapped(config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The seams where a step's replicas meet, installed once.
+"""Hooks on Keras' methods at which a step's replicas meet, installed once.
 
-These are methods of Keras' classes rather than of instances, because a user's
+These are methods of classes rather than of instances, because a user's
 `train_step` may use losses, optimizers, layers and seeds that no model knows.
-One is Python's: what users' code warns of, it warns of on each replica. Each
-does what it did before unless this thread runs a replica.
+One hook is on Python's `warnings.warn`, because users' code warns on each
+replica. Each hook has an effect only in a thread that runs a replica.
 """
 
 import functools
@@ -32,7 +32,7 @@ from keras_dist.replica.state import current_step
 
 @functools.cache
 def install() -> None:
-    """Installs every seam; again does nothing."""
+    """Installs all hooks; further calls do nothing."""
     _wrap(keras.losses.Loss, "__call__", losses.hook_call)
     hook_overrides(keras.losses.Loss, "__call__", losses.hook_own_call)
     module = keras_internals.losses
@@ -49,19 +49,19 @@ def install() -> None:
 
 @functools.cache
 def install_normalization() -> None:
-    """Installs the seam that variables need where nothing else is needed."""
+    """Installs the hook on batch normalization, needed in a scope too."""
     _wrap(keras.layers.BatchNormalization, "_moments", hook_moments)
 
 
 @functools.cache
 def install_losses_of_layers() -> None:
-    """Installs the seam where layers forget the losses of their last call."""
+    """Installs the hook on layers that clear the losses of their last call."""
     _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
 
 
 @functools.cache
 def install_building() -> None:
-    """Installs the seam where layers build that are first called in a scope."""
+    """Installs the hook on layers that are built by their first call."""
     _wrap(keras.Layer, "_maybe_build", _hook_build)
 
 
@@ -77,8 +77,8 @@ def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:
         offset = 0 if step is None else step.replica.seed_offset
         if isinstance(offset, int) and not offset:
             return seed
-        # Where it is drawn, not where it is stored: the stored state stays
-        # the same on each replica, and is that of one device.
+        # Added to the drawn seed and not to the stored state, which stays the
+        # same on each replica and equals that of one device.
         return seed + ops.convert_to_tensor([offset, 0], dtype=seed.dtype)
 
     return next
@@ -94,7 +94,7 @@ def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             original(self)
             return
-        # Layers are shared by replicas: forget this replica's losses only.
+        # Replicas share layers: clear this replica's losses only.
         scope = step.scope
         if scope.losses:
             layers = self._flatten_layers()

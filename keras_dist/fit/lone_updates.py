@@ -1,4 +1,4 @@
-"""The warning about a training loop that nothing distributes."""
+"""Warns of a training loop that is not distributed."""
 
 import contextlib
 import functools
@@ -20,7 +20,7 @@ SECTION = "A loop that is not distributed"
 
 
 class _Here(threading.local):
-    """Whether this thread is in an `apply` outside of replicas."""
+    """This thread's flag for an `apply` outside of replicas."""
 
     applies = False
 
@@ -30,7 +30,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def _outermost() -> Iterator[bool]:
-    """Whether an `apply` is called by no other one, as a wrapped one is."""
+    """Yields whether no other `apply` (a wrapper's) has called this one."""
     before, _here.applies = _here.applies, True
     try:
         yield not before
@@ -39,7 +39,7 @@ def _outermost() -> Iterator[bool]:
 
 
 def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer's `apply`, which meets the other replicas first."""
+    """Wraps an optimizer's `apply`, to sum replicas' gradients before it."""
 
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -59,20 +59,21 @@ def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def install() -> None:
-    """Has optimizers look at where they are applied, from now on."""
+    """Wraps the `apply` of optimizers, for good."""
     for optimizer in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
     ):
         optimizer.apply = hook_apply(optimizer.apply)
-    # What a user's `apply` does to gradients, it does to their sum.
+    # So a user's own `apply` gets the sum of gradients.
     hook_overrides(keras.optimizers.Optimizer, "apply", hook_apply)
 
 
 def _look_at(optimizer: Any, variables: Any) -> None:
-    """Warns once of a loop that trains where no replica ever runs.
+    """Warns once of a loop that trains without ever running a replica.
 
-    One update says nothing: a program may make an optimizer's slots that way.
+    A single update does not count: a program may make an optimizer's slots by
+    it.
     """
     if (
         context.in_replica_function()
@@ -83,13 +84,13 @@ def _look_at(optimizer: Any, variables: Any) -> None:
         variables = keras_internals.trainable_variables(optimizer)
     if not variables or not isinstance(variables[0], keras.Variable):
         return
-    # Variables of no layer may belong to anything but a model that trains.
+    # A variable outside of layers may belong to something else than a model.
     if "/" not in variables[0].path:
         return
     strategy = vars(variables[0]).get("distribute_strategy")
     if strategy is None or strategy.has_run or strategy.plan.num_replicas == 1:
         return
-    # What is traced is called again and again without passing here.
+    # A traced update runs again and again without passing here.
     strategy.num_lone_updates += 2 if keras_internals.in_tf_graph() else 1
     if strategy.num_lone_updates < 2:
         return

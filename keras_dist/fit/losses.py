@@ -1,10 +1,10 @@
 """Losses of the global batch, computed from each replica's rows.
 
-Inside of a step, gradients are added up weighted by `rows / total`. So a
+Inside of a step, gradients are summed with weights `rows / total`. So a
 replica's loss is such that the losses' mean over rows is the global loss:
 
-- A loss of Keras that treats rows one by one stays on the replica; only what
-  it divides by (masked elements, summed weights) is summed over replicas.
+- A loss of Keras that treats rows one by one stays on the replica; only its
+  divisor (masked elements, summed weights) is summed over replicas.
 - Any other loss (Dice, Tversky, Circle, a user's) is computed on the gathered
   rows by each replica, with gradients for its own rows.
 """
@@ -29,7 +29,7 @@ _COUPLES_ROWS = {"dice", "tversky", "circle"}
 
 
 def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.losses.Loss.__call__`."""
+    """Wraps `Loss.__call__`, to gather rows for losses that couple them."""
 
     @functools.wraps(original)
     def __call__(
@@ -49,7 +49,7 @@ def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def hook_own_call(original: Any) -> Callable[..., Any]:
-    """Wraps the `__call__` of a user's subclass: it gets gathered rows."""
+    """Wraps the `__call__` of a user's subclass, to give it gathered rows."""
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def hook_own_call(original: Any) -> Callable[..., Any]:
 
 
 def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function that all of Keras' losses reduce with."""
+    """Wraps the function by which all of Keras' losses reduce."""
 
     @functools.wraps(original)
     def reduce_weighted_values(
@@ -81,7 +81,7 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         step = current_step()
         local = functools.partial(original, values, sample_weight, mask)
-        # A loss function may return a number.
+        # The loss function itself may return a scalar.
         is_whole = not len(getattr(values, "shape", ()))
         if step is None or is_whole or reduction in (None, "none"):
             return local(reduction=reduction, dtype=dtype)
@@ -92,10 +92,10 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
             sample_weight is not None
         )
         if mask is None and not weighted:
-            # As many elements a row on each replica: the replica's own mean.
+            # Rows have equally many elements: the replica's own mean will do.
             return local(reduction=reduction, dtype=dtype)
-        # Keras multiplies the weights that it is given by the mask, on
-        # PyTorch in place, so that metrics see it: do just that, once.
+        # Keras multiplies the given weights by the mask, on PyTorch in place,
+        # so that metrics see the product: do that exactly once here.
         mask, divisor = _mask_and_divisor(
             step, values, sample_weight, mask, reduction
         )
@@ -111,8 +111,9 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
 def hook_scaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Wraps Keras' scaling of mean losses by 1 / replicas.
 
-    In a replica function it is right, because `optimizer.apply` sums there.
-    In a step of `fit`, under a scope, or on gathered rows it is not needed.
+    The scaling is right in a replica function, because `optimizer.apply` sums
+    there. It is left out in a step of `fit`, under a scope, and on gathered
+    rows.
     """
 
     @functools.wraps(original)
@@ -126,7 +127,7 @@ def hook_scaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def hook_unscaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps what undoes it, for values to show."""
+    """Wraps the function that undoes the scaling of losses, for display."""
 
     @functools.wraps(original)
     def unscale(value: Any) -> Any:
@@ -139,7 +140,7 @@ def hook_unscaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def treats_rows_one_by_one(loss: Any) -> bool:
-    """Whether the loss of a row depends on no other row, for certain."""
+    """Returns whether the loss of a row certainly depends on no other row."""
     if not _is_from_keras(type(loss)):
         return False
     fn = getattr(loss, "fn", None)
@@ -150,7 +151,7 @@ def treats_rows_one_by_one(loss: Any) -> bool:
 
 
 def _is_one_row(y_pred: Any) -> bool:
-    """Whether Keras would take a batch of scalars for a single row."""
+    """Returns whether Keras would take a batch of scalars for a single row."""
     return len(getattr(y_pred, "shape", (None, None))) == 1
 
 
@@ -166,7 +167,7 @@ def _mask_and_divisor(
     mask: Any,
     reduction: str | None,
 ) -> tuple[Any, Any]:
-    """What to weigh by, and what to divide the global batch's sum by."""
+    """Returns the mask or weights of elements, and the global sum's divisor."""
     dtype = keras.backend.result_type(values.dtype, "float32")
     if reduction == "mean_with_sample_weight":
         if sample_weight is not None:

@@ -1,8 +1,8 @@
-"""Metrics see the global batch: gathered over replicas, updated once.
+"""Updates metrics once, with the global batch gathered from all replicas.
 
-That is exact for any metric, whatever its state: nothing has to be known
-about how states merge. Updates wait until a result is wanted, or the step
-ends, so that replicas meet once for all of them.
+That is exact for any metric, whatever its state: how states merge need not be
+known. Updates wait until a result is read or the step ends, so that replicas
+meet once for all of them.
 """
 
 import functools
@@ -30,12 +30,8 @@ from keras_dist.replica.state import current_step
 class MetricUpdate:
     """One replica's call of a metric's `update_state`.
 
-    Args:
-        metric: The metric.
-        update_state: Its own method.
-        args: Tuple of what it was given.
-        kwargs: Dict of what it was given by name.
-        leaves: List of all of that, flat and without gradients.
+    `update_state` is the metric's own method. `leaves` are those of all
+    arguments, without gradients.
     """
 
     metric: keras.metrics.Metric
@@ -45,7 +41,7 @@ class MetricUpdate:
     leaves: list[Any]
 
     def run(self, everyone: list[Entry]) -> Any:
-        """Updates the metric with what all replicas gave."""
+        """Updates the metric with the arguments of all replicas."""
         passed = [*self.args, *self.kwargs.values()]
         merged = join(passed, everyone, mean_or_count)
         count = len(self.args)
@@ -54,7 +50,7 @@ class MetricUpdate:
 
 
 def hook_metrics(model: keras.Model) -> None:
-    """Gathers the updates of a model's metrics while it runs on replicas."""
+    """Has the updates of a model's metrics gathered while replicas run."""
     for metric in keras_internals.all_metrics(model):
         if "update_state" not in vars(metric):
             hook_override(type(metric), "__call__", _hooked_call)
@@ -63,7 +59,7 @@ def hook_metrics(model: keras.Model) -> None:
 
 
 def flush(step: ReplicaStep) -> None:
-    """Meets the other replicas for the updates that wait, if there are any."""
+    """Meets the other replicas for all pending metric updates, if any."""
     updates, step.updates = step.updates, []
     if not updates:
         return
@@ -84,7 +80,7 @@ def flush(step: ReplicaStep) -> None:
 
 
 def _hooked_call(original: Any) -> Callable[..., Any]:
-    """A metric's own `__call__`, which is run once, with all rows."""
+    """Wraps a metric's own `__call__`, to run it once with all rows."""
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +140,7 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
             return result()
         flush(step)
         value = result()
-        # Metrics have the same state on each replica.
+        # A metric's state is the same on each replica.
         step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
         return value
 

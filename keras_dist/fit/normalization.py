@@ -15,12 +15,12 @@ from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_step
 
-# On layers that Keras itself may not know how to synchronize.
+# Marks layers that were made with `synchronized` under a strategy.
 _MADE_HERE = "_keras_dist_synchronizes"
 
 
 def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.layers.BatchNormalization._moments`."""
+    """Wraps `BatchNormalization._moments`, to use the rows of all replicas."""
 
     @functools.wraps(original)
     def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
@@ -31,7 +31,7 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
         moving = [self.moving_mean, self.moving_variance]
         scope = keras_internals.stateless_scope()
         if isinstance(scope, ProbeScope):
-            # Halves of a batch have to get the statistics of the whole.
+            # Both halves of a batch need the same statistics, as in training.
             scope.same_on_all(moving)
             mean, variance = (ops.cast(x, inputs.dtype) for x in moving)
             return mean, variance
@@ -41,7 +41,7 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
         if not self.synchronized or _MADE_HERE not in vars(self):
             mean, variance = original(self, inputs, mask)
             return mean, variance
-        # Here all rows are at hand; Keras knows that on TensorFlow only.
+        # This thread has all rows. Keras synchronizes on TensorFlow only.
         self.synchronized = False
         try:
             mean, variance = original(self, inputs, mask)
@@ -52,7 +52,7 @@ def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
     return _moments
 
 
-# It takes long, and scopes are entered often.
+# Cached, because it is slow and scopes are entered often.
 _signature_of = functools.cache(inspect.signature)
 
 
@@ -60,7 +60,7 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `keras.layers.BatchNormalization.__init__`.
 
     Keras refuses `synchronized=True` on all backends but TensorFlow. Under a
-    strategy it is given.
+    strategy it works on each.
     """
 
     @functools.wraps(original)
@@ -74,7 +74,7 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
         self.synchronized = synchronized
         object.__setattr__(self, _MADE_HERE, True)
 
-    # Keras reads it to find a layer's configuration.
+    # Keras reads the signature to find a layer's configuration.
     __init__.__signature__ = _signature_of(original)  # type: ignore[attr-defined]
     return __init__
 
@@ -82,10 +82,11 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
 def _global_moments(
     step: ReplicaState, layer: Any, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
-    """Mean, then mean squared distance from it, over all replicas' rows.
+    """Returns the mean and variance over the rows of all replicas.
 
-    Two sums rather than one, because a difference of large sums is not a
-    variance. Gradients flow through both.
+    The mean comes first, then the mean squared distance from it: two sums
+    rather than one, because a difference of large sums loses precision.
+    Gradients flow through both.
     """
     what = f"the batch statistics of layer '{layer.name}'"
     axes = layer._reduction_axes
@@ -104,7 +105,7 @@ def _global_moments(
 
     count = keep(ops.sum(counted, axes))
     both = step.replica.all_sum(what, ops.stack([total(inputs), count]))
-    # As Keras does, so that the numbers agree: only with a mask.
+    # Keras adds epsilon only with a mask, and the numbers have to agree.
     count = both[1] + (0.0 if mask is None else keras.config.epsilon())
     mean = both[0] / count
     shape = [1] * len(inputs.shape)

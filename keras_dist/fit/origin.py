@@ -1,9 +1,9 @@
-"""Plain models that were perhaps meant to be distributed: they say so, once.
+"""Warnings about plain models that were perhaps meant to be distributed.
 
 A model that is loaded, unpickled or made from a configuration outside of any
-scope belongs to no strategy: its data may be another process's. It remembers
-where it comes from, and says so when it begins to train on one device. One
-that is used while a scope is open says so at once.
+scope belongs to no strategy: its data may come from another process. It
+remembers its origin, and warns when it begins to train on one device. A plain
+model that is used while a scope is open warns at once. Each warns once.
 """
 
 import sys
@@ -18,19 +18,15 @@ from keras_dist.core import context
 
 SECTION = "A loop that is not distributed"
 _ATTRIBUTE = "_keras_dist_origin"
-# Models that have said so, of which once is enough.
+# Models that have warned already.
 told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
 class DistributedConfig(dict[str, Any]):
-    """What `get_config` of a distributed model returns.
-
-    Args:
-        config: Dict, the configuration.
-        strategy: The `Strategy` of the model.
+    """The configuration of a distributed model, from its `get_config`.
 
     Attributes:
-        origin: String, the strategy as it prints.
+        origin: String, the `repr` of the model's strategy.
     """
 
     def __init__(self, config: dict[str, Any], strategy: Any) -> None:
@@ -38,31 +34,25 @@ class DistributedConfig(dict[str, Any]):
         self.origin = repr(strategy)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Copies and pickles are what they would be without keras_dist.
+        # Copies and pickles are plain dicts, as without keras_dist.
         return dict, (dict(self),)
 
 
 def remember(model: keras.Model, origin: str) -> None:
     """Has a plain model warn when it is trained.
 
-    Args:
-        model: A `keras.Model`.
-        origin: String, the strategy whose model it was made from.
+    `origin` is the `repr` of the strategy whose model it was made from.
     """
     object.__setattr__(model, _ATTRIBUTE, origin)
 
 
 def forget(model: keras.Model) -> None:
-    """Has a plain model train on one device without a word."""
+    """Has a plain model train on one device without a warning."""
     vars(model).pop(_ATTRIBUTE, None)
 
 
 def notice(model: keras.Model) -> None:
-    """Warns, once, if a plain model should perhaps be distributed.
-
-    Args:
-        model: A `keras.Model` of no strategy that begins to train.
-    """
+    """Warns, once, if a plain model came from a distributed one."""
     origin = vars(model).pop(_ATTRIBUTE, None)
     if origin is not None:
         warnings.warn(
@@ -77,11 +67,7 @@ def notice(model: keras.Model) -> None:
 
 
 def notice_scope(model: keras.Model) -> None:
-    """Warns, once, if a plain model is used where a scope is open.
-
-    Args:
-        model: A `keras.Model` of no strategy.
-    """
+    """Warns, once, if a plain model is used where a scope is open."""
     if not context.in_cross_replica_context() or model in told:
         return
     strategy: Any = context.current_strategy()
@@ -101,7 +87,7 @@ def notice_scope(model: keras.Model) -> None:
 
 
 def _users_level() -> int:
-    """How many frames there are between a warning here and the user's call."""
+    """Returns the `stacklevel` at which a warning names the user's call."""
     frame, level = sys._getframe(2), 2
     while frame.f_back is not None and _is_ours(frame):
         frame, level = frame.f_back, level + 1

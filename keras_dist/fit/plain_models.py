@@ -1,4 +1,4 @@
-"""Models of no strategy that would train what belongs to one."""
+"""Refuses to train a strategy's variables by a model of no strategy."""
 
 import contextlib
 import functools
@@ -18,12 +18,12 @@ from keras_dist.internals.keras_internals import all_variables
 
 @functools.cache
 def install() -> None:
-    """Has models keep apart from strategies from now on."""
+    """Wraps the methods of Keras that build and train models, for good."""
     build = Trainer._symbolic_build
 
     @functools.wraps(build)
     def _symbolic_build(self: keras.Model, *args: Any, **kwargs: Any) -> None:
-        # In a scope too, a model of no strategy gets slots of none.
+        # Slots for a model of no strategy belong to none, in a scope too.
         is_plain = binding_of(self) is None
         with context.left() if is_plain else contextlib.nullcontext():
             build(self, *args, **kwargs)
@@ -38,13 +38,13 @@ def install() -> None:
 def _looks_at_plain(
     original: Callable[..., Any], trains: bool
 ) -> Callable[..., Any]:
-    """Wraps what `fit` and its relatives begin with."""
+    """Wraps a method that makes the function of `fit` or a relative."""
 
     @functools.wraps(original)
     def make_function(self: keras.Model, force: bool = False) -> Any:
         if binding_of(self) is None:
             notice_scope(self)
-            # What is made already was checked: `compile` has it made anew.
+            # An existing train function was checked; `compile` removes it.
             if trains and not self.train_function:
                 _check(self)
                 notice(self)
@@ -56,7 +56,7 @@ def _looks_at_plain(
 def _check(model: keras.Model) -> None:
     in_layers = {id(each) for each in model.variables}
     for variable in all_variables(model):
-        # Variables of the framework's own strategies have none of ours, and
+        # Variables of the framework's own strategies have no such owner, and
         # those of one device are plain ones.
         owner = vars(variable).get("distribute_strategy")
         if owner is None or owner.plan.is_one_device:

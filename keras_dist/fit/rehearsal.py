@@ -1,10 +1,11 @@
-"""Rehearsals: the loss of a user's own step, on one device and on replicas.
+"""Compares the loss of a user's own step on replicas with one device.
 
-Replicas' gradients are added up as those of means over rows. What a step of
-the user's own differentiates may be a sum over rows, or rows may meet in it.
-That does not show in a number. So the step is called twice more before its
-first batch counts, on some rows: by one replica that has all of them, and by
-all replicas. Nothing is updated, and nothing that it assigns is kept.
+Replicas' gradients are summed as those of means over rows. The loss in a user's
+step may be a sum over rows, or rows may depend on each other in it. A number
+does not show that. So before its first batch counts, the step is rehearsed on
+some rows: by one replica that has all of them, and by all replicas. The first
+is done twice, to notice random numbers. Nothing is updated, and no assignment
+is kept.
 """
 
 import contextlib
@@ -38,17 +39,17 @@ if TYPE_CHECKING:
 
 _ROWS_OF_A_REPLICA = 8
 _ATTEMPTS = 2
-# How far numbers may be apart that are the same but for rounding.
+# The largest differences that count as rounding.
 _RELATIVE, _OF_HALVES, _ABSOLUTE = 2e-3, 5e-2, 1e-5
 
-# The first batch of a `fit`, where its steps are traced before they have one.
+# The first batch of a `fit` whose steps are traced before batches have values.
 _first: "weakref.WeakKeyDictionary[keras.Model, Any]" = (
     weakref.WeakKeyDictionary()
 )
 
 
 class RehearsedStep(ReplicaStep):
-    """A step that keeps what it assigns to itself, and updates nothing.
+    """A step that keeps assignments to itself and updates nothing.
 
     Attributes:
         targets: List of the losses that were differentiated, as floats.
@@ -64,13 +65,9 @@ class RehearsedStep(ReplicaStep):
         self.scope.state_mapping[id(variable)] = value
 
     def differentiated(self, targets: Any) -> None:
-        """Notes what gradients were asked for of.
-
-        Args:
-            targets: Nest of tensors.
-        """
+        """Notes the losses whose gradients were asked for."""
         for target in tree.flatten(targets):
-            # Of what has an axis, backends know how replicas' count.
+            # A loss with an axis is not compared: backends weigh it correctly.
             is_number = not len(target.shape)
             value = ops.convert_to_numpy(ops.stop_gradient(target))
             self.targets.append(float(value) if is_number else math.nan)
@@ -78,13 +75,13 @@ class RehearsedStep(ReplicaStep):
 
 @dataclass(frozen=True)
 class _Parted:
-    """A loss that replicas do not give as one device does.
+    """A loss that differs between replicas and one device.
 
     Args:
-        alone: Float, of one device.
+        alone: Float, the loss on one device.
         mean: Float, the mean over rows of the replicas' losses.
-        is_sum: Boolean, whether the replicas' losses add up to it.
-        rows: Integer, how many there were.
+        is_sum: Boolean, whether the sum of the replicas' losses is `alone`.
+        rows: Integer, number of rows compared.
     """
 
     alone: float
@@ -94,13 +91,7 @@ class _Parted:
 
 
 class Rehearsal:
-    """The rehearsals of one model.
-
-    Args:
-        model: The `keras.Model`.
-        runner: The executor's `StepRunner`.
-        strategy: The `Strategy`.
-    """
+    """The rehearsals of one model's step."""
 
     def __init__(
         self, model: keras.Model, runner: StepRunner, strategy: "StrategyBase"
@@ -111,10 +102,9 @@ class Rehearsal:
         self._attempts = _ATTEMPTS if _is_wanted(strategy, model) else 0
 
     def look(self, data: Any) -> None:
-        """Warns if losses of the first batch part; after that does nothing.
+        """Warns if losses of the first batch differ; later calls do nothing.
 
-        Args:
-            data: Global batch, or what stands for it in a graph.
+        `data` is the global batch, or a symbolic one in a graph.
         """
         if not self._attempts:
             return
@@ -144,8 +134,7 @@ class Rehearsal:
                 again = self._run(model, few, is_whole=True)
                 each = self._run(model, few)
         except Exception:
-            # It is the user's code, which the step itself calls next: what
-            # is wrong with it will be said there.
+            # The step itself calls the user's code next, and raises there.
             return None
         self._attempts = 0
         return _first_parted(alone, again, each, _relative_of(model))
@@ -213,7 +202,7 @@ def first_batch_held(
     waiting: list[Callable[[Any], Any]] = [
         lambda batches: executor.watch_first(batches, see)
     ]
-    # The data that `fit` trains on is the first that it reads.
+    # `fit` reads its training data before any other.
     with first_passes.wrapped(lambda _: waiting.pop() if waiting else None):
         try:
             yield
@@ -268,10 +257,10 @@ def _first_parted(
             continue
         mean = math.fsum(w * x for w, x in zip(weights, values, strict=True))
         total = math.fsum(values)
-        # Where terms cancel, their rounding is left.
+        # Rounding is relative to the terms, which may cancel.
         size = max(map(abs, (one, *values)))
         near = relative * size + _ABSOLUTE
-        # Draws that are not Keras' own differ each time.
+        # Runs with random draws other than Keras' differ in any case.
         if abs(one - other) <= near < abs(one - mean):
             is_sum = abs(one - total) <= near
             return _Parted(one, mean, is_sum, shares[0].total)

@@ -1,4 +1,4 @@
-"""Warnings that the replicas of a step repeat, of which one is enough."""
+"""Shows a warning that replicas of a step repeat once only."""
 
 import functools
 import sys
@@ -11,8 +11,8 @@ from keras_dist.replica.state import current_replica
 def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `warnings.warn`.
 
-    What the user's code says on one replica, the others say again from the
-    same place. One device says it once.
+    If the user's code warns on one replica, the others repeat it from the same
+    place. On one device it is shown once.
     """
 
     @functools.wraps(original)
@@ -29,7 +29,7 @@ def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
             place = frame.f_code.co_filename, frame.f_lineno, str(message)
             if state.replica.repeats(place):
                 return
-        # One frame more: this function's.
+        # This function adds a frame.
         original(message, category, stacklevel + 1, source, **options)
 
     return warn

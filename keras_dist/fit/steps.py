@@ -1,8 +1,8 @@
-"""The three steps of a model, each run once a replica.
+"""Runs each of a model's three steps once for each replica.
 
 `train_step`, `test_step` and `predict_step` on the instance take the global
-batch, run the class' own (a user's too) on each replica's rows, and return
-what one device would have returned. The rest of the trainer is Keras'.
+batch, run the class' own step (also a user's) on each replica's rows, and
+return what one device would have returned. The rest of the trainer is Keras'.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ STEPS = ("train_step", "test_step", "predict_step")
 def step_overrides(
     model: keras.Model, runner: StepRunner
 ) -> dict[str, Callable[..., Any]]:
-    """The instance attributes that run a model's steps on replicas.
+    """Returns the instance attributes that run a model's steps on replicas.
 
     Args:
         model: A `keras.Model`.
@@ -55,7 +55,8 @@ def step_overrides(
         def replicated(data: Any) -> Any:
             if name == "train_step":
                 rehearse(data)
-            # Once for all replicas, which share the layers' lists of losses.
+            # Cleared once for all replicas, which share the layers' lists of
+            # losses.
             model._clear_losses()
             return _run(model, name, runner, kinds, data)
 

@@ -27,14 +27,11 @@ def update(
     grads: Any,
     variables: list[keras.Variable] | None,
 ) -> None:
-    """Sums gradients over replicas, then updates once.
+    """Sums gradients over replicas, then updates variables once.
 
-    Args:
-        step: The replica's `ReplicaState`.
-        optimizer: The optimizer.
-        apply: Its `apply`, as Keras has it.
-        grads: This replica's gradients.
-        variables: List of the variables they belong to, or `None`.
+    `apply` is the optimizer's method as Keras has it. `grads` are this
+    replica's gradients of `variables`, where `None` stands for all that the
+    optimizer was built for.
     """
 
     grads = list(grads)
@@ -43,8 +40,8 @@ def update(
     def update_once(everyone: list[Any]) -> None:
         gradients, shares, writes = zip(*everyone, strict=True)
         step.check(writes)
-        # What the forward pass assigned (spectral normalization does) is
-        # what the update starts from.
+        # The update starts from values that the forward pass assigned, as
+        # spectral normalization does.
         step.commit([_of_trainable(own) for own in writes], shares)
         step.check_owners([*optimizer.variables, *(variables or [])])
         step.check_trained(variables or trainable_variables(optimizer))
@@ -63,8 +60,8 @@ def update(
             reduced = step.sum_gradients(gradients, shares, own)
             with runner.updating(optimizer):
                 apply(optimizer, reduced, variables)
-        # Here, and not as each replica goes on: those before it may have
-        # written again by then.
+        # Called in the meeting: when a replica goes on, those before it may
+        # have written again.
         step.replica.committed()
 
     step.replica.meet(
@@ -83,7 +80,7 @@ def _check_gradients_add_up(
     variables: list[keras.Variable] | None,
     optimizer: keras.optimizers.Optimizer,
 ) -> None:
-    """Refuses variables that take a replica's gradient for their value."""
+    """Refuses variables that are overwritten with their gradients."""
     if step.strategy.plan.num_replicas == 1:
         return
     for variable in variables or trainable_variables(optimizer):
@@ -103,17 +100,14 @@ def _of_trainable(writes: Writes) -> Writes:
 
 
 def finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
-    """Ends a step: writes what replicas assigned, and joins their results.
+    """Ends a step: commits replicas' assignments and joins their results.
 
-    Args:
-        step: The replica's `ReplicaStep`.
-        result: What the step returned on this replica.
-        join_rows: Boolean, whether results have rows of the batch, as
-            predictions do. Else they are logs: numbers are averaged over
-            rows, and anything else is the same on each replica.
+    `result` is the step's result on this replica. With `join_rows`, results
+    have rows of the batch, as predictions do. Else they are logs: numbers are
+    averaged over rows, and anything else is the same on each replica.
 
     Returns:
-        What one device would have returned.
+        The result that one device would have returned.
     """
 
     flush(step)

@@ -1,4 +1,4 @@
-"""First passes: what Keras' trainers read batches by, wrapped on the way."""
+"""Wraps the first pass of Keras' trainers over their data."""
 
 import contextlib
 import functools
@@ -9,7 +9,7 @@ from typing import Any
 
 from keras_dist.internals.keras_internals import EpochIterator
 
-# From a trainer's data to what wraps the batches, or `None`.
+# Returns, for a trainer's data, a callable that wraps its batches, or `None`.
 Wrap = Callable[[Any], Callable[[Any], Any] | None]
 
 
@@ -22,14 +22,11 @@ _watching = _Watching()
 
 @contextlib.contextmanager
 def wrapped(wrap: Wrap) -> Iterator[None]:
-    """Inside, the first pass over what a trainer reads can be wrapped.
+    """Wraps the first pass over data that trainers read inside the context.
 
-    Only for trainers of this thread whose iterators are made inside. Nothing
-    is read more often than without it.
-
-    Args:
-        wrap: Callable from the data of a trainer's iterator to a callable
-            that wraps the batches of its first pass; or to `None`.
+    This is for trainers of this thread whose iterators are made inside. No data
+    is read more often than without it. `wrap` is given the data of an iterator,
+    and returns a callable that wraps the batches of its first pass, or `None`.
     """
     _install()
     before, _watching.wrap = _watching.wrap, wrap

@@ -3,40 +3,39 @@
 | name | why |
 |---|---|
 | `keras.src.backend.common.global_state` | replica threads inherit it |
-| `keras.src.losses.loss` | reductions over replicas instead of one |
+| `keras.src.losses.loss` | reductions are over all replicas |
 | `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
-| `keras.src.random.seed_generator.global_seed_generator` | made beforehand |
-| the name `seed_generator_state` | of the states of seed generators |
+| `keras.src.random.seed_generator.global_seed_generator` | is made early |
+| the name `seed_generator_state` | marks the states of seed generators |
 | `keras.Model.__bases__[0]` | the class of trainers, layers have it too |
 | `keras.Model._initial_epoch` | where `fit` goes on after a restart |
 | `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
 | `keras.Optimizer._clip_gradients` | norms are of all parts of a variable |
-| `keras.Optimizer._filter_empty_gradients` | which variables are updated |
-| `keras.Optimizer._use_weight_decay` | asked of the whole variable |
+| `keras.Optimizer._filter_empty_gradients` | drops missing gradients |
+| `keras.Optimizer._use_weight_decay` | is asked for the whole variable |
 | `keras.Optimizer._learning_rate` | the schedule itself |
-| `keras.Optimizer._track_variable` | Nadam leaves one out |
-| `keras.Optimizer._var_key` | reads a value, which may not be there |
-| `keras.Optimizer._trainable_variables` | those it was built for |
+| `keras.Optimizer._track_variable` | Nadam leaves a variable untracked |
+| `keras.Optimizer._var_key` | reads a value, which may be absent |
+| `keras.Optimizer._trainable_variables` | those that it was built for |
 | `keras.Variable._layout` | where `keras.distribution` puts it, on JAX |
-| `keras.Variable._path` | parts of a variable are called like it |
+| `keras.Variable._path` | parts have the path of their variable |
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.epoch_iterator` | shows the first batch of data |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
 | `keras.src.utils.module_utils` | `tf.data`, where TensorFlow is installed |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
-| `keras.src.backend.core.custom_gradient` | what differentiates by rules of |
-| | the user's |
-| `keras.src.backend.random` | draws that copies of a model share |
-| `keras.Model._compile_config` | what `compile` was given, as objects |
+| `keras.src.backend.core.custom_gradient` | users' own backward passes |
+| `keras.src.backend.random` | runs of a model that are compared draw alike |
+| `keras.Model._compile_config` | the arguments of `compile`, as objects |
 | the global attribute `object_name_uids` | copies use up no names |
-| `self`, `args`, `kwargs`, `call_context` in the frame of | what a layer was |
-| `keras.Layer.__call__` | called with, to be called again on other rows |
-| `current_call_ctx` in its global state | put back after such a call |
+| `self`, `args`, `kwargs`, `call_context` in the frame of | to call a layer |
+| `keras.Layer.__call__` | again on other rows |
+| `current_call_ctx` in its global state | is restored after such a call |
 | `keras.src.saving.keras_saveable.KerasSaveable` | all that can be copied |
 | `keras.src.models.cloning._clone_{sequential,functional}_model` | clones |
 | `keras.src.saving.saving_lib._serialize_model_as_json` | a file's origin |
-| `keras.src.saving.saving_lib._model_from_config` | reads it again |
+| `keras.src.saving.saving_lib._model_from_config` | reads the origin |
 
 `tests/unit/test_keras_internals.py` fails readably when one of them moves.
 """
@@ -74,7 +73,7 @@ from keras_dist.core import context
 from keras_dist.errors import UnsupportedKerasError
 from keras_dist.plugin import compilation
 
-# `fit` and its relatives. A layer that it is mixed into trains as models do.
+# The class that has `fit` and its relatives. It can be mixed into a layer.
 Trainer: type[Any] = keras.Model.__bases__[0]
 backend_core = keras_backend.core
 random_backend = keras_backend.random
@@ -87,7 +86,7 @@ is_torch_tensor = data_adapter_utils.is_torch_tensor
 
 
 def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
-    """What makes a `tf.data.Dataset` of the rows of arrays, if there is one."""
+    """Returns `tf.data.Dataset.from_tensor_slices`, or `None` without it."""
     tensorflow = module_utils.tensorflow
     if not tensorflow.available:
         return None
@@ -166,7 +165,7 @@ __all__ = [
 
 
 def check_keras() -> None:
-    """Refuses a Keras that keras_dist was not made for.
+    """Refuses a Keras that keras_dist does not support.
 
     Raises:
         UnsupportedKerasError: If its version is outside of the range that we
@@ -192,7 +191,7 @@ def check_keras() -> None:
 
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Every variable of a model, its metrics and its optimizer."""
+    """Returns all variables of a model, its metrics and its optimizer."""
     variables = list(model.variables)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
@@ -202,9 +201,9 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """A model's metrics, and those that its own `metrics` leaves out.
+    """Returns a model's metrics, with those that its own `metrics` leaves out.
 
-    Keras' steps update the latter too: the running loss, for instance.
+    Keras' steps update the latter too, such as the running loss.
     """
     metrics = [*model.metrics, *Trainer.metrics.fget(model)]
     return list({id(m): m for m in metrics}.values())
@@ -213,20 +212,20 @@ def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 def make_global_seed() -> None:
     """Makes Keras' global seed generator, which belongs to no strategy.
 
-    Inside of a replica it would be too late, and inside of a scope it would
-    be that strategy's. Python's random state is put back, as if it had not
-    been made yet.
+    Replicas would make it too late, and a scope would make it one of its
+    strategy. Python's random state is restored, because the generator draws
+    from it when it is made.
     """
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
         state = random.getstate()
-        # It is ours, and no variable of a compiled function.
+        # The generator is no variable of the compiled function that runs now.
         with context.in_replica(None), compilation.refusing_variables(None):
             global_seed_generator()
         random.setstate(state)
 
 
 def global_seed() -> list[int] | None:
-    """The state of Keras' global seed generator, if it has been made."""
+    """Returns the state of Keras' global seed generator, if there is one."""
     generator = global_state.get_global_attribute(_GLOBAL_SEED)
     if generator is None:
         return None
@@ -235,7 +234,7 @@ def global_seed() -> list[int] | None:
 
 
 def set_global_seed(state: list[int] | None) -> None:
-    """Goes back to what `global_seed` returned, here or elsewhere."""
+    """Restores a state from `global_seed`, of this process or another one."""
     if state is None:
         global_state.set_global_attribute(_GLOBAL_SEED, None)
         return
@@ -245,21 +244,20 @@ def set_global_seed(state: list[int] | None) -> None:
 
 
 def name_counts() -> dict[str, int]:
-    """How many objects of each name Keras has numbered."""
+    """Returns the number of objects that Keras has numbered for each name."""
     return dict(global_state.get_global_attribute(_NAME_COUNTS) or {})
 
 
 def set_name_counts(counts: dict[str, int]) -> None:
-    """Goes back to what `name_counts` returned."""
+    """Restores the numbers from `name_counts`."""
     own = collections.defaultdict(int, counts)
     global_state.set_global_attribute(_NAME_COUNTS, own)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
-    """What a model's `compile` was given, as it was given.
+    """Returns the arguments of a model's `compile`, as they were given.
 
-    Returns:
-        Dict, or `None` if its class has a `compile` of its own.
+    `None` if the model's class has a `compile` of its own.
     """
     if type(model).compile is not keras.Model.compile:
         return None
@@ -267,14 +265,10 @@ def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
 
 
 class OneBatch(GeneratorDataAdapter):
-    """Data of one batch, of any structure.
-
-    Args:
-        batch: Nest of arrays, what a training step gets.
-    """
+    """Data of one batch, which may have any structure that a step accepts."""
 
     def __init__(self, batch: Any) -> None:
-        # Not that of its base, which wants a tuple.
+        # The base's `__init__` requires a tuple.
         self.generator = lambda: iter([batch])
         self._first_batches = [batch]
         self._output_signature = None
@@ -284,11 +278,8 @@ class OneBatch(GeneratorDataAdapter):
 class LayerCall:
     """A call of a layer that is running.
 
-    Args:
-        layer: The `keras.Layer`.
-        args: Tuple of its arguments.
-        kwargs: Dict of its arguments by name, those that Keras adds too.
-        training: Boolean or `None`, for it and the layers that it calls.
+    `kwargs` include the arguments that Keras adds. `training` holds for the
+    layer and all layers that it calls.
     """
 
     layer: keras.Layer
@@ -303,7 +294,7 @@ class LayerCall:
 
 
 def innermost_call() -> LayerCall | None:
-    """The call of a layer that this thread is in, if it is in one."""
+    """Returns the innermost layer call that this thread is in, or `None`."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not _LAYER_CALL:
         frame = frame.f_back  # type: ignore[assignment]
@@ -318,7 +309,7 @@ def innermost_call() -> LayerCall | None:
 
 @contextlib.contextmanager
 def kept_call_context() -> Iterator[None]:
-    """Goes back to the calls of layers that this thread is in."""
+    """Restores this thread's context of layer calls at the end."""
     before = global_state.get_global_attribute(_CALL_CONTEXT)
     try:
         yield
@@ -327,21 +318,17 @@ def kept_call_context() -> Iterator[None]:
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Makes `fit` begin with a later epoch, whatever it is told.
+    """Makes `fit` begin with the given epoch, from 0, whatever its argument.
 
-    Args:
-        model: A `keras.Model`.
-        epoch: Integer from 0, or `None` to begin where `fit` is told to.
+    With `None`, `fit` begins with its argument again.
     """
     model._initial_epoch = epoch
 
 
 def build_from(model: keras.Model, batch: Any) -> None:
-    """Builds what a model's first step would build, from shapes alone.
+    """Builds what a compiled model's first step would, from a batch's shapes.
 
-    Args:
-        model: A compiled `keras.Model`.
-        batch: As its train step gets it.
+    `batch` is what the model's train step gets.
     """
     model._symbolic_build(data_batch=batch)
 
@@ -349,16 +336,16 @@ def build_from(model: keras.Model, batch: Any) -> None:
 def build_without_values(
     optimizer: Any, variables: Sequence[keras.Variable]
 ) -> None:
-    """Builds an optimizer for variables that have no values; not to be used."""
+    """Builds an optimizer for variables without values; it can't be applied."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if each is not None:
             vars(each)["_var_key"] = id
-    # Some backends would read the value of a variable.
+    # Outlines, because some backends would read a variable's value.
     optimizer.build([_Outline(variable) for variable in variables])
 
 
 class _Outline:
-    """What an optimizer's slots are made like."""
+    """The attributes of a variable that an optimizer makes its slots by."""
 
     def __init__(self, variable: keras.Variable) -> None:
         self.shape = variable.shape
@@ -369,26 +356,35 @@ class _Outline:
         self._value = None
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        # Some ask where a tensor of it is, to put slots there.
+        # Some backends convert it to a tensor, to put slots on its device.
         return np.zeros((), dtype)
 
 
 def thread_state() -> dict[str, Any]:
-    """What a replica's thread takes over from the caller's."""
+    """Returns the state that a replica's thread inherits from its caller's.
+
+    Returns:
+        Dict of Keras' global attributes and what keras_dist adds to them, for
+        `inherit_thread_state`.
+    """
     make_global_seed()
     state = {
         name: value
         for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()
         if name not in _NOT_INHERITED
     }
-    # A list of its own for each thread, with the same names to begin with.
+    # Each thread gets a list of its own, which begins with the same names.
     state[_NAMES] = tuple(global_state.get_global_attribute(_NAMES) or ())
     state[_COMPILATION] = compilation.thread_state()
     return state
 
 
 def inherit_thread_state(state: dict[str, Any]) -> None:
-    """Gives this thread the state of another, from `thread_state`."""
+    """Gives this thread the state of another one, from `thread_state`.
+
+    Args:
+        state: Dict that `thread_state` returned in the other thread.
+    """
     for name, value in state.items():
         if name == _COMPILATION:
             compilation.inherit(value)
@@ -398,36 +394,36 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
 
 
 def session() -> object:
-    """What `keras.utils.clear_session` makes anew."""
+    """Returns an object that `keras.utils.clear_session` replaces."""
     return global_state.GLOBAL_STATE_TRACKER
 
 
 def is_seed(variable: keras.Variable) -> bool:
-    """Whether a variable is the state of a `keras.random.SeedGenerator`.
+    """Returns whether a variable is a `SeedGenerator`'s state.
 
-    Replicas' seeds are not compared, which would wait for the device: each
-    draws as often as the others.
+    Such states are not compared between replicas, which would wait for the
+    device: each replica draws as often as the others.
     """
     return bool(variable.name == "seed_generator_state")
 
 
 def value_of(variable: keras.Variable) -> Any:
-    """The framework's value of a variable, whatever scope is open."""
+    """Returns the framework's value of a variable, whatever scope is open."""
     return variable._value
 
 
 def layout_of(variable: keras.Variable) -> Any:
-    """Where `keras.distribution` puts a variable, or `None`."""
+    """Returns a variable's layout from `keras.distribution`, or `None`."""
     return getattr(variable, "_layout", None)
 
 
 def has_value(variable: keras.Variable) -> bool:
-    """Whether a variable has been given a value yet."""
+    """Returns whether a variable has been given a value yet."""
     return vars(variable).get("_value") is not None
 
 
 def stateless_scope() -> keras.StatelessScope | None:
-    """The stateless scope that is open in this thread, if one is."""
+    """Returns the stateless scope that is open in this thread, or `None`."""
     scope: keras.StatelessScope | None = global_state.get_global_attribute(
         "stateless_scope"
     )
@@ -435,7 +431,7 @@ def stateless_scope() -> keras.StatelessScope | None:
 
 
 def has_stateless_scope() -> bool:
-    """Whether one is open, in one call: it is asked at every step."""
+    """Returns whether a stateless scope is open; fast, as each step asks."""
     tracker = global_state.GLOBAL_STATE_TRACKER
     return getattr(tracker, "stateless_scope", None) is not None
 
@@ -443,7 +439,7 @@ def has_stateless_scope() -> bool:
 def set_stateless_scope(
     scope: keras.StatelessScope | None,
 ) -> keras.StatelessScope | None:
-    """Makes a stateless scope current; returns the one before."""
+    """Makes a stateless scope current, and returns the one before."""
     before = stateless_scope()
     global_state.set_global_attribute("stateless_scope", scope)
     return before
@@ -452,8 +448,10 @@ def set_stateless_scope(
 def set_uninitialized(
     variables: list[keras.Variable],
 ) -> list[keras.Variable]:
-    """Replaces the variables of this thread that wait for the end of a
-    stateless scope, where Keras gives them values; returns those before."""
+    """Replaces this thread's variables that get values at a scope's end.
+
+    Keras initializes them when a stateless scope ends. Returns those before.
+    """
     name = "uninitialized_variables"
     before: list[keras.Variable] = global_state.get_global_attribute(name, [])
     global_state.set_global_attribute(name, variables)
@@ -461,7 +459,7 @@ def set_uninitialized(
 
 
 def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
-    """The batches of a `PyDataset`, in order, by its own workers."""
+    """Yields a `PyDataset`'s batches in order, read by its own workers."""
     enqueuer = py_dataset_adapter.OrderedEnqueuer(
         dataset,
         workers=dataset.workers,
@@ -476,22 +474,22 @@ def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
 
 
 def is_of_keras(cls: type) -> bool:
-    """Whether a class is one of Keras' own, on whatever backend."""
+    """Returns whether a class is one of Keras' own, on any backend."""
     return cls.__module__.split(".")[0] == "keras"
 
 
 def trainable_variables(optimizer: Any) -> list[keras.Variable]:
-    """The variables that an optimizer was built for."""
+    """Returns the variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
 def learning_rate_of(optimizer: Any) -> Any:
-    """A learning rate as the optimizer keeps it: a schedule, a variable."""
+    """Returns an optimizer's learning rate itself: a schedule or a variable."""
     return optimizer._learning_rate
 
 
 def set_learning_rate_of(optimizer: Any, schedule: Any) -> None:
-    """Replaces a schedule, or a callable, by another one."""
+    """Replaces a learning rate that is a schedule or another callable."""
     vars(optimizer)["_learning_rate"] = schedule
 
 
@@ -503,16 +501,16 @@ def track_variable(optimizer: Any, variable: keras.Variable) -> None:
 def with_gradients(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """The gradients that there are, and their variables.
+    """Returns the gradients that are not `None`, and their variables.
 
-    Warns of missing ones, and refuses to go on with none, as Keras does.
+    Warns of missing ones, and raises if there is none at all, as Keras does.
     """
     kept, of = optimizer._filter_empty_gradients(gradients, variables)
     return list(kept), list(of)
 
 
 def uses_weight_decay(optimizer: Any, variable: keras.Variable) -> bool:
-    """Whether a variable decays."""
+    """Returns whether an optimizer applies weight decay to a variable."""
     return bool(optimizer._use_weight_decay(variable))
 
 
@@ -521,12 +519,10 @@ def update_with(
     clip: Callable[[list[Any]], list[Any]],
     decays: Callable[[keras.Variable], bool],
 ) -> None:
-    """Replaces steps of one optimizer's `apply`.
+    """Replaces parts of one optimizer's `apply`.
 
-    Args:
-        optimizer: A `keras.optimizers.Optimizer`.
-        clip: Callable from gradients to clipped ones.
-        decays: Callable that says of a variable whether its weights decay.
+    `clip` returns clipped gradients, and `decays` says whether weight decay
+    applies to a variable. Missing gradients are left out without a warning.
     """
 
     def drop(grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
@@ -552,7 +548,7 @@ def set_value(variable: keras.Variable, value: Any) -> None:
 
 
 def hook_cloning(hook: Callable[[Any], Any]) -> None:
-    """Wraps the functions that clone a model, their first argument."""
+    """Wraps the functions that clone a model, which is their first argument."""
     for name in ("_clone_sequential_model", "_clone_functional_model"):
         setattr(cloning, name, hook(getattr(cloning, name)))
 
@@ -560,12 +556,10 @@ def hook_cloning(hook: Callable[[Any], Any]) -> None:
 def hook_files(
     writes: Callable[[Any], Any], reads: Callable[[Any], Any]
 ) -> None:
-    """Wraps what files and pickles are made of, and what is made of them.
+    """Wraps the functions that write and read a model's configuration.
 
-    Args:
-        writes: Hook of the function from a model to a tuple, of which the
-            first is its configuration, in JSON.
-        reads: Hook of the function that makes a model of that.
+    `writes` wraps the function that returns a tuple for a model, beginning with
+    its configuration in JSON. `reads` wraps the one that makes a model from it.
     """
     saving_lib._serialize_model_as_json = writes(
         saving_lib._serialize_model_as_json

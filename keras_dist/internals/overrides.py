@@ -1,11 +1,11 @@
-"""Methods of Keras' classes that users' subclasses write anew."""
+"""Wraps methods of Keras' classes that users' subclasses override."""
 
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-# On a method that is wrapped already.
+# The attribute that marks a wrapped method.
 _HOOKED = "_keras_dist_hooked"
 
 
@@ -14,12 +14,8 @@ def hook_overrides(
 ) -> None:
     """Wraps a method wherever subclasses outside of Keras define their own.
 
-    Subclasses that there are, and those that will be made.
-
-    Args:
-        base: The class of Keras.
-        name: String, the method.
-        hook: Callable from the subclass' own method to what takes its place.
+    That holds for existing subclasses and for those that are made later. `hook`
+    returns the replacement of a subclass' own method.
     """
 
     def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
@@ -35,22 +31,13 @@ def hook_overrides(
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Whether a class has a method that is not as Keras wrote it.
-
-    Args:
-        cls: A class.
-        name: String, the method.
-    """
+    """Returns whether a class has a method that is not Keras' own."""
     method = getattr(cls, name)
     return (method.__module__ or "").split(".")[0] != "keras"
 
 
 def own_steps(model: keras.Model) -> list[str]:
-    """The methods of a training step that a model's class wrote anew.
-
-    Args:
-        model: A `keras.Model`.
-    """
+    """Returns the methods of a training step that a model's class overrides."""
     return [
         name
         for name in ("train_step", "compute_loss")
@@ -59,13 +46,7 @@ def own_steps(model: keras.Model) -> list[str]:
 
 
 def hook_override(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:
-    """Wraps a class' method if it is not as Keras wrote it, once.
-
-    Args:
-        cls: A class.
-        name: String, the method.
-        hook: Callable from that method to what takes its place.
-    """
+    """Wraps a class' method, once, if it is not Keras' own."""
     original = getattr(cls, name)
     if not overrides(cls, name) or hasattr(original, _HOOKED):
         return

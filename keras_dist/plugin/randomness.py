@@ -1,4 +1,4 @@
-"""Equal randomness: every worker draws what the chief draws."""
+"""Makes all workers draw the same random numbers, those of the chief."""
 
 import contextlib
 import json
@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 
 def share_random_state(backend: "Backend", workers: "Workers") -> None:
-    """Makes the global random states those of the chief, if they differ.
+    """Gives all workers the chief's global random states, if they differ.
 
-    States that are equal already stay as they are: a script that sets its
-    seeds draws the numbers that it draws on one device.
-
-    Args:
-        backend: `Backend`, which knows the framework's own state.
-        workers: `Workers`.
+    States that are equal already stay: a script that sets its seeds draws the
+    same numbers as on one device.
     """
     state = random_state(backend)
     if len(set(workers.concatenate_numbers([code_of(state)]))) > 1:
@@ -33,10 +29,9 @@ def share_random_state(backend: "Backend", workers: "Workers") -> None:
 
 
 def random_state(backend: "Backend") -> str:
-    """The states of Python's, NumPy's, Keras' and the framework's randomness.
+    """Returns the random states of Python, NumPy, Keras and the framework.
 
-    Returns:
-        String in JSON.
+    The text is JSON.
     """
     return json.dumps(
         {
@@ -50,12 +45,7 @@ def random_state(backend: "Backend") -> str:
 
 
 def set_random_state(backend: "Backend", state: str) -> None:
-    """Goes back to what `random_state` returned, here or elsewhere.
-
-    Args:
-        backend: `Backend`.
-        state: String.
-    """
+    """Restores the states from `random_state`, of any worker."""
     states: dict[str, Any] = json.loads(state)
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
@@ -64,10 +54,11 @@ def set_random_state(backend: "Backend", state: str) -> None:
 
 
 def set_state_of_steps(backend: "Backend", state: str) -> None:
-    """`set_random_state` without what data is shuffled and changed with.
+    """Restores the states of Keras and the framework only.
 
-    Data may be read ahead, in other threads: where Python's and NumPy's
-    states are in the middle of an epoch says nothing about its steps.
+    Python's and NumPy's are for shuffling and changing data. Data may be read
+    ahead in other threads, so in the middle of an epoch these two states don't
+    belong to a particular step.
     """
     states = json.loads(state)
     keras_internals.set_global_seed(states["keras"])
@@ -75,17 +66,12 @@ def set_state_of_steps(backend: "Backend", state: str) -> None:
 
 
 def code_of(state: str) -> int:
-    """A number below 2**31 that tells states apart."""
+    """Returns a hash of a state, below 2**31."""
     return zlib.crc32(state.encode()) >> 1
 
 
 def chiefs_text(text: str, workers: "Workers") -> str:
-    """The chief's text, on every worker.
-
-    Args:
-        text: String, which may be of another length elsewhere.
-        workers: `Workers`.
-    """
+    """Returns the chief's text on every worker; lengths may differ."""
     own = np.frombuffer(text.encode(), "uint8").astype("int32")
     size = int(workers.chief_value(np.array([own.size], "int32"))[0])
     if not size:
@@ -96,12 +82,7 @@ def chiefs_text(text: str, workers: "Workers") -> str:
 
 
 def everyones_texts(text: str, workers: "Workers") -> list[str]:
-    """The texts of all workers, on every worker.
-
-    Args:
-        text: String, which may be of another length elsewhere.
-        workers: `Workers`.
-    """
+    """Returns the texts of all workers on every worker; lengths may differ."""
     own = text.encode()
     sizes = workers.concatenate_numbers([len(own)])
     most = max(sizes)
@@ -114,11 +95,7 @@ def everyones_texts(text: str, workers: "Workers") -> list[str]:
 
 @contextlib.contextmanager
 def kept_random_state(backend: "Backend") -> Iterator[None]:
-    """Puts the global random states back when it ends.
-
-    Args:
-        backend: `Backend`, which knows the framework's own state.
-    """
+    """Restores the global random states when the context ends."""
     state = random_state(backend)
     try:
         yield

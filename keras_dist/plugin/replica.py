@@ -1,4 +1,7 @@
-"""What an executor gives the step hooks: a runner, and replicas in a step."""
+"""The interface of replicas: a runner, and replicas in a step.
+
+An executor implements both; the hooks of `fit` and of functions use them.
+"""
 
 import contextlib
 from abc import ABC
@@ -28,16 +31,15 @@ if TYPE_CHECKING:
     from keras_dist.replica.state import ReplicaState
 
 T = TypeVar("T")
-# Odd, large: seeds of different replicas do not meet while counters grow.
+# Odd and large: seeds of different replicas stay apart while counters grow.
 SEED_STRIDE = 0x2545F491
 
 
 def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
-    """The error of replicas that meet at different points.
+    """Returns the error of replicas that meet at different points.
 
-    Args:
-        places: For each replica, the name of its meeting, or `None` if it
-            has ended.
+    `places` has, for each replica, the name of its meeting, or `None` if the
+    replica has ended.
     """
     where = "; ".join(
         f"replica {index} had already ended"
@@ -57,7 +59,7 @@ def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
 
 @contextlib.contextmanager
 def named(index: int, total: int) -> Iterator[None]:
-    """Adds to an error which replica it is of."""
+    """Adds a note to errors that names the replica that raised."""
     try:
         yield
     except BaseException as error:
@@ -67,15 +69,16 @@ def named(index: int, total: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Group:
-    """The workers that a replica's worker is among.
+    """The workers that take part in a step, and each one's rows.
 
     Args:
         workers: `Workers`, or `None` without others.
         first: Integer, the position of this worker's first replica among all.
-        shares: Tuple with the `Share` of each worker, of the step's batch.
+        shares: Tuple with each worker's `Share` of the step's batch.
 
     Attributes:
-        said: Dict from what a replica has warned of to that replica's index.
+        said: Dict from each warning to the index of the first replica that gave
+            it.
     """
 
     workers: "Workers | None" = None
@@ -90,13 +93,10 @@ ALONE = Group()
 def group_of(
     plan: "Plan", workers: "Workers | None", edges: Sequence[Any]
 ) -> Group:
-    """The workers of a step's replicas, and the rows that each has.
+    """Returns the workers of a step's replicas, and the rows of each.
 
-    Args:
-        plan: The `Plan`.
-        workers: Its `Workers`, or `None`.
-        edges: Sequence with, for each replica of all workers, the row where
-            its share begins, and in the end the number of rows.
+    `edges` has, for each replica of all workers, the row where its share
+    begins, and at the end the number of rows.
     """
     if workers is None:
         return Group()
@@ -125,47 +125,48 @@ class Replica(ABC):
 
     @property
     def id(self) -> int:
-        """Its position among the replicas of all workers."""
+        """The replica's position among the replicas of all workers."""
         return self.group.first + self.index
 
     def repeats(self, warning: Hashable) -> bool:
-        """Whether another replica of this run has warned of the same."""
+        """Returns whether another replica of this run gave the same warning."""
         if self.group is ALONE:
             return False
         return self.group.said.setdefault(warning, self.index) != self.index
 
     @abstractmethod
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
-        """Waits for this worker's replicas, then gives all `fn(values)`.
+        """Waits for this worker's replicas, then returns `fn(values)` to all.
 
         Args:
             what: String that names the meeting in errors. Replicas that meet
                 for different things have diverged.
             fn: Callable, run once, in cross-replica context, outside of any
-                replica's state, without gradients.
-            value: Anything. `fn` gets the list of the replicas' values, in
-                replica order.
+                replica's state, without gradients. It is given the list of the
+                replicas' values, in replica order.
+            value: This replica's value, which may be anything.
 
         Returns:
-            What `fn` returned, the same on each replica.
+            The result of `fn`, the same on each replica.
 
         Raises:
-            ReplicaDivergenceError: If the others are elsewhere or have left.
+            ReplicaDivergenceError: If other replicas meet at another point or
+                have ended.
         """
 
     @abstractmethod
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        """Sum of a float tensor over all replicas, with gradients.
+        """Sums a float tensor over all replicas, with gradients.
 
-        Gradients of the step are weighted by each replica's `share.weight`
-        when they are added up, so the backward pass here uses the same
+        When the step's gradients are summed, they are weighted by each
+        replica's `share.weight`. So the backward pass here uses the same
         weights: replica `r` gets `sum_q weight_q * dy_q / weight_r`.
 
         Args:
             what: String that names the meeting in errors.
             value: Float tensor of the same shape on each replica.
-            total: The sum, where it is known already: then only gradients
-                meet.
+            total: The sum, if it is known already: then replicas meet in the
+                backward pass only.
 
         Returns:
             Tensor of that shape, equal on each replica.
@@ -173,31 +174,48 @@ class Replica(ABC):
 
     @abstractmethod
     def read(self, variable: keras.Variable) -> Any:
-        """This replica's value of a variable, as the framework reads it."""
+        """Returns this replica's value of a variable.
+
+        Args:
+            variable: A `keras.Variable`.
+
+        Returns:
+            Tensor of the framework, or `None` if the variable has no value yet.
+        """
 
     @abstractmethod
     def hold(self, variable: keras.Variable, value: Any) -> Any:
-        """What a variable reads as after this replica assigned `value`.
+        """Returns a variable's value after this replica's assignment.
 
-        Returns `None` if the replica's own copy was written in place, so that
-        there is nothing left to hold.
+        Args:
+            variable: A `keras.Variable`.
+            value: Tensor that this replica assigned.
+
+        Returns:
+            Tensor, or `None` if the replica's own copy was written in place and
+            nothing is left to hold.
         """
 
     def check_meeting(self, what: str) -> None:
-        """Refuses a place where the replicas can't meet.
+        """Refuses a meeting where the replicas can't meet.
 
         Args:
             what: String that names the meeting in the error.
 
         Raises:
-            UnsupportedModelError: In a part that the framework traces apart.
+            UnsupportedModelError: In code that the framework traces separately,
+                such as the body of a loop.
         """
 
     def check_write(self, variable: keras.Variable) -> None:
-        """Refuses an assignment where its value could not be held.
+        """Refuses an assignment where its value can't be held.
+
+        Args:
+            variable: A `keras.Variable`.
 
         Raises:
-            UnsupportedModelError: In a part that the framework traces apart.
+            UnsupportedModelError: In code that the framework traces separately,
+                such as the body of a loop.
         """
 
     def has_changed(
@@ -206,34 +224,39 @@ class Replica(ABC):
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> bool:
-        """Whether gradients are certainly not as they were computed.
+        """Returns whether gradients certainly differ from those computed.
 
         Args:
-            state: The `ReplicaState` that it runs in.
+            state: The `ReplicaState` that this replica runs in.
             gradients: Sequence of tensors or `None`.
-            variables: Sequence of the variables they belong to, or none.
+            variables: Sequence of the gradients' variables; may be empty.
         """
         return False
 
     def committed(self) -> None:
-        """Called once what it wrote in place has become every replica's."""
+        """Called when values written in place are every replica's."""
 
     @property
     def seed_offset(self) -> Any:
-        """What it adds to seeds that it draws, below 2**31; 0 on the first."""
+        """The offset of this replica's seeds: below 2**31, 0 on the first."""
         return (self.id * SEED_STRIDE) % 2**31
 
     def own(self, nest: Any) -> Any:
-        """This replica's view of a nest: its component of each value."""
+        """Returns this replica's view of a nest: its component of each value.
+
+        Args:
+            nest: Nest of values, `PerReplica` ones among them.
+        """
         return select(self.index, nest)
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
-        """Every replica's float tensor, joined, with gradients.
+        """Concatenates a float tensor of all replicas, with gradients.
 
         Args:
             what: String that names the meeting in errors.
             value: Float tensor with at least one axis.
-            axis: Integer, along which sizes may differ between replicas.
+            axis: Integer, the axis to concatenate along; sizes may differ
+                there.
         """
 
         workers = self.group.workers
@@ -250,43 +273,43 @@ class Replica(ABC):
         after = sum(sizes[self.id + 1 :])
         padding = [(0, 0)] * len(value.shape)
         padding[along] = (before, after)
-        # A sum of what each has in its place, for the sake of its gradient.
+        # A sum of tensors padded with zeros, because `all_sum` has gradients.
         return self.all_sum(what, ops.pad(value, padding))
 
 
 class ReplicaRunner(ABC):
-    """Runs replicas, and combines their gradients."""
+    """A runner of replicas, which also sums their gradients."""
 
     @abstractmethod
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         """Calls `fn(replica)` once for each replica, on its device.
 
         Args:
-            fn: Callable. May use the replica's meetings. Each replica's
-                `share` is the whole, so that sums over replicas are plain.
+            fn: Callable. May use the replica's meetings. Each replica's `share`
+                is the whole, so that sums over replicas have no weights.
 
         Returns:
-            List of what it returned, replica 0 first.
+            List of its results, replica 0 first.
 
         Raises:
-            BaseException: What the first replica to fail raised, with a note
-                that names it, once all the others have unwound.
+            BaseException: The error of the first replica that failed, with a
+                note that names the replica, once all the others have unwound.
         """
 
     @abstractmethod
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
-        """Sums gradients over all replicas, in as few collectives as can be.
+        """Sums gradients over all replicas, in as few collectives as possible.
 
         Args:
-            gradients: For each local replica, its gradients, `None` where
-                there is none.
+            gradients: For each local replica, its gradients, `None` where there
+                is none.
             weights: For each local replica, a float or float scalar tensor.
 
         Returns:
-            List with a gradient for each variable, `None` where no replica
-            has one.
+            List with a gradient for each variable, `None` where no replica has
+            one.
         """
 
     def sum_gradients(
@@ -296,38 +319,45 @@ class ReplicaRunner(ABC):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """`weighted_sum`, in a meeting of a step's replicas.
+        """Sums gradients as `weighted_sum` does, in a meeting of a step.
 
         Args:
-            replica: One of them.
+            replica: One of the step's replicas.
             gradients: As for `weighted_sum`.
             weights: As for `weighted_sum`.
-            variables: Sequence of the variables that they belong to.
+            variables: Sequence of the gradients' variables.
+
+        Returns:
+            As `weighted_sum`.
         """
         return self.weighted_sum(gradients, weights)
 
     def updating(
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
-        """Entered while an optimizer applies reduced gradients."""
+        """Returns a context in which an optimizer applies summed gradients.
+
+        Args:
+            optimizer: A `keras.optimizers.Optimizer`.
+        """
         return contextlib.nullcontext()
 
     def probing(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered while a layer is called on other rows, without gradients.
+        """Returns a context to call a layer again in, without gradients.
 
-        What is computed in it is computed at once, and has values.
+        Computation inside runs at once, so that results have values.
         """
         return contextlib.nullcontext()
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered while variables are made in the middle of a step."""
+        """Returns a context to make variables in, in the middle of a step."""
         return contextlib.nullcontext()
 
 
 class StepRunner(ReplicaRunner):
-    """Runs the steps of `fit` on replicas."""
+    """A runner of the steps of `fit` on replicas."""
 
-    # Whether a step may be called before its batch has values.
+    # Whether a step is traced, so that its batch may have no values yet.
     traces_steps = False
 
     @abstractmethod
@@ -337,30 +367,28 @@ class StepRunner(ReplicaRunner):
         batch: Any,
         is_whole: bool = False,
     ) -> list[T]:
-        """Cuts a global batch and calls `fn(replica, part)` on each replica.
+        """Splits a global batch and calls `fn(replica, part)` on each replica.
 
         Args:
             fn: Callable. May use the replica's meetings.
-            batch: Nested structure of arrays, rows along axis 0. Leaves
-                without rows go to each replica whole.
+            batch: Nested structure of arrays, rows along axis 0. Each replica
+                gets all of the leaves without rows.
             is_whole: Boolean, whether the first replica gets all rows.
 
         Returns:
-            List of what the replicas returned, replica 0 first. Replicas
-            without rows may be left out.
+            List of the replicas' results, replica 0 first. Replicas without
+            rows may be left out.
         """
 
     def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered while a step is called that computes, and keeps nothing."""
+        """Returns a context to call a step in without side effects."""
         return contextlib.nullcontext()
 
 
 class OnlyReplica(Replica):
-    """The identity: one replica, which meets nobody.
+    """The identity: a single replica, which meets no others.
 
-    Args:
-        outside: Callable that gives a context manager, in which the thread is
-            in no replica.
+    `outside` returns a context manager in which the thread runs no replica.
     """
 
     def __init__(

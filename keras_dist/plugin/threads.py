@@ -1,9 +1,10 @@
-"""Replicas as threads of which one runs at a time.
+"""Replica threads, of which one runs at a time.
 
-Replica 0 runs in the caller's thread. A replica runs until it meets the
-others or ends, then hands on to the next; the last to arrive holds the
-meeting. So everything happens in one order, nothing needs a lock, and
-replicas that diverge are found at once: nobody can run and somebody waits.
+Replica 0 runs in the caller's thread. A replica runs until it meets the others
+or ends, then lets the next one run; the last to arrive runs the meeting's
+function. So everything happens in one order and needs no lock. Replicas that
+diverge are found at once: the meeting is incomplete although no replica can
+run.
 """
 
 import queue
@@ -17,14 +18,14 @@ from keras_dist.plugin.replica import divergence
 
 
 class _Aborted(BaseException):
-    """Unwinds a replica because another one failed."""
+    """The exception that unwinds a replica after another one failed."""
 
 
 class _Gate:
-    """What one thread waits at until another opens it, time and again.
+    """A barrier for one thread that another thread opens, once for each turn.
 
-    An interrupt may come when a wait is over and not yet known to be. So
-    turns are counted: waiting for one that has come already is over at once.
+    An interrupt may arrive after a wait has ended and before its caller knows.
+    So turns are counted: waiting for a turn that has passed returns at once.
     """
 
     def __init__(self) -> None:
@@ -43,10 +44,10 @@ class _Gate:
 
 
 class Round:
-    """One run of some replicas, from start to end.
+    """One run of several replicas, from start to end.
 
     Args:
-        num_replicas: Integer, how many take part.
+        num_replicas: Integer, number of replicas.
     """
 
     def __init__(self, num_replicas: int) -> None:
@@ -60,7 +61,12 @@ class Round:
         self.error: BaseException | None = None
 
     def play(self, index: int, fn: Callable[[], Any]) -> None:
-        """Runs one replica in this thread, until it ends."""
+        """Runs one replica in this thread, until it ends.
+
+        Args:
+            index: Integer, the replica.
+            fn: Callable without arguments. An error of it is raised by `end`.
+        """
         try:
             if index:
                 self._wait(self._gates[index])
@@ -78,14 +84,18 @@ class Round:
         self._hand_on(index)
 
     def end(self) -> list[Any]:
-        """Waits until every replica has ended; what they returned.
+        """Waits until every replica has ended, and returns their results.
+
+        Returns:
+            List of the results, replica 0 first.
 
         Raises:
-            BaseException: What the first replica to fail raised.
+            BaseException: The error of the first replica that failed.
         """
         self._wait(self._over)
         results, error = self.results, self.error
-        # Autograd nodes refer to this round: leave them no tensors to hold.
+        # Autograd nodes may outlive the round and refer to it: free its
+        # tensors.
         self.results, self.error, self._result = [], None, None
         self._waiting, self._hold = {}, list
         if error is not None:
@@ -99,7 +109,17 @@ class Round:
         hold: Callable[[list[Any]], Any],
         value: Any,
     ) -> Any:
-        """Waits for the others; returns `hold(values)`, held once."""
+        """Waits for the other replicas; returns `hold(values)`, called once.
+
+        Args:
+            index: Integer, the replica that this thread runs.
+            what: String that names the meeting in errors.
+            hold: Callable, given the list of the replicas' values.
+            value: This replica's value, which may be anything.
+
+        Returns:
+            The result of `hold`, the same on each replica.
+        """
         if self.error is not None:
             raise _Aborted
         self._waiting[index] = (what, value)
@@ -118,7 +138,7 @@ class Round:
                 gate.wait_for(turn)
                 return
             except BaseException as error:  # Ctrl-C, in the caller's thread
-                # Another replica is running: let all of them unwind first.
+                # Another replica is running: all of them have to unwind first.
                 if self.error is None:
                     self.error = error
 
@@ -146,26 +166,24 @@ class Round:
 
 
 class Baton:
-    """Threads that are kept between rounds, and end with this object.
+    """Replica threads that are kept between rounds and end with this object.
 
-    Args:
-        enter: Callable without arguments, run in the caller's thread at the
-            start of each round. It returns a callable that gives another
-            thread the caller's thread-local state.
+    `enter` is run in the caller's thread at the start of each round. It returns
+    a callable that gives another thread the caller's thread-local state.
     """
 
     def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
         self._enter = enter
         self._workers: list[_Worker] = []
-        # At exit too: threads that Python has to kill may abort the process.
+        # Also at exit: threads still alive then may abort the process.
         weakref.finalize(self, _end, self._workers)
 
     def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Runs `fns` as replicas 0, 1, ...; returns what they returned.
+        """Runs `fns` as replicas 0, 1, ... and returns their results.
 
         Raises:
-            BaseException: What the first replica to fail raised, with a note
-                that names it, once all the others have unwound.
+            BaseException: The error of the first replica that failed, with a
+                note that names the replica, once all the others have unwound.
         """
         inherit = self._enter()
         while len(self._workers) < len(fns) - 1:
@@ -178,13 +196,15 @@ class Baton:
 
 
 class BatonPool:
-    """Batons, one for each depth of nesting.
+    """A pool of replica threads for nested rounds.
 
-    A function held in a meeting may run replicas again, while the threads of
-    the round that it is part of wait.
+    A function that runs in a meeting may run replicas again while the threads
+    of the outer round wait.
 
     Args:
-        enter: As for `Baton`.
+        enter: Callable without arguments, run in the caller's thread at the
+            start of each round. It returns a callable that gives another thread
+            the caller's thread-local state.
     """
 
     def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
@@ -192,7 +212,19 @@ class BatonPool:
         self._free: list[Baton] = []
 
     def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """As `Baton.run`, on threads that wait for nothing."""
+        """Runs `fns` as replicas 0, 1, ... on threads of no other round.
+
+        Args:
+            round_: A new `Round` for as many replicas.
+            fns: Sequence of callables without arguments.
+
+        Returns:
+            List of their results.
+
+        Raises:
+            BaseException: The error of the first replica that failed, with a
+                note that names the replica, once all the others have unwound.
+        """
         try:
             baton = self._free.pop()
         except IndexError:
@@ -236,5 +268,5 @@ def _work(tasks: _Queue) -> None:
             return fn()
 
         round_.play(index, replica)
-        # Nothing of a finished step stays alive while this thread waits.
+        # Keep no reference to a finished step while this thread waits.
         del task, round_, inherit, fn, replica

@@ -1,4 +1,4 @@
-"""What a layer keeps in Python attributes, put back after a call of it."""
+"""Restores the Python attributes of a layer after a call of it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,13 +9,10 @@ import keras
 
 @contextlib.contextmanager
 def kept_attributes(layer: keras.Layer) -> Iterator[None]:
-    """Gives the attributes of a layer, and of those in it, back their values.
+    """Restores attributes of a layer and its sublayers when the context ends.
 
-    A call of a layer often leaves tensors in them (`self.z_mean = ...`), that
-    a loss reads later.
-
-    Args:
-        layer: The `keras.Layer`.
+    A call of a layer often leaves tensors in them (`self.z_mean = ...`) that a
+    loss reads later.
     """
     before = [(vars(x), _copy(vars(x))) for x in layer._flatten_layers()]
     try:
@@ -28,7 +25,7 @@ def kept_attributes(layer: keras.Layer) -> Iterator[None]:
                 _restore(container, content)
 
 
-# Lists, dicts and sets, each with what is in it.
+# Pairs of a list, dict or set and a copy of it.
 _Contents = list[tuple[Any, Any]]
 
 
@@ -43,7 +40,7 @@ def _copy(attributes: dict[str, Any]) -> tuple[dict[str, Any], _Contents]:
 
 
 def _restore(container: Any, content: Any) -> None:
-    """Puts a container's content back, past what tracks its changes."""
+    """Restores a container's content without Keras' tracking of changes."""
     if isinstance(container, list):
         if not _are_same(container, content):
             list.__setitem__(container, slice(None), content)

@@ -1,4 +1,4 @@
-"""ReplicaCall: one replica of a function under `strategy.run`."""
+"""`ReplicaCall`: one replica of a function under `strategy.run`."""
 
 import contextlib
 from collections.abc import Callable
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 
 class ReplicaCall(ReplicaState):
-    """What one replica of a function reads and writes.
+    """One replica's reads and writes of variables in a replica function.
 
-    Variables of other strategies, or of none, are written at once: each
-    replica's assignment counts. Distributed ones follow their `aggregation`
-    and `synchronization`.
+    Variables of other strategies are refused. Those of none are written at
+    once, by each replica. Distributed variables follow their `aggregation` and
+    `synchronization`.
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class ReplicaCall(ReplicaState):
             self.writes[id(variable)] = (variable, value)
         else:
             held = self.replica.hold(variable, value)
-            if held is not None:  # else it was written in place
+            if held is not None:  # `None`: it was written in place
                 self.scope.state_mapping[id(variable)] = value = held
             self.writes[id(variable)] = (variable, value)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """Reads and writes go to the variables themselves for a while."""
+        """Reads and writes variables directly, outside the replica's scope."""
         scope = keras_internals.set_stateless_scope(None)
         try:
             yield
@@ -97,15 +97,10 @@ class ReplicaCall(ReplicaState):
     def assign(
         self, variable: MirroredVariable, method: str, value: Any
     ) -> Any:
-        """Assigns what all replicas give, combined by `aggregation`.
+        """Assigns the replicas' values, combined by `variable.aggregation`.
 
-        Args:
-            variable: The variable.
-            method: String, `"assign"`, `"assign_add"` or `"assign_sub"`.
-            value: What this replica gives.
-
-        Returns:
-            The variable's new value, on this replica.
+        `method` is `"assign"`, `"assign_add"` or `"assign_sub"`, and `value` is
+        this replica's value. Returns the variable's new value on this replica.
         """
         check_owner(variable, self.strategy)
         if isinstance(value, PerReplica):
@@ -124,13 +119,11 @@ class ReplicaCall(ReplicaState):
     def together(
         self, what: str, fn: Callable[[list[Any]], Any], value: Any
     ) -> Any:
-        """Meets the others where `fn` may read and write any variable.
+        """Meets the other replicas; calls `fn` once in cross-replica context.
 
-        Args:
-            what: String that names the meeting in errors.
-            fn: Callable, given the replicas' values and called once, in
-                cross-replica context, with all that they wrote in place.
-            value: What this replica gives.
+        All that the replicas have written is in place by then, so `fn` may read
+        and write any variable. It is given the list of the replicas' values.
+        `what` names the meeting in errors.
         """
 
         def commit_first(everyone: list[Any]) -> Any:
@@ -164,7 +157,7 @@ class ReplicaCall(ReplicaState):
                 on_read.append((variable, values))
             else:
                 agreed.append((variable, self._agreed(variable, values)))
-        # Only now: one variable that is refused leaves all as they were.
+        # Assigned after the loop, so that an error in it changes no variable.
         for variable, value in agreed:
             variable.assign(value)
         set_all_components(on_read)
@@ -187,7 +180,7 @@ class ReplicaCall(ReplicaState):
         return [next(sums) if column else None for column in columns]
 
     def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
-        """What a mirrored variable becomes of what the replicas left it."""
+        """Returns a mirrored variable's new value, given each replica's."""
         return agreed_value(variable, values)
 
     def _unwritten(self, variable: Any, index: int) -> Any:
@@ -197,15 +190,10 @@ class ReplicaCall(ReplicaState):
 def run_on_replicas(
     strategy: "StrategyBase", runner: ReplicaRunner, fn: Any
 ) -> list[Any]:
-    """Calls `fn(index)` once a replica, in replica context.
-
-    Args:
-        strategy: The `Strategy`.
-        runner: Its executor's `ReplicaRunner`.
-        fn: Callable, given the replica's index.
+    """Calls `fn(index)` once for each replica, in replica context.
 
     Returns:
-        List of what it returned, in replica order.
+        List of its results, in replica order.
     """
     hooks.install()
     hooks.install_building()
@@ -226,10 +214,11 @@ def run_on_replicas(
 
 
 def check_scope(call: ReplicaCall) -> None:
-    """Refuses a replica function that cleared what its replica is kept by.
+    """Refuses a replica function that removed or replaced its replica's scope.
 
     Raises:
-        UnsupportedModelError: After `keras.utils.clear_session`.
+        UnsupportedModelError: After `keras.utils.clear_session`, or with a
+            `keras.StatelessScope` left open.
     """
     if keras_internals.stateless_scope() is not call.scope:
         raise UnsupportedModelError(
@@ -242,7 +231,7 @@ def check_scope(call: ReplicaCall) -> None:
 
 
 def run_on_one(strategy: "StrategyBase", fn: Any) -> Any:
-    """`fn(0)` in replica context, where there is nothing to keep apart."""
+    """Calls `fn(0)` in replica context for a strategy with one replica."""
     with (
         strategy.executor.creation_scope(),
         context.in_replica(strategy.if_current, ReplicaContext(strategy, 0)),

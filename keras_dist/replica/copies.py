@@ -1,4 +1,4 @@
-"""Functions that are called once for each copy of a variable."""
+"""Calls a function once for each copy of a variable."""
 
 import contextlib
 from collections.abc import Callable
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 
 class CopyCall(ReplicaCall):
-    """What a function reads and writes of one replica's copies.
+    """One replica's reads and writes in an update of each copy of a variable.
 
-    It is in cross-replica context. Nothing it writes is combined: each copy
-    gets what was written to it, and mirrored ones have to agree in the end.
+    The update runs in cross-replica context. Nothing that it writes is
+    combined: each copy gets its own value, and copies of a mirrored variable
+    have to be equal in the end.
     """
 
     @contextlib.contextmanager
@@ -80,13 +81,7 @@ class CopyCall(ReplicaCall):
 
 
 class CopyVariable(VariableComponent):
-    """A component as an update is given it: it reads and writes its copy.
-
-    Args:
-        container: The variable.
-        index: Integer, the replica's.
-        call: The `CopyCall`.
-    """
+    """One replica's component of a variable, read and written in an update."""
 
     def __init__(self, container: Any, index: int, call: CopyCall) -> None:
         super().__init__(container, index)
@@ -113,13 +108,10 @@ def run_on_copies(
 ) -> list[Any]:
     """Calls `fn(index, call)` for each replica's copies, on its device.
 
-    Args:
-        strategy: The `Strategy`.
-        runner: Its executor's `ReplicaRunner`.
-        fn: Callable, given the replica's index and its `CopyCall`.
+    `call` is the `CopyCall` of the replica.
 
     Returns:
-        List of what it returned, in replica order.
+        List of its results, in replica order.
     """
     hooks.install()
 

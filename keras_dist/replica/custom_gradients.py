@@ -1,8 +1,8 @@
-"""Backward passes of the user's own get the gradients of one device.
+"""Gives custom backward passes gradients of the size that one device has.
 
-A replica differentiates the mean over its rows, and what it finds counts by
-its share of them. That is the same for all that multiplies gradients. One that
-clips them, or takes their signs, has to see them as large as one device does.
+A replica differentiates the mean over its own rows; its gradients count by its
+share of the rows. Backward passes that scale gradients work either way. One
+that clips them, or takes their signs, needs them as large as on one device.
 """
 
 import functools
@@ -17,12 +17,12 @@ from keras_dist.replica.state import current_step
 
 
 def hook_custom_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A framework's `custom_gradient`, which knows of replicas."""
+    """Wraps a framework's `custom_gradient`, to rescale on replicas."""
 
     @functools.wraps(original)
     def custom_gradient(f: Callable[..., Any]) -> Any:
         if (getattr(f, "__module__", None) or "").startswith("keras_dist"):
-            return original(f)  # Ours multiply.
+            return original(f)  # keras_dist's own are linear.
 
         @functools.wraps(f)
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def _of_one_device(
 ) -> Callable[..., Any]:
     @functools.wraps(backward)
     def weighed(*args: Any, **kwargs: Any) -> Any:
-        # PyTorch's come by name, behind the inputs.
+        # PyTorch passes gradients by name, after the inputs.
         if "upstream" in kwargs:
             kwargs["upstream"] = _scaled(kwargs["upstream"], weight)
         else:
@@ -60,7 +60,7 @@ def _scaled(nest: Any, factor: Any) -> Any:
     def one(leaf: Any) -> Any:
         if not hasattr(leaf, "dtype"):
             return leaf
-        if hasattr(leaf, "dense_shape"):  # rows of a gradient
+        if hasattr(leaf, "dense_shape"):  # a sparse gradient
             values = scaled(leaf.values, factor)
             return type(leaf)(values, leaf.indices, leaf.dense_shape)
         dtype = keras.backend.standardize_dtype(leaf.dtype)

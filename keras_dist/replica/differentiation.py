@@ -1,4 +1,4 @@
-"""Differentiates: what a backend has that can compute gradients."""
+"""`Differentiates`: the interface of backends that compute gradients."""
 
 import contextlib
 import threading
@@ -14,8 +14,8 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.replica.scopes import values_are_replaced
 
-# The value, what else the function returned, and the gradients: first the
-# variables', then the tensors'.
+# The value, the function's other result, and the gradients: first those of the
+# variables, then those of the tensors.
 Differentiated = tuple[Any, Any, list[Any]]
 
 
@@ -29,9 +29,9 @@ class Differentiates(ABC):
         variables: Sequence[keras.Variable],
         tensors: Sequence[Any],
     ) -> Differentiated:
-        """Calls `fn(*tensors)` once, and differentiates what it returns.
+        """Calls `fn(*tensors)` once, and differentiates its first result.
 
-        What `fn` assigns to variables is theirs when this returns.
+        Values that `fn` assigns to variables are in place when this returns.
 
         Args:
             fn: Callable. Returns a tuple of a float scalar and anything.
@@ -39,9 +39,9 @@ class Differentiates(ABC):
             tensors: Sequence of float tensors.
 
         Returns:
-            Tuple of the scalar, the other thing that `fn` returned, and a
-            list of gradients, the variables' first: `None` for what `fn` did
-            not use.
+            Tuple of the scalar, the other result of `fn`, and a list of
+            gradients, those of the variables first: `None` for each that `fn`
+            did not use.
         """
 
 
@@ -54,7 +54,7 @@ current = _Current()
 
 @contextlib.contextmanager
 def differentiating() -> Iterator[None]:
-    """While this thread calls a function that is differentiated."""
+    """Marks that this thread calls a function that is differentiated."""
     current.depth += 1
     try:
         yield
@@ -63,13 +63,10 @@ def differentiating() -> Iterator[None]:
 
 
 def check_run_counts(strategy: Any) -> None:
-    """Refuses `strategy.run` where what replicas read would not count.
+    """Refuses `strategy.run` where a derivative would not reach the replicas.
 
     Replicas read the variables themselves, in threads or in programs of their
-    own. A derivative from outside does not reach them.
-
-    Args:
-        strategy: The `Strategy`, which has several replicas.
+    own, so that a tape or replaced values outside of `run` have no effect.
 
     Raises:
         UnsupportedModelError: In a function that is differentiated, or in a

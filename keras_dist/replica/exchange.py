@@ -1,4 +1,4 @@
-"""Exchanging what replicas have with those of other workers."""
+"""Exchanges replicas' values with those of other workers."""
 
 from typing import Any
 
@@ -12,24 +12,22 @@ from keras_dist.replica.join import Combine
 from keras_dist.replica.join import RowCount
 from keras_dist.replica.join import join_leaves
 
-# The leaves of a nest that a replica, or a whole worker, has; and its rows.
+# The leaves of the nest of a replica, or of a whole worker, and its rows.
 Entry = tuple[list[Any], Share]
 
 
 def with_other_workers(
     group: Group, own: list[Entry], combine: Combine, alike: bool = False
 ) -> list[Entry]:
-    """What all replicas have, those of other workers joined already.
+    """Returns the entries of this worker's replicas and of other workers.
 
-    Args:
-        group: The `Group` of the replicas.
-        own: List with the `Entry` of each replica of this worker.
-        combine: Callable for values without rows, given values and shares.
-        alike: Boolean, whether those of this worker are joined too, so that
-            what is made of them is the same everywhere to the last digit.
+    The values of each other worker's replicas are joined in one entry. With
+    `alike`, so are those of this worker's replicas, so that results computed
+    from the entries are the same everywhere to the last digit. `combine` joins
+    values without rows, given values and shares.
 
     Returns:
-        List of entries, in replica order; one for each other worker.
+        List of entries, in replica order.
     """
     workers = group.workers
     if workers is None:
@@ -59,7 +57,7 @@ def with_other_workers(
 
 
 def _as_own(like: list[Any], both: list[Any]) -> list[Any]:
-    """Leaves as a replica would give them, of leaves and then their masks."""
+    """Returns leaves in the form of a replica's own, given leaves and masks."""
     leaves, masks = both[: len(like)], both[len(like) :]
     for leaf, mask in zip(leaves, masks, strict=True):
         if mask is not None:
@@ -71,7 +69,7 @@ def _as_own(like: list[Any], both: list[Any]) -> list[Any]:
 
 
 def _within(share: Share, worker: Share) -> Share:
-    """A replica's share of its worker's rows."""
+    """Returns a replica's share of its worker's rows."""
     if isinstance(worker.rows, int):
         return Share(share.rows, max(worker.rows, 1))
     return Share(share.rows, ops.maximum(worker.rows, 1))

@@ -1,4 +1,4 @@
-"""Gathering the rows of all replicas on each of them."""
+"""Gathers the rows of all replicas on each of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,17 +19,15 @@ from keras_dist.replica.state import ReplicaStep
 
 
 def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
-    """A nested value as one device would have it, with all rows.
+    """Returns a nested value with the rows of all replicas.
 
-    Gradients flow to this replica's own rows only. They are as large as the
-    weight of the replica makes small: what else is computed with the value,
-    with variables for instance, counts once.
+    Gradients flow to this replica's own rows only. They are divided by the
+    replica's weight, because they are multiplied by it when replicas' gradients
+    are summed. So other gradients of what is computed, such as those of
+    variables, count once in all.
 
-    Args:
-        step: The `ReplicaStep` of this replica, which meets the others.
-        what: String that names the meeting in errors.
-        value: Nested structure of tensors, arrays and other things. What has
-            no rows stays this replica's own.
+    Leaves without rows stay this replica's own. `what` names the meeting in
+    errors.
     """
     leaves = nests.flatten(value)
     known = [(id(leaf), _may_have_rows(leaf, step.share)) for leaf in leaves]
@@ -61,15 +59,15 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
 
 
 def _is_rows(each: Sequence[tuple[int, bool]]) -> bool:
-    """Whether replicas, each with the id of its leaf, have rows of a batch."""
+    """Returns whether a leaf has rows, given each replica's id and guess."""
     ids = {key for key, _ in each}
-    # A constant is the very same object to all of them.
+    # A constant is the same object on all replicas.
     is_constant = len(each) > 1 and len(ids) == 1
     return not is_constant and all(may_be for _, may_be in each)
 
 
 def _may_have_rows(leaf: Any, share: Share) -> bool:
-    """Whether axis 0 may be that of rows, or of several values a row."""
+    """Returns whether axis 0 may have one or several values for each row."""
     if isinstance(leaf, keras.Variable) or not is_row_shaped(leaf):
         return False
     size, rows = leaf.shape[0], share.rows

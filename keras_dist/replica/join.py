@@ -1,4 +1,4 @@
-"""Joining what the replicas have into what one device would have had."""
+"""Joins replicas' values into the value that one device would have."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -16,23 +16,18 @@ Combine = Callable[[list[Any], list[Share]], Any]
 
 
 def detached(value: Any) -> list[Any]:
-    """The leaves of a nested value, without gradients."""
+    """Returns the leaves of a nested value, without gradients."""
     return [_detached(leaf) for leaf in nests.flatten(value)]
 
 
 def join(
     like: Any, everyone: list[tuple[list[Any], Share]], combine: Combine
 ) -> Any:
-    """What one device would have had: rows joined, scalars combined.
+    """Joins nested values of replicas: rows are concatenated, scalars combined.
 
-    Args:
-        like: Nested value with the structure of the result.
-        everyone: For each replica, the leaves of its value, and its share.
-        combine: Callable for values without rows, given the replicas' values
-            and shares.
-
-    Returns:
-        Nested structure like `like`.
+    `everyone` has the leaves and the share of each replica. `combine` is for
+    values without rows, given the replicas' values and shares. The result is
+    nested like `like`.
     """
     values = [leaves for leaves, _ in everyone]
     shares = [share for _, share in everyone]
@@ -44,7 +39,7 @@ def join_leaves(
     shares: Sequence[Share],
     combine: Combine,
 ) -> list[Any]:
-    """`join`, of nests that are flat already."""
+    """Joins leaves of replicas, as `join` does with nested values."""
     return [
         _join_leaf(list(parts), list(shares), combine)
         for parts in zip(*values, strict=True)
@@ -52,30 +47,32 @@ def join_leaves(
 
 
 class RowCount:
-    """A weight that says how many rows a value is of, as Keras' trainer
-    gives to its running loss: replicas' weights add up."""
+    """The number of rows of a value, passed as a metric's sample weight.
+
+    Keras' trainers weight the running loss by it. Replicas' numbers are summed.
+    """
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
 
 
 def mean_or_count(values: list[Any], shares: list[Share]) -> Any:
-    """`mean_over_rows`; of `RowCount`s, their sum."""
+    """Returns the mean over rows, or the sum of `RowCount`s."""
     if isinstance(values[0], RowCount):
         return sum_over_replicas([value.rows for value in values], shares)
     return mean_over_rows(values, shares)
 
 
 def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
-    """Mean of the replicas' values, each counting as its rows do.
+    """Returns the mean of replicas' values, weighted by their rows.
 
-    Where all are equal it is just that value, to the last digit. What is not
-    a float is the first replica's.
+    If all are equal, it is that value to the last digit. Of values that are no
+    floats, it is the first replica's.
     """
     first = values[0]
     if not is_float(first) or all(value is first for value in values):
         return first
-    # On the device that the meeting is on.
+    # Computed on the device where the meeting's function runs.
     first = ops.convert_to_tensor(first)
     equal, total = True, scaled(shares[0].keep(first), shares[0].weight)
     for value, share in zip(values[1:], shares[1:], strict=True):
@@ -86,7 +83,10 @@ def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
 
 
 def sum_over_rows(values: list[Any], shares: list[Share]) -> Any:
-    """What some replicas add to the mean over all rows: a float tensor."""
+    """Returns the given replicas' part of the mean over all rows.
+
+    A float tensor: the sum of these replicas' values, weighted by rows.
+    """
     terms = []
     for value, share in zip(values, shares, strict=True):
         tensor = ops.convert_to_tensor(value)
@@ -95,7 +95,7 @@ def sum_over_rows(values: list[Any], shares: list[Share]) -> Any:
 
 
 def sum_over_replicas(values: list[Any], shares: list[Share]) -> Any:
-    """Sum of the replicas' counts, leaving out replicas without rows."""
+    """Returns the sum of the values of replicas that have rows."""
     terms = [s.keep(value) for value, s in zip(values, shares, strict=True)]
     return sum(terms[1:], terms[0])
 
@@ -124,7 +124,7 @@ def _join_leaf(parts: list[Any], shares: list[Share], combine: Combine) -> Any:
 
 
 def is_float(value: Any) -> bool:
-    """Whether a value is a float number, or a tensor of them."""
+    """Returns whether a value is a float or a tensor of floats."""
     if isinstance(value, (int, float)):
         return isinstance(value, float)
     dtype = getattr(value, "dtype", None)
@@ -134,12 +134,12 @@ def is_float(value: Any) -> bool:
 
 
 def is_row_shaped(value: Any) -> bool:
-    """Whether a value is an array with rows along axis 0."""
+    """Returns whether a value is an array with at least one axis."""
     return len(getattr(value, "shape", ())) > 0
 
 
 def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
-    """Joins the replicas' rows in order, leaving out those without any."""
+    """Concatenates replicas' rows in order, without replicas that have none."""
     kept = [
         share.trim(part)
         for part, share in zip(parts, shares, strict=True)

@@ -1,8 +1,8 @@
-"""What layers add and assign, taken as what it is: sums or means over rows.
+"""Tells whether numbers that layers add or assign are sums or means over rows.
 
-Replicas see rows of their own. A mean over them counts as much as it has
-rows; a sum counts whole. Which of the two a number is does not show in it, so
-the layer is called once more, on few rows, by `probe`.
+Each replica sees its own rows. A mean over them is weighted by its rows; a sum
+counts fully. A number does not show which it is, so `probe` calls the layer
+again on a few rows.
 """
 
 import re
@@ -30,13 +30,10 @@ _PROVE = "`strategy.verify(model, x, y)` compares with one device."
 class Kinds:
     """The kinds of a model's losses and variables, as they become known.
 
-    Args:
-        model: The `keras.Model`.
-
     Attributes:
-        variables: Dict from the ids of variables to what is known of them.
-        looks_at_gradients: Boolean, whether the next step remembers what its
-            gradients are when they come.
+        variables: Dict from the ids of variables to their `Kind`.
+        looks_at_gradients: Boolean, whether the next step remembers its
+            gradients when they are computed.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -51,15 +48,12 @@ class Kinds:
         self._looked_at: set[int] = set()
 
     def term(self, step: ReplicaStep, owner: keras.Layer, loss: Any) -> Any:
-        """What a layer adds, such that its mean over rows is the global one.
+        """Scales a layer's loss so that its mean over rows is the global loss.
 
-        Args:
-            step: The `ReplicaStep`.
-            owner: The `keras.Layer` that `add_loss` was called on.
-            loss: Tensor.
+        `owner` is the layer whose `add_loss` was called.
 
         Raises:
-            UnsupportedModelError: If it can't be computed from rows alone.
+            UnsupportedModelError: If it is neither a sum nor a mean over rows.
         """
         call = keras_internals.innermost_call()
         kind = Kind.UNKNOWN
@@ -67,8 +61,8 @@ class Kinds:
             kind = self._next_term(step, call)
         has_rows = is_row_shaped(loss) and _as_many(loss, step.share.rows)
         if has_rows and kind in (Kind.UNKNOWN, Kind.COUPLED):
-            # Keras sums it. A layer that makes nothing of rows that are made
-            # up may well make a value of each real one.
+            # Keras sums a value a row. Made-up rows may not show this, if the
+            # layer's loss is zero for them, for instance.
             kind = Kind.SUM
         if kind is Kind.COUPLED:
             raise _coupled(call.layer if call else owner)
@@ -83,7 +77,7 @@ class Kinds:
         return loss
 
     def learn_variable(self, step: ReplicaStep, variable: Any) -> None:
-        """Finds out what kind of number is assigned to a variable."""
+        """Finds out what kind of number a layer assigns to a variable."""
         self.variables[id(variable)] = Kind.MEAN
         if keras_internals.is_seed(variable) or (
             variable.synchronization == "on_read"
@@ -102,7 +96,7 @@ class Kinds:
             self._warn_of_variable(variable, call, "")
 
     def is_first(self, name: str) -> bool:
-        """Whether a step of that name was never run before; once."""
+        """Returns `True` once for each step name, at its first run."""
         if name in self._watched:
             return False
         self._watched.add(name)
@@ -110,18 +104,13 @@ class Kinds:
         return True
 
     def is_new(self, layer: keras.Layer) -> bool:
-        """Whether the step has not called a layer before; once."""
+        """Returns `True` once for each layer, at its first call in the step."""
         is_new = id(layer) not in self._looked_at
         self._looked_at.add(id(layer))
         return is_new
 
     def warn_of_coupling(self, strategy: Any, layer: keras.Layer) -> None:
-        """Warns, once, of a layer in which rows act on each other.
-
-        Args:
-            strategy: The `Strategy`.
-            layer: The `keras.Layer`.
-        """
+        """Warns, once, of a layer in which rows depend on each other."""
         self._tell(
             (id(layer), "rows"),
             f"Layer '{layer.name}' of class {type(layer).__name__} couples "
@@ -215,7 +204,7 @@ def _because(found: Found) -> str:
     error = found.error
     if error is None:
         return "on rows that were made up it is zero, or random"
-    # Keras adds lines around those of the error, some of them in colours.
+    # Keras adds lines around the error's own, some of them in colours.
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split("\n")
     own = [line for line in lines if line and not line.startswith(_OF_KERAS)]
     return (
@@ -225,7 +214,7 @@ def _because(found: Found) -> str:
 
 
 def _as_many(loss: Any, rows: Any) -> bool:
-    """Whether axis 0 has the length of a replica's rows."""
+    """Returns whether axis 0 is as long as a replica's number of rows."""
     size = loss.shape[0]
     if size is None or not isinstance(rows, int):
         return size is None

@@ -1,7 +1,7 @@
-"""Calling a layer once more, on halves of some rows and on all of them.
+"""Calls a layer again, on some rows and on both halves of them.
 
-That tells sums over rows from means. Nothing of the layer changes: what it
-adds and assigns is looked at, and dropped.
+That tells sums over rows from means. The layer stays as it is: what it adds and
+assigns is compared, and dropped.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ FEW_ROWS, _MANY_ROWS = 4, 64
 
 @dataclass
 class Found:
-    """What a layer's call did.
+    """The kinds of losses and variables that a layer's call showed.
 
     Attributes:
-        terms: List of the kinds of the losses that it added, in order.
-        variables: Dict from the id of each variable that it assigned to a
-            pair of that variable and a kind.
-        error: What kept the layer from being called, if something did.
+        terms: List of the kinds of the losses that the layer added, in order.
+        variables: Dict from the id of each variable that it assigned to a pair
+            of that variable and its kind.
+        error: The error with which calls of the layer failed, or `None`.
     """
 
     terms: list[Kind] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Found:
 
     @property
     def is_clear(self) -> bool:
-        """Whether there is something, and of no part nothing is known."""
+        """`True` if something was found and the kind of each part is known."""
         kinds = [*self.terms, *(kind for _, kind in self.variables.values())]
         vague = (Kind.UNKNOWN, Kind.CONSTANT)
         return bool(kinds) and not any(kind in vague for kind in kinds)
@@ -57,15 +57,15 @@ class Found:
 
 @dataclass(frozen=True)
 class Attempt:
-    """The rows that a layer is called on.
+    """The arguments and variables with which a layer is called again.
 
     Args:
-        shift: Boolean, whether variables have other values than theirs, so
-            that what is switched off by a zero is seen.
-        own: Boolean, whether they are the replica's, again and again. Else
-            they are made up.
-        positive: Boolean, whether numbers that are made up are from 0 to 1.
-        size: Integer, of axes that are as long as the data says.
+        shift: Boolean, whether variables get other values than theirs, so that
+            parts that a zero switches off show too.
+        own: Boolean, whether the replica's own rows are repeated. Else rows are
+            made up.
+        positive: Boolean, whether made-up numbers are between 0 and 1.
+        size: Integer, length of axes whose length the data decides.
     """
 
     shift: bool
@@ -74,24 +74,21 @@ class Attempt:
     size: int = 8
 
 
-# The first tells nearly all. With their own values, variables may hide a part.
+# The first is nearly always enough. Variables' own values may hide a part.
 _MADE_UP = (
     Attempt(shift=True),
     Attempt(shift=False),
     Attempt(shift=True, positive=True, size=32),
 )
-# What is made up may mean nothing to a layer, such as a label that is no class.
+# Made-up numbers may be invalid for a layer, such as a label of no class.
 _OWN = (Attempt(shift=True, own=True), Attempt(shift=False, own=True))
 
 
 class ProbeScope(keras.StatelessScope):
-    """Keeps what a layer adds and assigns.
+    """A scope that keeps the losses and values that a layer adds and assigns.
 
-    Args:
-        step: The `ReplicaStep` whose variables it reads.
-        call: The `LayerCall`.
-        shift: Boolean, whether to read other values than those.
-        reseeded: Boolean, whether random layers draw something else.
+    `shift` changes the values of variables, and `reseeded` those of seeds, so
+    that random layers draw other numbers.
     """
 
     def __init__(
@@ -125,13 +122,13 @@ class ProbeScope(keras.StatelessScope):
         self.state_mapping[id(variable)] = value
 
     def note(self, loss: Any) -> None:
-        """Keeps losses, of the layer itself and not of those that it calls."""
+        """Keeps losses of the probed layer, not of layers that it calls."""
         call = keras_internals.innermost_call()
         if call is not None and call.layer is self._layer:
             self.terms += tree.flatten(loss)
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
-        """Notes that each replica gives variables the same values."""
+        """Notes variables that each replica gives the same values."""
         self.alike.update(map(id, variables))
 
     def _value_of(self, variable: keras.Variable) -> Any:
@@ -156,21 +153,16 @@ def _shifted(value: Any) -> Any:
 
 
 def probe(step: ReplicaStep, call: LayerCall) -> Found:
-    """Finds out what kind each of a layer's losses and variables is.
-
-    Args:
-        step: The `ReplicaStep` in which the layer is called.
-        call: The `LayerCall`.
-    """
+    """Finds the kind of each loss and variable that a layer's call changes."""
     found = Found()
-    # In a graph no row is known yet.
+    # In a graph, rows have no values yet.
     own = () if keras_internals.in_tf_graph() else _OWN
     with nothing_kept(step, call.layer):
         for attempt in (*own, *_MADE_UP):
             try:
                 _add(found, _compare(step, call, attempt))
             except Exception as error:
-                # It is the user's code, given what was made up for it.
+                # The user's code may refuse made-up rows.
                 found.error = found.error or error
             if found.is_clear:
                 break
@@ -179,11 +171,9 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
 
 @contextlib.contextmanager
 def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
-    """Inside, a layer is called, and computes, without leaving a trace.
+    """Undoes all side effects of a layer that is called inside the context.
 
-    Args:
-        step: The `ReplicaStep` in which the layer is called.
-        layer: The `keras.Layer`.
+    Computation inside is outside of replicas, and warnings are ignored.
     """
     with (
         kept_attributes(layer),
@@ -231,12 +221,12 @@ def _compare(step: ReplicaStep, call: LayerCall, attempt: Attempt) -> Found:
 
 
 def tolerance_of(layer: keras.Layer) -> float:
-    """How far numbers may be apart that are the same but for rounding."""
+    """Returns how much equal numbers may differ by rounding, relatively."""
     is_half = layer.compute_dtype in ("float16", "bfloat16")
     return 3e-2 if is_half else 2e-3
 
 
-# The losses that a layer added, and by how much it changed each variable.
+# A layer's losses, and the change of each variable that it assigned.
 _Observed = tuple[list[Any], dict[int, tuple[Any, Any]]]
 
 
@@ -297,16 +287,11 @@ def made_up(
     part: slice,
     alone: int | None = None,
 ) -> tuple[Any, Any]:
-    """Arguments like those of a call, of some of so many rows.
+    """Returns arguments like those of a call, with other rows.
 
-    Args:
-        step: The `ReplicaStep`.
-        call: The `LayerCall`.
-        attempt: The `Attempt`.
-        rows: Integer, how many rows are made.
-        part: Slice of them.
-        alone: Integer, the place of the one tensor of which only a part is
-            taken. All that have rows by default.
+    `rows` rows are made, and `part` is a slice of them. With `alone`, only the
+    tensor at that position of the arguments' leaves is sliced, else all that
+    have rows.
     """
     arguments = (call.args, dict(call.kwargs))
     leaves = tree.flatten(arguments)
@@ -338,7 +323,7 @@ def made_up(
 
 
 def _repeated(leaf: Any, factor: int, rows: int) -> Any:
-    """A tensor with its rows again and again, until they are so many."""
+    """Repeats a tensor's rows until there are `rows` of them."""
     values = np.asarray(ops.convert_to_numpy(ops.stop_gradient(leaf)))
     count = factor * rows
     if not factor or not len(values):
@@ -347,7 +332,7 @@ def _repeated(leaf: Any, factor: int, rows: int) -> Any:
 
 
 def _rows_of(leaves: Sequence[Any], rows: Any) -> list[int]:
-    """How many values a row each tensor has along axis 0; 0 without rows."""
+    """Returns each tensor's values per row along axis 0, or 0 without rows."""
     sizes = [
         leaf.shape[0] if ops.is_tensor(leaf) and len(leaf.shape) else 0
         for leaf in leaves
@@ -366,7 +351,7 @@ def _values(
     name = keras.backend.standardize_dtype(dtype)
     if name == "bool":
         values = rng.random(shape) < 0.7
-        # Something is left of each row.
+        # A mask keeps at least one element of each row.
         return values | (np.arange(shape[-1]) == 0) if shape else values
     if keras.backend.is_float_dtype(name):
         if attempt.positive:

@@ -1,8 +1,8 @@
-"""Overlays: values of some variables, on top of whatever scope is open.
+"""Overlays: values of some variables, on top of the scope that is open.
 
-A function that a framework differentiates or traces reads the variables it is
-about from an overlay, and all others as it would without one. What it makes in
-between (layers, variables) is made for real, and outlives it.
+A function that a framework differentiates or traces reads the variables in
+question from an overlay, and all others as it would without one. Layers and
+variables that it makes meanwhile are real and outlive the overlay.
 """
 
 import contextlib
@@ -23,12 +23,9 @@ Eagerly = Callable[[], contextlib.AbstractContextManager[Any]]
 class Overlay(keras.StatelessScope):
     """Values of some variables over those of the scope that is open.
 
-    Assignments go to the scope below at once.
-
-    Args:
-        values: Iterable of variables and the tensors that they read as.
-        eagerly: Callable that gives a context manager, in which the framework
-            computes although it is tracing. Variables are made in it.
+    Assignments go to the scope below at once. `values` are pairs of a variable
+    and its tensor. `eagerly` returns a context manager in which the framework
+    computes although it is tracing; variables are made in it.
 
     Attributes:
         below: The scope that was open before, or `None`.
@@ -47,7 +44,8 @@ class Overlay(keras.StatelessScope):
         self.below = keras_internals.stateless_scope()
         self.eagerly = eagerly
         self.was_read: set[int] = set()
-        # Layers know losses by `id`, which no other one may get meanwhile.
+        # Layers know losses by `id`, so cleared ones are kept: no other loss
+        # may get the same `id` meanwhile.
         self.cleared_losses: list[Any] = []
         for variable, value in values:
             self.state_mapping[id(variable)] = value
@@ -64,11 +62,11 @@ class Overlay(keras.StatelessScope):
             variable.assign(value)
 
     def forget(self, variable: keras.Variable) -> None:
-        """Reads a variable from below from now on."""
+        """Removes a variable's value, so that it is read from below."""
         self.state_mapping.pop(id(variable), None)
 
     def clear_losses(self, layer: keras.Layer) -> None:
-        """What `Layer._clear_losses` does, for the losses of this scope."""
+        """Clears a layer's losses, as `Layer._clear_losses`, in this scope."""
         if self.losses:
             ids = {
                 i for each in layer._flatten_layers() for i in each._loss_ids
@@ -77,7 +75,7 @@ class Overlay(keras.StatelessScope):
             self.losses[:] = [x for x in self.losses if id(x) not in ids]
 
     def release(self) -> None:
-        """Drops every value that it holds."""
+        """Drops all values and losses that the overlay holds."""
         self.state_mapping.clear()
         self.losses.clear()
         self.cleared_losses.clear()
@@ -86,9 +84,8 @@ class Overlay(keras.StatelessScope):
 class Recording(Overlay):
     """An overlay that keeps assignments until they are asked for.
 
-    Reads see them. While a function is traced its values can't leave it in
-    another way than as its results: take `written`, and give `replay` what
-    became of the values.
+    Reads see them. Values of a traced function can leave it as its results
+    only: return the values in `written`, and give their results to `replay`.
     """
 
     def __init__(
@@ -118,7 +115,7 @@ class Recording(Overlay):
 
 
 def replay(written: Iterable[tuple[keras.Variable, Any]]) -> None:
-    """Assigns what a `Recording` kept, once it is no longer open."""
+    """Assigns the values that a `Recording` kept, once it is closed."""
     for variable, value in written:
         variable.assign(value)
 
@@ -126,21 +123,20 @@ def replay(written: Iterable[tuple[keras.Variable, Any]]) -> None:
 def value_in(
     scope: keras.StatelessScope | None, variable: keras.Variable
 ) -> Any:
-    """What a variable reads as in a scope, without any casting.
+    """Returns a variable's value in a scope, without any casting.
 
-    Returns:
-        A tensor, or `None` for a variable that has no value yet.
+    `None` if the variable has no value yet.
     """
     call = current_call()
     value = None if scope is None else scope.get_current_value(variable)
     if value is None and call is not None and scope is not None:
-        # The replica function opened a scope that says nothing of it.
+        # The user's own `StatelessScope` has no value for this variable.
         value = call.scope.get_current_value(variable)
     return keras_internals.value_of(variable) if value is None else value
 
 
 def base_scope() -> keras.StatelessScope | None:
-    """The scope that is open below all overlays, or `None`."""
+    """Returns the scope that is open below all overlays, or `None`."""
     scope = keras_internals.stateless_scope()
     while isinstance(scope, Overlay):
         scope = scope.below
@@ -148,15 +144,15 @@ def base_scope() -> keras.StatelessScope | None:
 
 
 def is_recorded() -> bool:
-    """Whether this thread's assignments are kept by a `Recording`."""
+    """Returns whether a `Recording` keeps this thread's assignments."""
     return isinstance(keras_internals.stateless_scope(), Recording)
 
 
 def values_are_replaced() -> bool:
-    """Whether this thread reads other values than variables have.
+    """Returns whether this thread reads other values than variables have.
 
-    It does under what is differentiated, and under a `keras.StatelessScope`
-    of the user's own. The scopes of a replica and of a compiled function
+    It does in a function that is differentiated, and under a user's own
+    `keras.StatelessScope`. The scopes of a replica and of a compiled function
     stand for the variables themselves.
     """
     scope = keras_internals.stateless_scope()
@@ -168,7 +164,7 @@ def values_are_replaced() -> bool:
 
 @contextlib.contextmanager
 def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
-    """Makes a scope, or none, this thread's for a while."""
+    """Makes a scope, or none, this thread's inside the context."""
     before = keras_internals.set_stateless_scope(scope)
     try:
         yield
@@ -178,9 +174,9 @@ def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Suspends all overlays, and what is traced: for what has to outlive it.
+    """Suspends all overlays and tracing, for what has to outlive them.
 
-    What is assigned in it goes to the scope below them, or to the variables.
+    Assignments inside go to the scope below them, or to the variables.
     """
     scope = keras_internals.stateless_scope()
     if not isinstance(scope, Overlay):
@@ -192,7 +188,7 @@ def suspended() -> Iterator[None]:
 
 
 def forget_above(scope: keras.StatelessScope, variable: Any) -> None:
-    """Makes every overlay above a scope read a variable from it anew."""
+    """Has all overlays above a scope read a variable from it again."""
     current = keras_internals.stateless_scope()
     while isinstance(current, Overlay) and current is not scope:
         current.forget(variable)

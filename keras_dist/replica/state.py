@@ -1,4 +1,4 @@
-"""What one replica reads and writes while it runs, and its meetings."""
+"""One replica's variables and meetings while it runs."""
 
 import contextlib
 import functools
@@ -48,26 +48,29 @@ _current = _Current()
 
 
 def current_step() -> "ReplicaStep | None":
-    """The step this thread runs a replica of, or `None`.
+    """Returns the step of which this thread runs a replica, or `None`.
 
-    `None` too while a replica works on gathered rows (`ReplicaStep.alone`):
-    what happens then is what happens on one device.
+    Also `None` while a replica works on gathered rows (`ReplicaStep.alone`):
+    the code then runs as on one device.
     """
     return _current.step
 
 
 def current_call() -> "ReplicaState | None":
-    """The replica function (under `strategy.run`) of this thread, if any."""
+    """Returns this thread's state in a replica function, or `None`."""
     return _current.call
 
 
 def set_current_call(call: "ReplicaState | None") -> None:
-    """Makes a replica function this thread's."""
+    """Sets this thread's state in a replica function."""
     _current.call = call
 
 
 def current_replica() -> "ReplicaState | None":
-    """The replica this thread runs, of a step or of a function, or `None`."""
+    """Returns the state of the replica that this thread runs, or `None`.
+
+    It may be a replica of a step or of a function.
+    """
     return _current.step or _current.call
 
 
@@ -75,10 +78,12 @@ def current_replica() -> "ReplicaState | None":
 def outside_replicas(
     state: "ReplicaState | None" = None,
 ) -> Iterator[None]:
-    """Suspends this thread's replica: cross-replica context, real state.
+    """Suspends this thread's replica, in cross-replica context.
+
+    Variables are read and written directly inside.
 
     Args:
-        state: The replica that is suspended, where this thread runs none
+        state: The replica's `ReplicaState`, if this thread runs no replica
             itself.
     """
     step, call = _current.step, _current.call
@@ -97,13 +102,13 @@ def outside_replicas(
 
 
 class ReplicaScope(keras.StatelessScope):
-    """Reads a replica's variables and keeps its writes to itself."""
+    """The scope through which a replica reads and assigns variables."""
 
     def __init__(self, state: "ReplicaState") -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self._state = state
-        # Losses that left `losses` live on until the step ends: layers know
-        # theirs by `id`, which must not be given to another one.
+        # Losses removed from `losses` live on until the step ends: layers know
+        # theirs by `id`, which no other loss must get meanwhile.
         self.cleared_losses: list[Any] = []
 
     def get_current_value(self, variable: keras.Variable) -> Any:
@@ -118,26 +123,21 @@ class ReplicaScope(keras.StatelessScope):
         self._state.write(*update)
 
     def forget(self) -> None:
-        """Drops every value that the scope holds."""
+        """Drops all values and losses that the scope holds."""
         self.state_mapping.clear()
         self.losses.clear()
         self.cleared_losses.clear()
 
 
 class ReplicaState(ABC):
-    """What one replica reads and writes while it runs; a context manager.
-
-    Args:
-        replica: The executor's `Replica`.
-        runner: The executor's `ReplicaRunner`.
-        strategy: The `Strategy` that runs it.
+    """One replica's reads and writes while it runs; a context manager.
 
     Attributes:
-        scope: The `ReplicaScope` that variables are read through.
+        scope: The `ReplicaScope` through which variables are read.
         writes: Dict of the variables that this replica has assigned.
     """
 
-    # Whether nothing of what it does is to be kept.
+    # Whether its results are dropped.
     is_rehearsal = False
 
     def __init__(
@@ -169,30 +169,25 @@ class ReplicaState(ABC):
 
     @abstractmethod
     def _entered(self) -> contextlib.AbstractContextManager[None]:
-        """Makes this the thread's current replica."""
+        """Makes this replica the thread's current one."""
 
     def check(self, writes: Sequence[Writes]) -> None:
-        """Raises if replicas have assigned what can't be joined.
+        """Raises an error if replicas' assignments can't be combined.
 
-        Called in a meeting, once, before the meeting changes anything.
-
-        Args:
-            writes: For each replica, what it has assigned.
+        Called once in a meeting, before it changes anything. `writes` has what
+        each replica has assigned.
         """
 
     @abstractmethod
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         """Gives variables the values that the replicas assigned.
 
-        Called in a meeting, once.
-
-        Args:
-            writes: For each replica, what it has assigned.
-            shares: For each replica, its rows.
+        Called once in a meeting. `writes` has what each replica has assigned,
+        and `shares` its rows.
         """
 
     def read(self, variable: keras.Variable) -> Any:
-        """This replica's value of a variable that it has not assigned."""
+        """Returns this replica's value of a variable that it didn't assign."""
         return self.replica.read(variable)
 
     @abstractmethod
@@ -207,12 +202,8 @@ class ReplicaState(ABC):
     ) -> list[Any]:
         """Sums gradients over replicas, weighted by their shares.
 
-        Called in a meeting, once.
-
-        Args:
-            gradients: For each replica, its gradients or `None`s.
-            shares: For each replica, its rows.
-            variables: Sequence of the variables that they belong to.
+        Called once in a meeting. `gradients` has a sequence of each replica,
+        with `None` where there is none.
         """
         weights = [share.weight for share in shares]
         return self.runner.sum_gradients(
@@ -220,12 +211,10 @@ class ReplicaState(ABC):
         )
 
     def total(self, what: str, value: Any) -> Any:
-        """The sum over all replicas of a number, or of a tensor.
+        """Sums a number or a tensor over all replicas, without gradients.
 
-        Args:
-            what: String that names the meeting in errors.
-            value: Number, or tensor of one shape on each replica. No
-                gradients flow.
+        `what` names the meeting in errors. Tensors have the same shape on each
+        replica.
         """
 
         def add(values: list[Any]) -> Any:
@@ -241,11 +230,11 @@ class ReplicaState(ABC):
         return self.replica.meet(what, add, value)
 
     def of_its_own(self, values: list[Any]) -> list[Any]:
-        """A list of tensors, as it is passed to a meeting that sums them."""
+        """Returns tensors in the form in which a meeting can sum them."""
         return values
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
-        """Notes that each replica gives variables the same values."""
+        """Notes variables that each replica gives the same values."""
 
     def check_owners(self, variables: Sequence[keras.Variable]) -> None:
         """Refuses to update variables of another strategy, or does nothing."""
@@ -254,7 +243,7 @@ class ReplicaState(ABC):
         """Refuses to train variables of no strategy, or does nothing."""
 
     def forget(self, variables: Iterable[keras.Variable]) -> None:
-        """Reads variables anew, because a meeting has changed them."""
+        """Has variables read again, because a meeting has changed them."""
         for variable in variables:
             self.scope.state_mapping.pop(id(variable), None)
 
@@ -262,24 +251,17 @@ class ReplicaState(ABC):
 class ReplicaStep(ReplicaState):
     """One replica's part of one step of `fit` or a relative.
 
-    Args:
-        replica: As for `ReplicaState`.
-        runner: As for `ReplicaState`.
-        strategy: As for `ReplicaState`.
-        kinds: The model's `Kinds`.
-
     Attributes:
         alike: Set of the ids of variables that every replica gives the same
             value.
-        updates: List of the metric updates that replicas have not met for.
-        results: By its id, each tensor that is the same on every replica.
-        has_global_rows: Boolean, whether a loss gave it a value for each row
-            of the global batch.
-        terms_seen: By layer and training, how many losses were added.
-        counts_losses: Boolean, whether losses that layers add make any
-            difference.
-        looks_at_gradients: Boolean, whether it remembers what its gradients
-            are when they come.
+        updates: List of metric updates that wait for the next meeting.
+        results: Dict, by id, of tensors that are the same on every replica.
+        has_global_rows: Boolean, whether a loss has returned a value for each
+            row of the global batch.
+        terms_seen: Dict, by layer and training, of the number of added losses.
+        counts_losses: Boolean, whether losses that layers add are used.
+        looks_at_gradients: Boolean, whether the step remembers its gradients
+            when they are computed.
     """
 
     def __init__(
@@ -321,7 +303,7 @@ class ReplicaStep(ReplicaState):
                 check_integers(variable, values)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
-        # All of them first: one that is refused leaves all as they were.
+        # Checked before any assignment, so that an error changes no variable.
         self.check(writes)
         given = list(by_variable(writes, shares))
         sums = [g for g in given if self._is_sum(g[0])]
@@ -357,15 +339,10 @@ class ReplicaStep(ReplicaState):
     def means(
         self, given: Sequence[tuple[list[Any], list[Share]]]
     ) -> list[Any]:
-        """Means over the rows of all replicas, in one collective at most.
+        """Returns means over all replicas' rows, in at most one collective.
 
-        Args:
-            given: Sequence with, for each value, what local replicas have,
-                and their shares.
-
-        Returns:
-            List with the mean of each value; of what is no float, the first
-            replica's value.
+        `given` has, for each value, those of local replicas and their shares.
+        Of values that are no floats, the first replica's is returned.
         """
         workers = self.replica.group.workers
         if workers is None:
@@ -383,7 +360,7 @@ class ReplicaStep(ReplicaState):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Runs replica code on gathered rows, as one device would."""
+        """Has code inside run on gathered rows, as on one device."""
         _current.step = None
         try:
             yield
@@ -396,13 +373,8 @@ class ReplicaStep(ReplicaState):
         combine: Combine = mean_over_rows,
         alike: bool = False,
     ) -> list[Entry]:
-        """The entries of all replicas, of those of this worker.
+        """Returns the entries of all replicas, given those of this worker.
 
-        Called in a meeting. No gradients flow.
-
-        Args:
-            own: List with the `Entry` of each local replica.
-            combine: Callable for values without rows.
-            alike: Boolean, whether all workers get the very same.
+        Called in a meeting, without gradients. See `with_other_workers`.
         """
         return with_other_workers(self.replica.group, own, combine, alike)

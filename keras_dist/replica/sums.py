@@ -1,4 +1,4 @@
-"""Telling sums over rows from means, by what halves of the rows give."""
+"""Tells sums over rows from means, by the values of both halves of the rows."""
 
 import enum
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Kind(enum.Enum):
-    """How a number of all rows comes from that of each half."""
+    """The relation of a value of all rows to the values of both halves."""
 
     SUM = "their sum"
     MEAN = "their mean"
@@ -17,7 +17,7 @@ class Kind(enum.Enum):
 
 
 def clearer(one: Kind, other: Kind) -> Kind:
-    """The kind that says more; what differs is neither sum nor mean."""
+    """Returns the kind that says more; `COUPLED` if clear kinds differ."""
     vague = (Kind.UNKNOWN, Kind.CONSTANT)
     if one in vague:
         return one if other is Kind.UNKNOWN else other
@@ -33,15 +33,10 @@ def kind_of(
     is_noisy: bool = False,
     tolerance: float = 2e-3,
 ) -> Kind:
-    """What kind of number of all rows it is.
+    """Returns the kind of a value of all rows, given those of both halves.
 
-    Args:
-        whole: Array or number, of all rows.
-        first: That of the first half of them.
-        second: That of the second half.
-        is_noisy: Boolean, whether it is random.
-        tolerance: Float, how far numbers may be apart that are the same,
-            relative to the largest one.
+    `is_noisy` says that the values are random. `tolerance` is the largest
+    difference that counts as rounding, relative to the largest number.
     """
     arrays = [np.asarray(x, "float64") for x in (whole, first, second)]
     if any(not np.all(np.isfinite(x)) for x in arrays):

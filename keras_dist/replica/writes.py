@@ -1,4 +1,4 @@
-"""What the replicas of a step have assigned, variable by variable."""
+"""Combines the assignments of a step's replicas, variable by variable."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
-# By the variable's id: the variable, and the value that it was given.
+# From the variable's id to the variable and the value it was given.
 Writes = dict[int, tuple[Any, Any]]
 
 
 def by_variable(
     writes: Sequence[Writes], shares: Sequence[T]
 ) -> Iterator[tuple[keras.Variable, list[Any], list[T]]]:
-    """Each variable, the values it was given, and the shares of who gave."""
+    """Yields each variable with its values and the shares of their replicas."""
     written = {key: own[key][0] for own in writes for key in own}
     for key, variable in written.items():
         given = [
@@ -57,12 +57,10 @@ def totals(
     given: Sequence[tuple[Any, list[Any], list[Share]]],
     workers: "Workers | None",
 ) -> list[Any]:
-    """The values of variables that every replica has added to.
+    """Returns the new values of variables that every replica has added to.
 
-    Args:
-        given: Sequence with, for each variable, itself, the values that
-            replicas gave it, and their shares.
-        workers: The `Workers` whose replicas have added too, or `None`.
+    `given` has each variable, the values that replicas gave it, and their
+    shares. `workers` are those whose replicas have added too, or `None`.
     """
     before = [ops.convert_to_tensor(variable) for variable, _, _ in given]
     added = [

@@ -1,4 +1,4 @@
-"""Which optimizers can update each part of a variable on its own."""
+"""Checks that an optimizer can update each part of a variable on its own."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.internals.overrides import overrides
 
-# What an optimizer of a user's own says of itself, as a class attribute.
+# The class attribute by which a user's optimizer declares that its update is
+# elementwise.
 DECLARATION = "is_elementwise"
 _ELEMENTWISE = (
     "SGD",
@@ -34,18 +35,15 @@ _REASONS = {
 def check_optimizer(optimizer: Any) -> None:
     """Refuses an optimizer that needs whole variables.
 
-    An optimizer of a user's own is taken if its class says
-    `is_elementwise = True`: what `update_step` makes of an element depends on
-    that element of the gradient, the variable and the slots alone. It must
-    have a `get_config`, leave `apply` as it is, and make slots with
-    `add_variable_from_reference` or `add_optimizer_variables`.
-
-    Args:
-        optimizer: A `keras.optimizers.Optimizer`.
+    A user's optimizer is accepted if `is_elementwise` of its class is `True`:
+    the new value of an element then depends on that element of the gradient,
+    the variable and the slots alone. It must have a `get_config`, leave `apply`
+    as it is, and make slots with `add_variable_from_reference` or
+    `add_optimizer_variables`.
 
     Raises:
-        UnsupportedModelError: If its update is not elementwise, or not known
-            to be.
+        UnsupportedModelError: If its update is not elementwise, or not known to
+            be.
 
     Example:
 

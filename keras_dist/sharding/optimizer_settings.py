@@ -1,4 +1,4 @@
-"""What users may change of an optimizer after it was built."""
+"""Settings of an optimizer that users may change after it was built."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,17 @@ import numpy as np
 
 from keras_dist.internals import keras_internals
 
-# Attributes that are no settings, although they look like some.
+# Attributes that look like settings and are none.
 _NO_SETTINGS = ("name", "built", "_lock")
 
 
 def inner_of(optimizer: Any) -> Any:
-    """The optimizer itself, or the one that it scales the loss for."""
+    """Returns the optimizer in a `LossScaleOptimizer`, or any other itself."""
     return vars(optimizer).get("inner_optimizer", optimizer)
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:
-    """What may be changed by assignment, without the learning rate."""
+    """Returns the settings that users may assign, without the learning rate."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -28,7 +28,11 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 
 
 def _is_setting(value: Any, is_public: bool) -> bool:
-    """Not so of variables, nor of what Keras notes of them in `_` names."""
+    """Returns whether an attribute's value is plain data that users may assign.
+
+    Variables are not, nor are lists and dicts that Keras keeps in private
+    names.
+    """
     if isinstance(value, (tuple, list, set, frozenset, dict)):
         if not (is_public or isinstance(value, tuple)):
             return False
@@ -39,12 +43,7 @@ def _is_setting(value: Any, is_public: bool) -> bool:
 
 
 def settings_text(optimizer: Any, variables: Sequence[keras.Variable]) -> str:
-    """A text that changes with what an update is compiled with.
-
-    Args:
-        optimizer: A `keras.optimizers.Optimizer`.
-        variables: Sequence of the variables that it updates.
-    """
+    """Returns a text that changes whenever a compiled update is out of date."""
     inner = inner_of(optimizer)
     own = [sorted(settings_of(each).items()) for each in (optimizer, inner)]
     decays = [keras_internals.uses_weight_decay(inner, v) for v in variables]
@@ -52,10 +51,10 @@ def settings_text(optimizer: Any, variables: Sequence[keras.Variable]) -> str:
 
 
 def rate_now(optimizer: Any) -> Any:
-    """What a learning rate gives now that is a schedule or another function.
+    """Returns the current learning rate of a schedule or another function.
 
     Returns:
-        Number or scalar tensor; `None` of one that is a variable.
+        Number or scalar tensor; `None` if the learning rate is a variable.
     """
     inner = inner_of(optimizer)
     rate = keras_internals.learning_rate_of(inner)

@@ -1,4 +1,4 @@
-"""Parts: one variable, cut into as many equal parts as there are replicas."""
+"""Divides a variable into as many equal parts as there are replicas."""
 
 import math
 from typing import Any
@@ -7,9 +7,10 @@ from keras import ops
 
 
 class Parts:
-    """How a tensor of one shape is cut.
+    """The division of a tensor of one shape into equal parts.
 
-    It is flattened and followed by zeros, so that all parts have one size.
+    The tensor is flattened and padded with zeros, so that all parts have one
+    size.
 
     Args:
         shape: Tuple of integers.
@@ -17,7 +18,7 @@ class Parts:
 
     Attributes:
         num_parts: Integer, as given.
-        size: Integer, elements of each part; 0 of an empty tensor.
+        size: Integer, elements of each part; 0 for an empty tensor.
 
     Example:
 
@@ -37,14 +38,7 @@ class Parts:
         self.size = -(-self.num_elements // num_parts)
 
     def split(self, tensor: Any) -> Any:
-        """Cuts a tensor.
-
-        Args:
-            tensor: Tensor of `shape`.
-
-        Returns:
-            Tensor of shape `(num_parts, size)`.
-        """
+        """Divides a tensor of `shape` into one of shape `(num_parts, size)`."""
         flat = ops.reshape(tensor, (-1,))
         padding = self.num_parts * self.size - self.num_elements
         if padding:
@@ -52,13 +46,6 @@ class Parts:
         return ops.reshape(flat, (self.num_parts, self.size))
 
     def join(self, tensor: Any) -> Any:
-        """Puts a tensor together again.
-
-        Args:
-            tensor: Tensor of shape `(num_parts, size)`.
-
-        Returns:
-            Tensor of `shape`.
-        """
+        """Joins a tensor of shape `(num_parts, size)` into one of `shape`."""
         flat = ops.reshape(tensor, (-1,))
         return ops.reshape(flat[: self.num_elements], self.shape)

@@ -1,4 +1,4 @@
-"""The optimizer of flat parts, behind a `ShardedOptimizer`."""
+"""The optimizer of flat parts that a `ShardedOptimizer` uses."""
 
 import contextlib
 from collections.abc import Callable
@@ -22,11 +22,11 @@ _ACCUMULATOR = "gradient_accumulator"
 
 @dataclass(frozen=True)
 class Slot:
-    """A variable of an optimizer that is of one that it updates.
+    """An optimizer's variable that belongs to a variable that it updates.
 
     Args:
-        index: Integer, of the trainable variable.
-        name: String, what the optimizer calls its kind.
+        index: Integer, the index of the trainable variable.
+        name: String, the optimizer's name for this kind of slot.
     """
 
     index: int
@@ -34,22 +34,17 @@ class Slot:
 
 
 class Shadow:
-    """An optimizer like another one, built for flat parts of its variables.
+    """A copy of an optimizer, built for flat parts of its variables.
 
-    Its variables have no values; those are given to its `stateless_apply`.
-
-    Args:
-        optimizer: The `keras.optimizers.Optimizer`.
-        variables: Sequence of the variables that it updates.
-        parts: Sequence with the `Parts` of each.
-        clip: Callable that clips a list of gradients.
-        is_finite: Callable that says whether gradients are.
+    Its variables have no values: they are passed to its `stateless_apply`.
+    `clip` clips a list of gradients, and `is_finite` says whether all of them
+    are finite.
 
     Attributes:
         optimizer: The new optimizer; its variables are at the same positions.
-        inner: It, or the one that it scales the loss for.
+        inner: The new optimizer, without loss scaling around it.
         slots: Dict with the `Slot` at each position that has one.
-        accumulators: Dict with, for the index of each trainable variable, the
+        accumulators: Dict from the index of each trainable variable to the
             position of its accumulated gradient.
         left_out: List of variables of the original that are not among its
             `variables`; here they are, at the end.
@@ -108,12 +103,10 @@ class Shadow:
         gradients: Sequence[Any],
         parameters: Sequence[Any],
     ) -> None:
-        """Has the optimizer write into tensors.
+        """Updates the given tensors in place.
 
-        Args:
-            values: Sequence of tensors, of its variables.
-            gradients: Sequence of tensors, `None` where there is none.
-            parameters: Sequence of tensors, of what it updates.
+        `values` are those of the optimizer's variables, `parameters` those of
+        the variables that it updates.
         """
         variables = [*self.optimizer.variables, *self._flat]
         try:
@@ -127,12 +120,10 @@ class Shadow:
                 keras_internals.set_value(variable, None)
 
     def follow(self, optimizer: Any, rate: Any = None) -> None:
-        """Takes over settings that may have been changed meanwhile.
+        """Copies settings of the original that may have changed.
 
-        Args:
-            optimizer: The original.
-            rate: Tensor or number in place of a learning rate that is no
-                variable, or `None`.
+        `rate` replaces a learning rate that is no variable, unless it is
+        `None`.
         """
         pairs = [(inner_of(optimizer), self.inner)]
         if self.scales_loss:
@@ -154,7 +145,7 @@ class Shadow:
     def _build(
         self, flat: list[keras.Variable]
     ) -> list[tuple[keras.Variable, Slot]]:
-        """Builds it; returns its slots."""
+        """Builds the optimizer, and returns its slots."""
         places = {id(variable): i for i, variable in enumerate(flat)}
         made: list[tuple[keras.Variable, Slot]] = []
         original = self.inner.add_variable_from_reference
@@ -174,7 +165,10 @@ class Shadow:
         return made
 
     def _track_left_out(self, own: Any) -> list[keras.Variable]:
-        """Nadam keeps a product that is not among its variables."""
+        """Tracks variables that the optimizer keeps outside of its `variables`.
+
+        Nadam has one, a product of momenta.
+        """
         known = {id(variable) for variable in own.variables}
         left_out = []
         for name, value in vars(own).items():
@@ -216,10 +210,10 @@ class Shadow:
 
 
 def _another(optimizer: Any) -> Any:
-    """An optimizer of the same class and settings, not built."""
+    """Returns an optimizer of the same class and settings, not built."""
     rate = keras_internals.learning_rate_of(optimizer)
-    # A function can't always be put into a config, and a variable's value is
-    # one of those that are given to it.
+    # A config can't hold every function, and the value of a variable is passed
+    # with each update.
     keras_internals.set_learning_rate_of(optimizer, None)
     try:
         config = optimizer.get_config()
@@ -242,6 +236,6 @@ def _flat_like(variable: keras.Variable, parts: Parts) -> keras.Variable:
 
 @contextlib.contextmanager
 def _outside() -> Iterator[None]:
-    """No strategy takes what is made in it."""
+    """Makes objects inside the context belong to no strategy."""
     with opened(None), context.in_replica(None):
         yield

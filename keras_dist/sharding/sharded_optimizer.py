@@ -1,9 +1,9 @@
 """An optimizer that updates one part of each variable.
 
-Keras' optimizers work on any shape, so a second one, built for flat parts,
-does what the first would do to these elements. What looks at more than one
-element is replaced: norms that clip, and the check that gradients are finite,
-add up over all parts first.
+Keras' optimizers work on any shape, so a second one, built for flat parts, does
+to these elements what the first would do. Steps that need more than one element
+are replaced: norms for clipping and the check for finite gradients are first
+summed over all parts.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ Total = Callable[[list[Any]], list[Any]]
 
 
 class _Current(threading.local):
-    # What the parts' amounts add up to, in the update that is under way.
+    # Sums over all parts of `amounts`, during an update.
     totals: Sequence[Any] = ()
-    # In place of a learning rate that is a function, there.
+    # The current value of a learning rate that is a function.
     rate: Any = None
 
 
 class ShardedOptimizer:
-    """What one optimizer does to one part of each of its variables.
+    """One optimizer's update of one part of each of its variables.
 
-    Make it outside of what the framework traces; it makes variables. Their
-    values are dropped: it keeps no memory.
+    Make it outside of functions that the framework traces, because it makes
+    variables. Their values are dropped, so it takes no memory.
 
     Args:
         optimizer: A `keras.optimizers.Optimizer` that is built.
@@ -49,7 +49,7 @@ class ShardedOptimizer:
             that it leaves out of `optimizer.variables`.
 
     Raises:
-        UnsupportedModelError: If the optimizer can't be cut into parts.
+        UnsupportedModelError: If the optimizer can't be divided into parts.
 
     Example:
 
@@ -80,7 +80,7 @@ class ShardedOptimizer:
         self._current = _Current()
 
     def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
-        """Whether it is still what this optimizer needs."""
+        """Returns whether it was made for this optimizer and its variables."""
         num_known = len(self.variables) - len(self._shadow.left_out)
         known = self.variables[:num_known]
         return self.optimizer is optimizer and list(map(id, known)) == list(
@@ -88,27 +88,19 @@ class ShardedOptimizer:
         )
 
     def is_sharded(self, position: int) -> bool:
-        """Whether a variable of the optimizer is cut; else all have it whole.
+        """Returns whether the variable at a position is in parts.
 
-        Args:
-            position: Integer, of `variables`.
+        Positions are those of `variables`. Other variables are whole on all
+        replicas.
         """
         return position in self._shadow.slots
 
     def index_of(self, position: int) -> int:
-        """Which trainable variable a slot is of.
-
-        Args:
-            position: Integer, of `variables`, of one that is sharded.
-        """
+        """Returns the index of the trainable variable of a slot's position."""
         return self._shadow.slots[position].index
 
     def parts_of(self, position: int) -> Parts:
-        """How a slot is cut: as the variable is that it is of.
-
-        Args:
-            position: Integer, of `variables`, of one that is sharded.
-        """
+        """Returns the `Parts` of a slot's position, those of its variable."""
         return self.parts[self.index_of(position)]
 
     def aligned(
@@ -116,12 +108,9 @@ class ShardedOptimizer:
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
-        """A gradient, or `None`, for each variable that the optimizer updates.
+        """Returns a gradient or `None` for each variable that is updated.
 
-        Args:
-            gradients: Sequence of tensors, `None` where there is none.
-            variables: Sequence of the variables they belong to; `None` for
-                all of them.
+        `variables` are those of the gradients; `None` stands for all.
 
         Raises:
             ValueError: If a variable is not one of the optimizer's.
@@ -148,15 +137,11 @@ class ShardedOptimizer:
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
-        """`aligned`, with a warning of missing gradients, as Keras gives it.
-
-        Args:
-            gradients: As for `aligned`.
-            variables: As for `aligned`.
+        """Aligns gradients, and warns of missing ones, as Keras does.
 
         Raises:
-            ValueError: If there is none at all, or if a variable is not one
-                of the optimizer's.
+            ValueError: If there is no gradient at all, or if a variable is not
+                one of the optimizer's.
         """
         found = self.aligned(gradients, variables)
         of = self.trainable_variables if variables is None else variables
@@ -166,15 +151,13 @@ class ShardedOptimizer:
     def amounts(
         self, optimizer_values: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
-        """What has to be added up over all parts before they are updated.
+        """Returns numbers of one part to sum over all parts before an update.
 
-        Args:
-            optimizer_values: As for `stateless_apply`.
-            gradients: As for `stateless_apply`.
+        Arguments are as for `stateless_apply`.
 
         Returns:
-            List of float32 scalars; empty where the optimizer looks at
-            elements only.
+            List of float32 scalars; empty if the optimizer is elementwise
+            throughout.
         """
         self._shadow.follow(self.optimizer, self._current.rate)
         inner = self._shadow.inner
@@ -206,16 +189,9 @@ class ShardedOptimizer:
         parameters: Sequence[Any],
         totals: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """`stateless_apply`, where the sum of `amounts` is known.
+        """Updates one part, given the sums of `amounts` over all parts.
 
-        Args:
-            optimizer_values: As for `stateless_apply`.
-            gradients: As for `stateless_apply`.
-            parameters: As for `stateless_apply`.
-            totals: Sequence with the sums over all parts of `amounts`.
-
-        Returns:
-            As `stateless_apply`.
+        Other arguments and results are as for `stateless_apply`.
         """
         shadow = self._shadow
         shadow.follow(self.optimizer, self._current.rate)
@@ -234,10 +210,9 @@ class ShardedOptimizer:
 
     @contextlib.contextmanager
     def at_rate(self, rate: Any) -> Iterator[None]:
-        """Inside, this thread updates with what a learning rate gave.
+        """Uses a learning rate's value for this thread's updates inside.
 
-        Args:
-            rate: Number, scalar tensor, or `None`.
+        `rate` is a number, a scalar tensor, or `None` for the optimizer's own.
         """
         before, self._current.rate = self._current.rate, rate
         try:
@@ -252,14 +227,11 @@ class ShardedOptimizer:
         parameters: Sequence[Any],
         totals: Sequence[Any],
     ) -> None:
-        """`apply`, for a framework whose variables write into their tensors.
+        """Updates one part by writing into the given tensors.
 
-        Args:
-            optimizer_values: As for `stateless_apply`, aligned with
-                `variables`; each is given its new value.
-            gradients: As for `stateless_apply`.
-            parameters: As for `stateless_apply`; each is given its new value.
-            totals: Sequence with the sums over all parts of `amounts`.
+        This is for a framework whose variables write into their tensors.
+        Arguments are as for `apply`; `optimizer_values` and `parameters` get
+        new values.
         """
         self._shadow.follow(self.optimizer, self._current.rate)
         self._current.totals = totals
@@ -296,21 +268,17 @@ class ShardedOptimizer:
         return self.apply(optimizer_values, gradients, parameters, totals)
 
     def constrain(self, index: int, value: Any) -> Any:
-        """What a variable's constraint makes of its whole new value.
+        """Applies a trainable variable's constraint to its whole new value.
 
-        To be applied to variables with a gradient, in every step, once their
-        parts are together again.
-
-        Args:
-            index: Integer, of a trainable variable.
-            value: Tensor of its shape.
+        To be called in every step, for variables with a gradient, once their
+        parts are joined.
         """
         constraint = self.trainable_variables[index].constraint
         return value if constraint is None else constraint(value)
 
     @property
     def has_constraints(self) -> bool:
-        """Whether any variable has one."""
+        """`True` if any trainable variable has a constraint."""
         return any(
             variable.constraint is not None
             for variable in self.trainable_variables
@@ -319,7 +287,7 @@ class ShardedOptimizer:
     def _unscaled(
         self, values: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
-        """The gradients as they are clipped, in a step that updates."""
+        """Returns the gradients that are clipped in a step that updates."""
         shadow, inner = self._shadow, self._shadow.inner
         scale = inner.loss_scale_factor
         if shadow.scales_loss:
@@ -338,7 +306,7 @@ class ShardedOptimizer:
         return result
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
-        """What Keras' own does, with norms over all parts."""
+        """Clips gradients as Keras does, with norms over all parts."""
         inner = self._shadow.inner
         squares = list(self._current.totals)[int(self._shadow.scales_loss) :]
         if _is_on(inner.clipnorm):
@@ -355,7 +323,7 @@ class ShardedOptimizer:
             limit = inner.global_clipnorm
             norm = ops.sqrt(squares[0])
             scale = ops.multiply(limit, ops.minimum(1.0 / norm, 1.0 / limit))
-            # NaN for a norm that is not finite, as Keras has it.
+            # NaN for a norm that is not finite, as in Keras.
             scale = ops.add(scale, ops.subtract(norm, norm))
             return [
                 ops.multiply(g, ops.cast(scale, g.dtype)) for g in gradients

@@ -1,4 +1,4 @@
-"""Agreement: workers that begin `fit` together mean the same `fit`."""
+"""Checks that all workers call `fit`, `evaluate` or `predict` alike."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -28,15 +28,10 @@ _NUMBERS = (
 
 
 def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
-    """What has to be the same on every worker.
+    """Returns what has to be the same on every worker, as integers by name.
 
-    Args:
-        method: String, `"fit"`, `"evaluate"` or `"predict"`.
-        arguments: Mapping of the arguments given, by name.
-
-    Returns:
-        Dict of integers by name, with the same names for each method; -1
-        where the data does not know how much it is.
+    The names are the same for each method. -1 stands for what is not given or
+    not known, such as the number of batches of a generator.
     """
     validation = arguments.get("validation_data")
     if isinstance(validation, (tuple, list)) and validation:
@@ -54,7 +49,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
 
 
 def rows_of(data: Any) -> int:
-    """Number of rows of arrays; -1 of anything else."""
+    """Returns the number of rows of arrays, or -1 for a dataset of batches."""
     if _knows_batches(data):
         return UNKNOWN
     shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(data)]
@@ -63,7 +58,7 @@ def rows_of(data: Any) -> int:
 
 
 def batches_of(data: Any) -> int:
-    """Number of batches of a dataset that knows it; else -1."""
+    """Returns the number of batches of a dataset that knows it, else -1."""
     if not _knows_batches(data):
         return UNKNOWN
     for name in ("num_batches", "cardinality", "__len__"):
@@ -71,7 +66,7 @@ def batches_of(data: Any) -> int:
             found = getattr(data, name, None)
             number = found() if callable(found) else found
         except (TypeError, NotImplementedError):
-            # Data may have the method and not know.
+            # A dataset may have the method without knowing its length.
             continue
         if number is not None:
             return _number(int(number))
@@ -81,18 +76,15 @@ def batches_of(data: Any) -> int:
 def check_agreement(
     own: Mapping[str, int], workers: "Workers", code: int
 ) -> bool:
-    """Compares what workers are about to do, in one collective.
+    """Compares the calls that workers are about to make, in one collective.
 
-    Args:
-        own: Mapping from `described`, of this worker.
-        workers: `Workers`.
-        code: Integer that may differ.
+    `own` comes from `described`. `code` is an integer that may differ.
 
     Returns:
         Boolean, whether `code` is the same on all workers.
 
     Raises:
-        ReplicaDivergenceError: If anything else differs, on every worker.
+        ReplicaDivergenceError: On every worker, if `own` differs between two.
     """
     numbers = workers.concatenate_numbers([*own.values(), code])
     size = len(own) + 1
@@ -128,7 +120,7 @@ def _named(name: str, value: int) -> str:
 
 
 def _knows_batches(data: Any) -> bool:
-    """Whether it is a dataset of batches rather than arrays."""
+    """Returns whether `data` is a dataset of batches rather than arrays."""
     if isinstance(data, (list, tuple, dict)) or data is None:
         return False
     return not hasattr(data, "shape")
@@ -141,5 +133,5 @@ def _number(value: Any) -> int:
 
 
 def _choice(value: Any) -> int:
-    """A flag of Keras', which may be a string."""
+    """Encodes a Keras argument that is a boolean, a string or `None`."""
     return 2 if isinstance(value, str) else int(value is None or bool(value))

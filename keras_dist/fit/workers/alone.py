@@ -1,4 +1,4 @@
-"""Workers that were started together, and would each train alone."""
+"""Refuses models that each of several workers would train alone."""
 
 import contextlib
 import contextvars
@@ -25,10 +25,10 @@ _on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
 
 
 def watch_training() -> None:
-    """Looks at models that begin to train, if a launcher started workers.
+    """Checks each model that begins to train, if a launcher started workers.
 
-    Called when keras_dist is imported and when a strategy is made: a script
-    may set the variables of its cluster between the two.
+    Called when keras_dist is imported and when a strategy is made: a script may
+    set the variables of its cluster between the two.
     """
     found = place()
     if found is not None and found[0].number > 1:
@@ -37,7 +37,7 @@ def watch_training() -> None:
 
 @contextlib.contextmanager
 def alone_on_purpose() -> Iterator[None]:
-    """Inside, each worker may train models of its own."""
+    """Allows each worker to train models of its own inside the context."""
     token = _on_purpose.set(True)
     try:
         yield
@@ -64,10 +64,11 @@ def _checked(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _check(model: keras.Model, strategy: Any, method: str) -> None:
-    """Refuses a model that other workers don't train.
+    """Refuses to train a model that other workers don't train.
 
     Raises:
-        StrategyMismatchError: If `keras-dist run` started this worker.
+        StrategyMismatchError: If `keras-dist run` started this worker. With
+            other launchers there is a warning instead, once for each model.
     """
     found = None if _on_purpose.get() or is_independent() else place()
     if found is None or found[0].number == 1 or _is_deliberate(strategy):
@@ -103,7 +104,7 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
 
 
 def _is_deliberate(strategy: Any) -> bool:
-    """Whether one who has met the others names one device all the same."""
+    """Returns whether a worker in a cluster asked for one device on purpose."""
     from keras_dist.strategies.one_device import OneDeviceStrategy
 
     return has_joined() and isinstance(strategy, OneDeviceStrategy)

@@ -1,8 +1,8 @@
 """`keras.callbacks.BackupAndRestore` on several workers.
 
-The chief saves, and every worker goes on from what the chief has saved: at
-the same step of the same epoch, with the same weights, optimizer, seeds and
-global random states, so that data is shuffled as it would have been.
+The chief saves, and every worker goes on from the chief's backup: at the same
+step of the same epoch, with the same weights, optimizer state, seeds and global
+random states, so that data is shuffled as without the interruption.
 """
 
 import json
@@ -35,18 +35,13 @@ if TYPE_CHECKING:
 
 
 class Restore(keras.callbacks.Callback):
-    """Takes the place of a `BackupAndRestore` where training begins.
-
-    Args:
-        callback: The user's `BackupAndRestore`.
-        workers: `Workers`.
-    """
+    """The stand-in for a user's `BackupAndRestore` that restores a backup."""
 
     def __init__(self, callback: Any, workers: "Workers") -> None:
         super().__init__()
         self._workers = workers
         self._paths = Paths(callback.backup_dir)
-        # What was saved, until training has come to where it was.
+        # Notes of the restored backup, such as its epoch and step.
         self.notes: dict[str, Any] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -72,16 +67,12 @@ class Restore(keras.callbacks.Callback):
 
 
 class Save(keras.callbacks.Callback):
-    """Saves in the place of a `BackupAndRestore`, after all callbacks.
+    """The stand-in for a user's `BackupAndRestore` that saves backups.
 
-    What they decide is saved too: a learning rate, for instance.
-
-    Args:
-        callback: The user's `BackupAndRestore`.
-        restore: The `Restore` in its place.
-        others: Sequence of the callbacks that see no batch that is skipped.
-        workers: `Workers`.
-        backend: `Backend`, which knows the framework's random state.
+    It runs after all other callbacks, so that their decisions are saved too,
+    such as a new learning rate. `restore` is the `Restore` of the same
+    callback. `others` are the callbacks that are not told of batches that are
+    skipped.
     """
 
     def __init__(
@@ -101,7 +92,7 @@ class Save(keras.callbacks.Callback):
         self._keeps_previous = callback.double_checkpoint
         self._deletes = callback.delete_checkpoint
         self._every_epoch = callback.save_freq == "epoch"
-        # `False` is an integer, for Keras too.
+        # `save_freq=False` becomes 0, which saves no step, as in Keras.
         self._steps = 0 if self._every_epoch else int(callback.save_freq)
         self._epoch = self._seen = self._since = 0
         self._begin = ""
@@ -130,7 +121,8 @@ class Save(keras.callbacks.Callback):
             self._lacks_metrics = not set_metric_values(
                 self.model, notes["metrics"]
             )
-            # Callbacks changed them when the epoch began the first time.
+            # Callbacks have now begun this epoch twice: undo their second
+            # change.
             rates = learning_rates(self.model)
             for rate, value in zip(rates, notes["rates"], strict=True):
                 rate.assign(value)
@@ -156,22 +148,23 @@ class Save(keras.callbacks.Callback):
             shutil.rmtree(self._paths.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Called when skipping is over, or training, however it ended."""
+        """Stops skipping, when it is done or when training ends in any way."""
         if self._skipping is not None:
             self._skipping.end()
             self._skipping = None
 
     def _go_on(self, batch: Any) -> None:
-        """Called where steps are trained again."""
+        """Restores random states where training goes on after skipped steps."""
         notes = self._restore.notes
         if self._lacks_metrics and batch is not None:
-            # On TensorFlow the first step would build them.
+            # On TensorFlow, metrics are built by the first step otherwise.
             build_from(self.model, batch)
             set_metric_values(self.model, notes["metrics"])
         set_state_of_steps(self._backend, notes["random"])
 
     def _save(self, epoch: int, step: int) -> None:
-        model = self.model  # on every worker: on JAX it hands state back
+        # On every worker: on JAX, reading `model` writes its state back.
+        model = self.model
         with readable_by_chief(model):
             if self._is_chief:
                 self._write(model, epoch, step)
@@ -191,11 +184,7 @@ class Save(keras.callbacks.Callback):
 
 
 class Paths:
-    """The files of a `BackupAndRestore`, under Keras' names.
-
-    Args:
-        folder: String, or path.
-    """
+    """The file names of a `BackupAndRestore`, which are Keras' own."""
 
     def __init__(self, folder: Any) -> None:
         self.folder = os.fspath(folder)
@@ -205,26 +194,26 @@ class Paths:
         self._metadata = os.path.join(self.folder, "training_metadata.json")
 
     def make(self, keeps_previous: bool) -> None:
-        """Makes the folder, and a copy of what is there already."""
+        """Makes the folder, and keeps a copy of the latest file if asked to."""
         os.makedirs(self.folder, exist_ok=True)
         if keeps_previous and os.path.exists(self.latest):
             with written_beside(self._previous) as beside:
                 shutil.copyfile(self.latest, beside)
 
     def choose(self) -> None:
-        """Chooses the file to restore: the previous one if it has to be."""
+        """Restores the previous file over the latest if that can't be read."""
         self.chosen = self.latest
         has_previous = os.path.exists(self._previous)
         if has_previous and not is_readable(self.latest):
             shutil.copyfile(self._previous, self.latest)
 
     def write_for_keras(self, epoch: int, step: int) -> None:
-        """Writes what `BackupAndRestore` reads without a strategy."""
+        """Writes the metadata that Keras' `BackupAndRestore` reads."""
         with written_beside(self._metadata) as beside, open(beside, "w") as f:
             json.dump({"epoch": epoch, "batch": step}, f)
 
     def epoch_of_keras(self) -> int:
-        """The epoch of a backup that Keras made."""
+        """Returns the epoch in Keras' own metadata, or 0 without any."""
         if not os.path.exists(self._metadata):
             return 0
         with open(self._metadata) as file:

@@ -1,4 +1,4 @@
-"""Chief rules: one worker shows progress and writes, the others take part."""
+"""Leaves progress bars and writing to the chief among several workers."""
 
 import inspect
 import os
@@ -14,7 +14,7 @@ from keras_dist.fit.workers.durable import written_beside
 if TYPE_CHECKING:
     from keras_dist.plugin.workers import Workers
 
-# Kept by `keras_dist.fit.workers.backup` on every worker.
+# `keras_dist.fit.workers.backup` replaces it on every worker.
 BACKUP = keras.callbacks.BackupAndRestore
 _WRITERS = (
     keras.callbacks.CSVLogger,
@@ -32,10 +32,10 @@ SAVING = ("save", "save_weights", "export")
 
 
 def flat_callbacks(callbacks: Any) -> list[Any]:
-    """The callbacks that were given: none, one, or a nest of them.
+    """Returns the given callbacks as a list: none, one, or a nest of them.
 
     Raises:
-        ClusterError: If there is one that can't be used on several workers.
+        ClusterError: If one can't be used on several workers.
     """
     flat = keras.tree.flatten(callbacks) if callbacks else []
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", ())
@@ -52,16 +52,14 @@ def flat_callbacks(callbacks: Any) -> list[Any]:
 def quiet_callbacks(
     callbacks: list[Any], keeps_parts: bool = False
 ) -> list[Any]:
-    """What is left of callbacks on a worker that is not the chief.
+    """Returns the callbacks that run on a worker that is not the chief.
 
-    Keras' own that write are left out, and so are classes derived from them;
-    those that only talk don't. Callbacks of any other class stay: they ask
-    `strategy.extended.should_checkpoint` themselves.
+    Keras' callbacks that write are left out, and so are subclasses of them.
+    Those that only print stay, without printing. All other callbacks stay as
+    they are, and ask `strategy.extended.should_checkpoint` themselves.
 
-    Args:
-        callbacks: List of callbacks.
-        keeps_parts: Boolean, whether saving takes all workers: those that
-            save the model stay then, and write nothing here.
+    With `keeps_parts`, saving takes all workers: callbacks that save the model
+    stay too, and write nothing here.
     """
     savers = (keras.callbacks.ModelCheckpoint,) if keeps_parts else ()
     kept = [
@@ -79,16 +77,10 @@ def quiet_callbacks(
 def save(
     model: keras.Model, name: str, workers: "Workers", *args: Any, **kwargs: Any
 ) -> None:
-    """Calls a method of a model's class that writes, on the chief only.
+    """Calls a model's saving method, on the chief only.
 
-    A file is whole at any time: it is written beside the one before.
-
-    Args:
-        model: A `keras.Model`.
-        name: String, one of `SAVING`.
-        workers: The `Workers` that train it.
-        *args: For the method.
-        **kwargs: For the method.
+    `name` is one of `SAVING`. A single local file is complete at any time: the
+    new one is written beside the old one and then replaces it.
     """
     if not workers.cluster.is_chief:
         return
@@ -104,7 +96,10 @@ def save(
 
 
 def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
-    """The one local file that is about to be written without asking."""
+    """Returns the path of a local file that is written without asking.
+
+    `None` if there are several files, or if the user is asked.
+    """
     path = arguments.get("filepath")
     if name == "export" or not isinstance(path, (str, os.PathLike)):
         return None

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever ends the process or the machine."""
+"""Files that are complete or absent, even if the process or machine dies."""
 
 import contextlib
 import hashlib
@@ -13,24 +13,21 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def written_beside(path: str) -> Iterator[str]:
-    """The name of a file to write, which then takes the place of another.
+    """Yields the name of a file to write, which then replaces a local file.
 
-    A process that is killed leaves the old file or the new one, and so does a
-    machine that loses its power: the new one is on the disk before it takes
-    the place, and the folder's entry is once this is over.
-
-    Args:
-        path: String, a local file.
+    A process that is killed leaves the old file or the new one. So does a power
+    failure: the new file is on the disk before it replaces the old one, and the
+    folder's entry is on the disk when the context ends.
     """
     folder, name = os.path.split(path)
-    # The suffix says how Keras writes it. Always the same name: what a killed
-    # process has left is written over.
+    # Keras chooses the format by the suffix. The name is always the same, so
+    # that a file that a killed process has left is overwritten.
     beside = os.path.join(folder, f".unfinished-{name}")
     try:
         yield beside
         _to_disk(beside)
         os.replace(beside, path)
-        # Some file systems over a network don't do it to folders.
+        # Some network file systems can't do this for folders.
         with contextlib.suppress(OSError):
             _to_disk(folder or os.curdir)
     finally:
@@ -39,11 +36,7 @@ def written_beside(path: str) -> Iterator[str]:
 
 
 def seal(path: str) -> None:
-    """Adds a checksum of a file to its end, where HDF5 does not look.
-
-    Args:
-        path: String, a local file.
-    """
+    """Adds a checksum to the end of a local file, which HDF5 does not read."""
     with open(path, "r+b") as file:
         digest = _digest(file, os.path.getsize(path))
         file.seek(0, os.SEEK_END)
@@ -51,10 +44,9 @@ def seal(path: str) -> None:
 
 
 def is_damaged(path: str) -> bool:
-    """Whether a sealed file is not what it was; one without a seal is not.
+    """Returns whether a local file's content differs from its checksum.
 
-    Args:
-        path: String, a local file.
+    A file without a checksum is not damaged.
     """
     size = os.path.getsize(path) - _SIZE
     if size < 0:

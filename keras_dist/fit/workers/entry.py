@@ -1,4 +1,4 @@
-"""One call of `fit`, `evaluate` or `predict`, made on several workers."""
+"""A call of `fit`, `evaluate` or `predict` on several workers."""
 
 import contextlib
 import copy
@@ -40,15 +40,9 @@ _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
 class Entry:
-    """A call, with what keeps the workers together added to it.
+    """One call of `fit` or a relative, kept the same on all workers.
 
-    Args:
-        name: String, `"fit"`, `"evaluate"` or `"predict"`.
-        model: The `keras.Model`.
-        executor: The strategy's `Executor`, which has `Workers`.
-        args: Tuple of arguments.
-        kwargs: Dict of keyword arguments.
-        keeps_parts: Boolean, whether saving takes all workers.
+    With `keeps_parts`, saving takes all workers.
     """
 
     def __init__(
@@ -82,11 +76,13 @@ class Entry:
             self._callbacks = quiet_callbacks(self._callbacks, keeps_parts)
 
     def agree(self) -> None:
-        """Called on all workers before anything else of the call happens.
+        """Compares the call with those of other workers, before it begins.
+
+        Global random states that differ become the chief's.
 
         Raises:
-            ReplicaDivergenceError: If workers call it with something else,
-                or with other data.
+            ReplicaDivergenceError: If workers make another call, or make it
+                with other data.
         """
         arguments = self._arguments()
         own = described(self._name, arguments)
@@ -117,7 +113,7 @@ class Entry:
             for callback in saves:
                 callback.close()
             if saves:
-                # The next `fit` begins where it is told to.
+                # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
 
     def _watch(self) -> Watch:
@@ -184,16 +180,12 @@ def check_batch(
     kwargs: Mapping[str, Any],
     workers: "Workers",
 ) -> None:
-    """Compares what workers give to `train_on_batch` or a relative.
+    """Compares the data that workers pass to `train_on_batch` or a relative.
 
-    Args:
-        method: The method of the model's class.
-        args: Tuple of its arguments, the model first.
-        kwargs: Mapping of its keyword arguments.
-        workers: `Workers`.
+    `method` is that of the model's class, and `args` begin with the model.
 
     Raises:
-        ReplicaDivergenceError: If workers give it different data.
+        ReplicaDivergenceError: If workers pass different data.
     """
     if is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments
@@ -201,7 +193,7 @@ def check_batch(
 
 
 def _data(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What has to be the same data on every worker, by name."""
+    """Returns the arguments, by name, that have to be equal on every worker."""
     found = {name: arguments.get(name) for name in _DATA}
     if isinstance(found["class_weight"], dict):
         found["class_weight"] = sorted(found["class_weight"].items())

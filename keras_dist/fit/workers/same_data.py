@@ -1,8 +1,8 @@
-"""Same data: workers that train together read the same batches.
+"""Checks that workers that train together read the same batches.
 
-Each takes its own rows of a global batch. If they read different data, the
-rows that others should have taken are never used, and nobody would notice. So
-each tells the others a fingerprint of the first batch that it reads.
+Each worker takes its own rows of a global batch. If workers read different
+data, the rows that others should have taken are lost without a sign. So workers
+compare a fingerprint of the first batch that each of them reads.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from keras_dist.plugin.executor import Executor
     from keras_dist.plugin.workers import Workers
 
-# Set to 0 to compare nothing.
+# The environment variable that switches the check off, if it is 0.
 VARIABLE = "KERAS_DIST_CHECK_DATA"
 
-# Values of an array that are looked at, at most.
+# Largest number of values of an array in a fingerprint.
 _MOST = 1 << 14
 _ROWS = 32
-# What means are multiplied by to travel as integers; and how far they may be
-# apart, which one that was computed on other hardware is.
+# Means are sent as integers, multiplied by the scale. They may differ by the
+# tolerance, because other hardware rounds differently.
 _SCALE = 1e9
 _TOLERANCE = 1000
 _SIZE = 4
@@ -41,20 +41,16 @@ _SHOWN = 4
 
 
 def is_wanted() -> bool:
-    """Whether the user lets data be compared."""
+    """Returns whether the user allows the comparison of data."""
     return os.environ.get(VARIABLE, "1") != "0"
 
 
 def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
-    """Numbers that tell one batch from another.
+    """Returns numbers that tell one batch from another.
 
-    Floats count by weighted means, so that the last bits of a value that was
-    computed elsewhere don't matter; all else counts exactly.
-
-    Args:
-        data: Nest of arrays, tensors, numbers and strings.
-        rows: Integer, how many of the first rows are looked at, at most. Of
-            arrays that all are at hand, the last ones are too.
+    Floats count by weighted means, so that rounding on other hardware does not
+    matter; everything else counts exactly. At most `rows` of the first rows
+    count, and as many of the last.
 
     Returns:
         List of four integers below 2**31.
@@ -79,14 +75,11 @@ def check_arrays(
 ) -> None:
     """Compares arrays that workers are about to use, in one collective.
 
-    Args:
-        arguments: Mapping of arguments by name. What has to be read to be
-            known is left out.
-        workers: `Workers`.
-        rows: Integer, rows of a batch, or `None` for Keras' own number.
+    Data that must be read to be known is left out. `rows` is the batch size, or
+    `None` for Keras' default.
 
     Raises:
-        ReplicaDivergenceError: If they differ, on every worker.
+        ReplicaDivergenceError: On every worker, if arrays differ.
     """
     rows = rows if isinstance(rows, int) and rows > 0 else _ROWS
     numbers = []
@@ -99,11 +92,7 @@ def check_arrays(
 class Watch(contextlib.AbstractContextManager["Watch"]):
     """A context in which the first batches of data are compared.
 
-    Args:
-        data: Mapping of what `fit` or a relative reads, by name. Arrays are
-            left out.
-        executor: `Executor`.
-        workers: `Workers`.
+    `data` has arguments of `fit` or a relative, by name. Arrays are left out.
     """
 
     def __init__(
@@ -125,7 +114,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         self._stack.close()
 
     def _wrapping(self, data: Any) -> Callable[[Any], Any] | None:
-        """Wraps what Keras reads the data by, once; `None` leaves it."""
+        """Returns a wrapper of the batches of `data`, once; else `None`."""
         for name, value in self._data.items():
             if value is data:
                 del self._data[name]
@@ -140,11 +129,9 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
 def with_first_seen(
     batches: Any, see: Callable[[Any], None]
 ) -> "Iterator[Any]":
-    """The batches; the first is shown before it is used, `None` without any.
+    """Yields all batches, and passes the first to `see` before it is used.
 
-    Args:
-        batches: Iterable.
-        see: Callable that takes a batch.
+    `see` gets `None` if there are no batches.
     """
     iterator = iter(batches)
     first = list(_one(iterator))
@@ -154,7 +141,7 @@ def with_first_seen(
 
 
 def _is_read(data: Any) -> bool:
-    """Whether data has to be read to be known, as arrays need not."""
+    """Returns whether data must be read to be known, unlike arrays."""
     at_hand = (list, tuple, dict, str, int, float, np.generic, type(None))
     return not isinstance(data, at_hand) and not hasattr(data, "shape")
 
@@ -193,7 +180,7 @@ def _compare(
 
 
 def _shown(value: Any, workers: "Workers") -> str:
-    """How this worker's data begin."""
+    """Returns a sentence with the first numbers of this worker's data."""
     here = f"On worker {workers.cluster.index}"
     for leaf in keras.tree.flatten(value):
         if leaf is not None:
@@ -203,7 +190,7 @@ def _shown(value: Any, workers: "Workers") -> str:
 
 
 def _values(leaf: Any, rows: int) -> np.ndarray:
-    """Some values of a leaf: of its first rows, and of its last ones."""
+    """Returns some values of a leaf, from its first and its last rows."""
     shape = getattr(leaf, "shape", None)
     if leaf is None or shape is None or not len(shape):
         return _as_numpy(leaf).ravel()
@@ -216,7 +203,7 @@ def _values(leaf: Any, rows: int) -> np.ndarray:
         parts = [at[:count], at[max(int(shape[0]) - count, 0) :]]
         found = [_as_numpy(part).ravel()[:_MOST] for part in parts]
     except (IndexError, KeyError, NotImplementedError, TypeError, ValueError):
-        # Sparse tensors, for instance, can't be cut like this everywhere.
+        # Some arrays can't be sliced, such as sparse tensors.
         return np.zeros(0)
     return np.concatenate(found)
 
@@ -237,7 +224,7 @@ def _as_numpy(value: Any) -> np.ndarray:
 
 
 def _means(values: np.ndarray) -> np.ndarray:
-    """Two means with weights, as parts of the mean size."""
+    """Returns two weighted means, relative to the mean size of the values."""
     numbers = np.nan_to_num(np.abs(values) if _is_complex(values) else values)
     numbers = numbers.astype("float64")
     largest = np.abs(numbers).max(initial=0.0)
@@ -246,7 +233,7 @@ def _means(values: np.ndarray) -> np.ndarray:
     numbers = numbers / largest
     weights = _weights()[:, : numbers.size]
     means: np.ndarray = weights @ numbers / np.abs(numbers).sum()
-    # Two batches may differ in their size alone.
+    # So that batches that differ only by a factor are told apart.
     means += np.log1p(largest) * 1e-3
     return means
 

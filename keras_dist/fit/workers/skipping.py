@@ -1,4 +1,4 @@
-"""Skipping the steps of an epoch that were trained before a restart."""
+"""Skips the steps of an epoch that were trained before a restart."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -11,17 +11,11 @@ _ABSENT = object()
 
 
 class Skipping:
-    """Reads the data of a model's first steps and does nothing with it.
+    """A stand-in for a train function that skips the first steps.
 
-    Callbacks hear nothing of these steps.
-
-    Args:
-        model: A `keras.Model` in `fit`, before its first step.
-        callbacks: Sequence of callbacks.
-        steps: Integer, how many.
-        then: Callable, called once after the last one, before any other data
-            is read. It is given the last batch, or `None` where the trainer
-            read it itself.
+    The data of these steps is read, and `callbacks` are not told of them.
+    `then` is called once after the last of them, before any other data is read.
+    It is given the last batch, or `None` if the trainer read it itself.
     """
 
     def __init__(
@@ -45,7 +39,7 @@ class Skipping:
             setattr(callback, name, self._unless_skipped(callback, name))
 
     def end(self) -> None:
-        """Puts everything back; again does nothing."""
+        """Restores the model and its callbacks; further calls do nothing."""
         for callback, name, before in self._before:
             if before is _ABSENT:
                 delattr(callback, name)
@@ -65,10 +59,10 @@ class Skipping:
         return method
 
     def _train(self, *args: Any) -> Any:
-        """Stands for the train function, whatever the trainer gives it.
+        """Stands in for the train function of any backend's trainer.
 
-        That is the data last, either read already or to be read; and before
-        it what the function hands back after its logs.
+        The last argument is the data, either a batch or an iterator. The
+        arguments before it are state that the function returns after its logs.
         """
         if self._left <= 0:
             self.end()

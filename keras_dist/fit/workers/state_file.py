@@ -1,4 +1,4 @@
-"""A file with all that a model needs to go on training as if never stopped."""
+"""A file with everything that a model needs to go on training exactly."""
 
 import contextlib
 import json
@@ -28,16 +28,11 @@ _SEEDS = "seeds"
 def write_state(
     model: keras.Model, path: str, notes: Mapping[str, Any]
 ) -> None:
-    """Writes a model's weights, its optimizer, its seeds and some notes.
+    """Writes a model's weights, optimizer state, seeds and some notes.
 
-    Keras reads it as a file of weights. A process that is killed meanwhile
-    leaves the file from before.
-
-    Args:
-        model: A built `keras.Model`.
-        path: String, which ends with ".weights.h5", in a folder that is
-            there.
-        notes: Mapping of what JSON can hold.
+    Keras can read the file as weights. A process that is killed meanwhile
+    leaves the previous file. `path` ends with ".weights.h5", in an existing
+    folder. `notes` must be JSON.
     """
     seeds = [_listed(seed) for seed in _seeds(model)]
     text = json.dumps({**notes, _SEEDS: seeds})
@@ -51,19 +46,16 @@ def write_state(
 def restore_state(
     model: keras.Model, path: str, workers: "Workers | None"
 ) -> dict[str, Any] | None:
-    """Gives a model, on every worker, what is in the chief's file.
+    """Restores a model on every worker from the chief's file.
 
-    Args:
-        model: A built `keras.Model`.
-        path: String, from `write_state` or of Keras' weights. Only the chief
-            needs to have it.
-        workers: The `Workers` that train it, or `None`.
+    `path` comes from `write_state`, or has weights that Keras wrote. Only the
+    chief needs the file.
 
     Returns:
-        The notes, none of a file of Keras'; `None` if there is no file.
+        The notes, empty for a file of Keras'; `None` if there is no file.
 
     Raises:
-        OSError: If the file can't be read or is damaged, on the chief.
+        OSError: On the chief, if the file can't be read or is damaged.
     """
     is_chief = workers is None or workers.cluster.is_chief
     found = os.path.exists(path) if is_chief else None
@@ -94,9 +86,9 @@ def restore_state(
 
 
 def is_readable(path: str) -> bool:
-    """Whether there is a file, and it is as it was written.
+    """Returns whether a file exists and is undamaged.
 
-    Of one that Keras wrote, its beginning and end fit together.
+    A file that Keras wrote has no checksum, and HDF5 must be able to open it.
     """
     try:
         with _opened(path, "r"):
@@ -106,15 +98,15 @@ def is_readable(path: str) -> bool:
 
 
 def metric_values(model: keras.Model) -> list[Any]:
-    """The states of a model's metrics, as lists of numbers."""
+    """Returns the states of a model's metrics, as lists of numbers."""
     return [_listed(variable) for variable in _metric_variables(model)]
 
 
 def set_metric_values(model: keras.Model, values: list[Any]) -> bool:
-    """Goes back to `metric_values`, if the metrics have been built.
+    """Restores the values from `metric_values`, if the metrics are built.
 
     Returns:
-        Boolean, whether they have been.
+        Boolean, whether they were restored.
     """
     variables = _metric_variables(model)
     if len(variables) != len(values):

@@ -1,4 +1,4 @@
-"""What keeps the workers of a cluster together, besides the steps."""
+"""Synchronizes callbacks, initial values and errors between workers."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ _TAKEN = "_keras_dist_taken"
 
 
 def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
-    """Variables with a value that the chief's has not replaced yet."""
+    """Returns variables with values that have not been set to the chief's."""
     return [
         variable
         for variable in variables
@@ -35,20 +35,18 @@ def take_chiefs_values(
 ) -> None:
     """Gives variables the values that they have on the chief.
 
-    Args:
-        variables: Sequence of variables with values, in the same order on
-            each worker.
-        workers: `Workers`.
+    Each worker has to pass variables in the same order. Left out are variables
+    with a value for each replica, strings, and variables without a value.
 
     Raises:
-        ReplicaDivergenceError: If another worker has other variables.
+        ReplicaDivergenceError: If workers have different variables.
     """
     chosen = [
         variable
         for variable in variables
         if not isinstance(variable, SyncOnReadVariable)
         and variable.dtype != "string"
-        # Of what is kept in parts, each worker has its own.
+        # Variables in parts have no value here: each worker keeps its own part.
         and keras_internals.has_value(variable)
     ]
     if not chosen:
@@ -65,14 +63,12 @@ def take_chiefs_values(
 
 
 class Together(keras.callbacks.Callback):
-    """Makes what callbacks decide the same on every worker, once an epoch.
+    """A callback that makes decisions of callbacks the same on every worker.
 
-    One worker that stops training stops all. Of learning rates, the chief's
-    counts. Nothing is asked between batches: callbacks of batches may run in
-    threads, and their logs are the same on all workers anyway.
-
-    Args:
-        workers: `Workers`.
+    It does so at both ends of an epoch. If one worker stops training, all stop.
+    Learning rates become the chief's. Workers do not communicate between
+    batches: callbacks of batches may run in threads, and their logs are the
+    same on all workers anyway.
     """
 
     def __init__(self, workers: "Workers") -> None:
@@ -101,14 +97,14 @@ class Together(keras.callbacks.Callback):
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
-    """The learning rates that callbacks can change; schedules have none."""
+    """Returns the learning rates that are variables, not schedules."""
     optimizer = getattr(model, "optimizer", None)
     variables = [] if optimizer is None else optimizer.variables
     return [v for v in variables if v.name == "learning_rate"]
 
 
 def raise_explained(error: BaseException, workers: "Workers | None") -> None:
-    """Raises `WorkerLostError` if that is why something failed."""
+    """Raises `WorkerLostError` if a lost worker is the cause of an error."""
     if workers is None or not isinstance(error, Exception):
         return
     explained = workers.explain(error)

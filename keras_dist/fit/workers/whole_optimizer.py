@@ -1,7 +1,7 @@
-"""An optimizer in parts, whole for a while on the worker that saves or loads.
+"""Makes an optimizer in parts whole while the chief saves or loads it.
 
-Every worker enters these together. Where variables are whole anyway they do
-nothing.
+Every worker enters these contexts together. They do nothing if variables are
+whole anyway.
 """
 
 import contextlib
@@ -15,11 +15,7 @@ from keras_dist.plugin.powers import KeepsParts
 def readable_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Inside, the chief alone may read a model's optimizer.
-
-    Args:
-        model: A `keras.Model`.
-    """
+    """Lets the chief alone read a model's optimizer inside the context."""
     variables, executor = _optimizer_of(model)
     if executor is None:
         return contextlib.nullcontext()
@@ -29,11 +25,7 @@ def readable_by_chief(
 def written_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Inside, the chief alone assigns a model's optimizer.
-
-    Args:
-        model: A `keras.Model`.
-    """
+    """Lets the chief alone assign a model's optimizer inside the context."""
     variables, executor = _optimizer_of(model)
     if executor is None:
         return contextlib.nullcontext()
