@@ -6,6 +6,7 @@ PUBLIC = {
         "BackendNotFoundError",
         "CentralStorageStrategy",
         "ClusterError",
+        "CommunicationOptions",
         "CrossDeviceOps",
         "DeviceError",
         "DistributedDataset",

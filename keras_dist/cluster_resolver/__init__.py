@@ -7,6 +7,9 @@ resolver ──cluster_of──> Cluster ──> a strategy of several workers
 `detect` finds the one that fits the environment variables of this process.
 """
 
+# Keras first: `environment.keras_import` sets up what goes with it.
+import keras  # noqa: F401
+
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.detection import detect
 from keras_dist.cluster_resolver.gce import GCEClusterResolver

@@ -1,9 +1,72 @@
-"""The first import of Keras, which says what to do where it can't work."""
+"""The first import of Keras: what goes with it, and what to do if it fails."""
 
+import os
+import sys
+from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from types import ModuleType
 from typing import NoReturn
 
 from keras_dist.errors import BackendNotFoundError
+
+
+def prepare() -> None:
+    """Sets up what the environment asks for, as soon as Keras is imported."""
+    if "keras" in sys.modules:
+        _set_up()
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds Keras as the other finders do, and wraps its execution."""
+
+    is_searching = False
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        if fullname != "keras" or self.is_searching:
+            return None
+        self.is_searching = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self.is_searching = False
+        if spec is not None and spec.loader is not None:
+            execute = partial(self._execute, spec.loader.exec_module)
+            # importlib calls what the instance has.
+            spec.loader.exec_module = execute  # type: ignore[method-assign]
+        return spec
+
+    def _execute(
+        self, execute: Callable[[ModuleType], None], module: ModuleType
+    ) -> None:
+        try:
+            execute(module)
+        except (ImportError, ValueError) as error:
+            _explain(error)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            _set_up()
+
+
+def _set_up() -> None:
+    """Makes virtual devices, and watches workers that would train alone."""
+    if os.environ.get("KERAS_DIST_VIRTUAL_DEVICES"):
+        from keras_dist.plugin.virtual import apply_environment
+
+        apply_environment()
+    from keras_dist.fit.workers.alone import watch_training
+
+    watch_training()
 
 
 def _explain(error: Exception) -> NoReturn:
@@ -21,7 +84,7 @@ def _explain(error: Exception) -> NoReturn:
     installed = [each.name for each in known if each.is_installed]
     name, source = packages.picked_by_keras()
     name = name or "tensorflow"
-    if find_spec("keras") is None or name in installed:
+    if name in installed:
         raise error
     names = ", ".join(each.name for each in known)
     choice = (installed or [known[0].name])[0]
@@ -33,9 +96,3 @@ def _explain(error: Exception) -> NoReturn:
         f"{install}set KERAS_BACKEND={choice} before Keras is imported, in "
         "the shell or in `os.environ`."
     ) from None  # whose many lines would hide these
-
-
-try:
-    import keras  # noqa: F401
-except (ImportError, ValueError) as error:
-    _explain(error)

@@ -4,3 +4,6 @@
 data ──source_of──> Source ──feed──> parts of each replica ──> placed
 ```
 """
+
+# Keras first: `environment.keras_import` sets up what goes with it.
+import keras  # noqa: F401

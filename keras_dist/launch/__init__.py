@@ -1,9 +1,6 @@
-"""What the `keras-dist` commands do, and `keras_dist.launch(fn)`.
+"""`keras_dist.launch(fn)`: a function called on workers of this machine.
 
-This package is also a function: `keras_dist.launch(fn, args, workers=2)` calls
-`fn` on several workers of this machine. Its arguments and results are those of
-`keras_dist.launch.function.launch`. `python -m keras_dist.launch` is the
-command `keras-dist run`.
+`python -m keras_dist.launch` is the command `keras-dist run`.
 
 Example:
 
@@ -14,35 +11,6 @@ Example:
 ['0', '1']
 """
 
-import sys
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
-
 from keras_dist.launch.function import launch
 
 __all__ = ["launch"]
-
-
-class _CallableModule(ModuleType):
-    """A module that is called as its function `launch`."""
-
-    def __call__(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        workers: int = 2,
-        devices: int | None = None,
-        backend: str | None = None,
-        timeout: float | None = None,
-        start_method: str = "spawn",
-    ) -> list[Any]:
-        return launch(
-            fn, args, kwargs, workers, devices, backend, timeout, start_method
-        )
-
-
-sys.modules[__name__].__class__ = _CallableModule

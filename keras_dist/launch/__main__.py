@@ -1,13 +1,7 @@
-"""`python -m keras_dist.launch` is `keras-dist run`.
+"""`python -m keras_dist.launch` is `keras-dist run`."""
 
-Importing this package has loaded Keras and its framework. The launcher needs
-neither, so it starts afresh without them.
-"""
-
-import os
 import sys
 
-os.execv(
-    sys.executable,
-    [sys.executable, "-m", "keras_dist_cli", "run", *sys.argv[1:]],
-)
+from keras_dist_cli.main import app
+
+app(["run", *sys.argv[1:]], prog_name="keras-dist")

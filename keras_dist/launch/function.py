@@ -6,15 +6,12 @@ import tempfile
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import NoReturn
 
-import keras
-
-from keras_dist.plugin.backend import ENTRY_POINT_GROUP
+from keras_dist_cli.inspection import packages
 
 if TYPE_CHECKING:
     from keras_dist_cli.launcher.call import Outcome
@@ -140,14 +137,18 @@ def _check(
 
 
 def _backend(name: str | None) -> str:
-    known = sorted(e.name for e in entry_points(group=ENTRY_POINT_GROUP))
+    known = [each.name for each in packages.backends()]
     if name is not None and name not in known:
         raise ValueError(
             f"keras_dist has no backend {name!r}. Received: backend={name!r}. "
             f"Expected: one of {', '.join(known)}, or None for that of this "
             "process."
         )
-    return name or str(keras.backend.backend())
+    if name is None:
+        import keras
+
+        name = str(keras.backend.backend())
+    return name
 
 
 def _value(worker: str, outcome: "Outcome | None") -> Any:

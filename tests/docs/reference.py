@@ -47,7 +47,9 @@ def load(names: tuple[str, ...]) -> dict[str, pdoc.doc.Module]:
         # Warnings are errors in our pages, not in what frameworks import.
         warnings.simplefilter("ignore")
         for name in names:
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            for public in module.__all__:
+                getattr(module, public)  # some load what is used only
     return {name: pdoc.doc.Module.from_name(name) for name in names}
 
 

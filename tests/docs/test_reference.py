@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -100,9 +101,8 @@ def test_each_name_in_backticks_exists(pages):
 
 
 def _exists(name):
-    thing = importlib.import_module("keras_dist")
-    for part in name.split(".")[1:]:
-        if not hasattr(thing, part):
-            return False
-        thing = getattr(thing, part)
+    try:
+        pkgutil.resolve_name(name)
+    except (AttributeError, ImportError):
+        return False
     return True

@@ -82,7 +82,9 @@ def test_virtual_devices_from_the_environment():
 
 
 def test_virtual_devices_from_the_environment_must_be_a_number():
-    done = run_python("import keras_dist", KERAS_DIST_VIRTUAL_DEVICES="many")
+    done = run_python(
+        "import keras_dist\nimport keras", KERAS_DIST_VIRTUAL_DEVICES="many"
+    )
     assert "KERAS_DIST_VIRTUAL_DEVICES must be an integer" in done.stderr
     assert "'many'" in done.stderr
 
@@ -108,14 +110,15 @@ def test_nnx_mode_is_refused(monkeypatch):
         keras.Sequential([keras.layers.Dense(1)])
 
 
+@pytest.mark.parametrize("then", ["import keras", "keras_dist.Strategy"])
 @pytest.mark.parametrize("source", ["KERAS_BACKEND", "keras.json"])
-def test_a_backend_that_keras_does_not_know(source, tmp_path):
+def test_a_backend_that_keras_does_not_know(source, then, tmp_path):
     environment = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": ""}
     if source == "keras.json":
         (tmp_path / source).write_text('{"backend": "caffe"}')
     else:
         environment["KERAS_BACKEND"] = "caffe"
-    done = run_python("import keras_dist", **environment)
+    done = run_python(f"import keras_dist\n{then}", **environment)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(

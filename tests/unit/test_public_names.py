@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import keras_dist
 from public_names import PUBLIC
 
@@ -53,9 +55,41 @@ def test_import_loads_no_framework_that_keras_does_not(monkeypatch):
     monkeypatch.delenv("KERAS_DIST_VIRTUAL_DEVICES", raising=False)
     environment = dict(os.environ)
     plain = _modules_after("import keras", environment)
-    ours = _modules_after("import keras_dist", environment)
+    ours = _modules_after("import keras_dist.plugins", environment)
     frameworks = {"jax", "tensorflow", "torch"}
     assert ours & frameworks == plain & frameworks
     # What it loads beside its own modules, Keras has loaded already.
     others = {x for x in ours - plain if not x.startswith("keras_dist")}
     assert len(others) <= 0.01 * len(plain), sorted(others)
+
+
+def test_import_loads_neither_keras_nor_arrays():
+    found = _modules_after("import keras_dist", dict(os.environ))
+    assert not found & {"keras", "numpy", "jax", "tensorflow", "torch"}
+
+
+def test_a_completion_shows_the_public_names_only():
+    assert dir(keras_dist) == NAMES
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import keras_dist.plugins",
+        "import keras_dist.core.context",
+        "import keras_dist.cluster_resolver.base",
+        "import keras_dist.fit.workers.alone",
+        "import keras_dist\nkeras_dist.CommunicationOptions",
+    ],
+)
+def test_whatever_is_imported_first_devices_are_made(statement, monkeypatch):
+    """Keras is imported in the midst of it, and then devices are made."""
+    monkeypatch.setenv("KERAS_DIST_VIRTUAL_DEVICES", "3")
+    code = f"{statement}\nimport keras_dist; print(keras_dist.list_devices())"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "cpu:2" in done.stdout
