@@ -257,7 +257,7 @@ def check_folder(option: str, path: Path | None) -> None:
 
 
 def numbers_or_all(text: str) -> list[int] | None:
-    """Reads integers from 1 that commas separate; returns `None` for `all`."""
+    """Parses comma-separated integers from 1; returns `None` for `all`."""
     if text.strip() == "all":
         return None
     parts = names(text)
@@ -270,12 +270,12 @@ def numbers_or_all(text: str) -> list[int] | None:
 
 
 def names(text: str) -> list[str]:
-    """Returns the parts of a text that commas separate, without empty ones."""
+    """Splits comma-separated text into its parts, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def some_models(text: str) -> list[str]:
-    """Reads names of models that commas separate; there must be one or more."""
+    """Parses comma-separated names of models; there must be at least one."""
     wanted = names(text)
     if not wanted:
         raise typer.BadParameter("Expected: at least one of small, medium.")

@@ -79,7 +79,7 @@ def related(names: list[str]) -> dict[str, str]:
 
 
 def picked_by_keras() -> tuple[str | None, str]:
-    """Returns the backend that `import keras` takes, and who chose it.
+    """Returns the backend that `import keras` takes, and the reason.
 
     The backend is `None` if Keras takes its own default.
     """

@@ -25,7 +25,7 @@ class Place(enum.Enum):
 
 
 class Status(enum.StrEnum):
-    """The outcome of a row."""
+    """The status of a row that was tried or skipped."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of one row.
+    """The result of one row.
 
     `details` is a finding or a reason, and `fix` what to do. `last_lines` is
     the end of the process' output if it failed, or with `--model` the text of
