@@ -1,4 +1,4 @@
-"""What the `keras-dist` commands do, and `keras_dist.launch(fn)`.
+"""`keras_dist.launch(fn)`, and the parts of commands that use Keras.
 
 This package is also a function: `keras_dist.launch(fn, args, workers=2)` calls
 `fn` on several workers of this machine. Its arguments and results are those of
@@ -27,7 +27,7 @@ __all__ = ["launch"]
 
 
 class _CallableModule(ModuleType):
-    """A module that is called as its function `launch`."""
+    """A module that can be called like its function `launch`."""
 
     def __call__(
         self,

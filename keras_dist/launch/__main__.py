@@ -1,4 +1,4 @@
-"""`python -m keras_dist.launch` is `keras-dist run`.
+"""Runs `keras-dist run` for `python -m keras_dist.launch`.
 
 Importing this package has loaded Keras and its framework. The launcher needs
 neither, so it starts afresh without them.
