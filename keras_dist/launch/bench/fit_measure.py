@@ -97,7 +97,10 @@ def measure_fit(
 def _makers(
     backend: BenchmarksFit, task: Task, devices: tuple[str, ...]
 ) -> dict[str, Callable[[], Loop]]:
-    """Returns functions that make the arms, in the order of measurement."""
+    """Returns functions that make the arms, by name.
+
+    Neighbors are measured one after the other.
+    """
     placed = functools.partial(on_device, devices[0])
     plain = functools.partial(FitLoop, task, placed, placed)
     return {
@@ -150,7 +153,7 @@ def _count(
 
 
 def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
-    """Returns the bytes of traffic in a step that `keras-dist plan` computes."""
+    """Returns the bytes sent in a step that `keras-dist plan` computes."""
     assert isinstance(arm, ModelLoop)
     model = arm.model
     placement = placement_of(MirroredStrategy(devices).plan)

@@ -29,7 +29,10 @@ class LossMismatchError(KerasDistError, RuntimeError):
 
 
 def build_arms(backend: BenchmarksLoops, setting: Setting) -> dict[str, Loop]:
-    """Returns the loops to measure, by name, in the order of measurement."""
+    """Returns the loops to measure, by name.
+
+    Neighbors are measured one after the other.
+    """
     arms: dict[str, Loop] = {
         "native": backend.native_loop(setting),
         "ours": PortableLoop(setting),
@@ -121,7 +124,7 @@ def time_arms(
 
 
 def steps_in(arm: Loop, seconds: float) -> int:
-    """Returns how many steps take `seconds`, in multiples of `SCANNED_STEPS`."""
+    """Returns how many steps take `seconds`: a multiple of `SCANNED_STEPS`."""
     seen = []
     for _ in range(3):
         start = time.perf_counter()
