@@ -237,7 +237,7 @@ def prepared(
     if own_devices:
         os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if only_cpus:
-        # Each framework has its own way to leave GPUs alone.
+        # Each framework has its own variable to hide GPUs.
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     from keras_dist.errors import KerasDistError
     from keras_dist.launch.bench.output import Output

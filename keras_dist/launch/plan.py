@@ -36,7 +36,7 @@ def load_of_named(
     function = function_of(name)
     with _without_values():
         model = called(name, function)
-        # `keras-dist bench fit --model` needs the data too.
+        # `keras-dist bench fit --model` takes functions that return data too.
         if isinstance(model, tuple) and model:
             model = model[0]
         check_built(model)
@@ -57,7 +57,7 @@ def load_of_named(
 
 @contextlib.contextmanager
 def _without_values() -> Iterator[None]:
-    """Inside of the context, variables are made with a shape and a type alone.
+    """Makes variables with a shape and a dtype only, inside of the context.
 
     A stateless scope does that to variables with an initializer. A variable
     that is given a value gets an initializer that returns the value.

@@ -83,7 +83,7 @@ def batches_of(
     steps: int,
     num_replicas: int,
 ) -> list[Batch]:
-    """Returns the batches to compare with, some of them uneven.
+    """Returns the batches to compare with, of several sizes.
 
     `x` has arrays, or data in batches: a dataset, a list, an iterable.
     `batch_size` is the number of rows in the first batch of arrays.
@@ -131,7 +131,7 @@ def _rows_of(index: Any, leaf: Any) -> Any:
 
 
 def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
-    """Returns sizes: full, odd, fewer rows than replicas, and full again."""
+    """Returns sizes: full, odd, fewer rows than replicas, then full again."""
     odd = max(size - 1 if size % 2 == 0 else size - 2, 1)
     few = max(min(num_replicas - 1, size), 1)
     return [size, odd, few, *[size] * steps][:steps]

@@ -15,7 +15,7 @@ Kinds = dict[int, str]
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
-    """Returns a model's optimizers, by the attribute that has them."""
+    """Returns a model's optimizers, by the name of their attribute."""
     return {
         name: value
         for name, value in vars(model).items()
@@ -53,7 +53,7 @@ def kinds_of(model: keras.Model) -> Kinds:
 
 
 def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
-    """Returns the values of variables, in memory of their own."""
+    """Returns the values of variables, copied into NumPy arrays."""
     return [
         np.array(keras.ops.convert_to_numpy(each.value)) for each in variables
     ]
@@ -147,7 +147,7 @@ def _shapes(model: keras.Model) -> list[tuple[tuple[int, ...], str, bool]]:
 
 def _checked(model: Any) -> keras.Model:
     if isinstance(model, tuple) and model:
-        # `keras-dist bench fit --model` needs the data too.
+        # `keras-dist bench fit --model` takes functions that return data too.
         model = model[0]
     if isinstance(model, keras.Model) and getattr(model, "compiled", False):
         return model

@@ -79,7 +79,7 @@ def pair_of(strategy: "Strategy", model: Any, batch: Batch) -> Pair:
 
 
 def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
-    """Returns the variable of the user's model, by the id of the copy's."""
+    """Maps the id of each variable of the copy to the user's variable."""
     pairs = [(_of_layers(copy), _of_layers(model))]
     optimizers = optimizers_of(model)
     for name, optimizer in optimizers_of(copy).items():

@@ -12,9 +12,9 @@ SLOT = "gradient"
 
 
 class Recorder(keras.optimizers.Optimizer):
-    """An optimizer that keeps each variable's last gradient, without an update.
+    """An optimizer that only records the last gradient of each variable.
 
-    It gets gradients as any optimizer does, summed over replicas, so it keeps
+    It gets gradients as any optimizer does, summed over replicas, so it records
     the ones that any other would use. It does not clip.
     """
 

@@ -82,7 +82,7 @@ class Report:
     Args:
         model: String, the model's name.
         strategy: String, a description of the strategy.
-        differences: Tuple of `Difference`s, the largest of each value that was
+        differences: Tuple of `Difference`s, one for each value that was
             compared, in the order of a step. Values that agree are included.
         first: The first `Difference` that is larger than rounding, or `None`.
         cause: The likely `Cause`, or `None`.

@@ -62,7 +62,7 @@ class Copy:
         self.names: dict[int, str] = {}
 
     def build(self, batch: Batch) -> None:
-        """Makes the variables that need a batch: those of layers, then slots."""
+        """Makes variables that need a batch: those of layers, then slots."""
         if _is_built(self.model):
             self._build_optimizer()
         if not _is_built(self.model) or not all(

@@ -1,4 +1,4 @@
-"""A report in a terminal, and in a notebook."""
+"""Views of a report, for a terminal and for a notebook."""
 
 from collections.abc import Iterator
 from html import escape

@@ -64,7 +64,10 @@ class Found:
         return tuple(most.values())
 
     def by_layer(self) -> tuple[tuple[str, float], ...]:
-        """Returns the gradients that differ, in the first step where any does."""
+        """Returns gradients that differ in the first such step, sorted by size.
+
+        The largest relative difference is first.
+        """
         wrong = [d for d in self._all if d.kind == "gradient" and d.differs]
         found = [
             (each.name, each.relative)
@@ -129,7 +132,7 @@ class Trial:
         )
 
     def _without_training(self, name: str) -> None:
-        # The second batch is uneven.
+        # The second batch of arrays is uneven.
         index = min(1, len(self._batches) - 1)
         batch = self._batches[index]
         try:
@@ -148,7 +151,7 @@ class Trial:
         self._found.add(compare(own, other, noisy, self._tolerance))
 
     def _gradients(self) -> bool:
-        """Compares first steps; returns true if the order of rows is free."""
+        """Compares first steps; returns false if the order of rows matters."""
         own, other = self._pair.own, self._pair.other
         kept, others = own.recorders(), other.recorders()
         keeps_order = True
@@ -218,7 +221,7 @@ class Trial:
 
 @contextlib.contextmanager
 def _noting_losses(names: list[str]) -> Iterator[None]:
-    """Notes the layers of a user's own that call `add_loss`."""
+    """Collects the user's layers that call `add_loss` inside of the context."""
     original = keras.Layer.add_loss
 
     @functools.wraps(original)

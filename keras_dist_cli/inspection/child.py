@@ -71,7 +71,8 @@ class Child:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=(replies,),
-                # Its session's process group is killed by its number.
+                # A process group of its own, which `_kill` ends with all that
+                # it started.
                 start_new_session=True,
                 env={
                     **_UNLESS_SET,

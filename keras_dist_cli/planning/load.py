@@ -16,7 +16,7 @@ VARIABLE_BYTES = {
 }
 
 # Slots with the shape of their variable that Keras' optimizers make by default.
-# Adafactor and Muon are missing: the number of their slots depends on shapes.
+# Adafactor and Muon are missing: their slots depend on the variables' shapes.
 SLOTS = {
     "adadelta": 2,
     "adagrad": 1,

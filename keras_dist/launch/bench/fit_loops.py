@@ -97,7 +97,7 @@ class BenchmarksFit(ABC):
     def fit_collectives(
         self, loop: Loop, steps: int, num_replicas: int
     ) -> int | None:
-        """Returns the number of collectives in so many steps of any loop.
+        """Returns the number of collectives in a number of steps of any loop.
 
         It is `None` if the framework doesn't tell.
         """

@@ -123,7 +123,7 @@ def _warm(
         return arm, arm.run(1)
     with Profile(arm.step_code) as profile:
         arm.run(FEW)
-    # Without traces, Python runs each step.
+    # Python runs each eager step: there are no traces to count.
     traces = None if profile.of_wanted >= FEW else profile.of_wanted
     counted.add("traces", name, traces)
     loss = arm.run(1)
@@ -162,7 +162,10 @@ def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
 
 
 def _live_bytes(model: Any) -> int | None:
-    """Returns the bytes that are alive on all devices of this process."""
+    """Returns the bytes that are alive on all devices of this process.
+
+    It is `None` if the backend can't count them.
+    """
     backend = get_backend()
     if not isinstance(backend, MeasuresMemory):
         return None

@@ -145,6 +145,6 @@ def count(
     native_calls = calls_a_step(native, COUNTED_STEPS)
     return {
         "calls": {"ours": calls, "native": native_calls},
-        # Without traces, Python runs each step.
+        # Python runs each eager step: there are no traces to count.
         "traced_again": {"ours": None if traces == num_runs else traces},
     }

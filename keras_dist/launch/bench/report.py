@@ -37,7 +37,7 @@ class Column:
 
     @property
     def lines(self) -> str:
-        """The head with one word in a line, to be narrow on any terminal."""
+        """The head, one word in a line: narrow enough for any terminal."""
         return self.head.replace(" ", "\n")
 
     def text(self, number: float | None) -> str:

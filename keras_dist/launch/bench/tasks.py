@@ -103,7 +103,7 @@ def users_task(spec: str, rows: int) -> Task:
 
 
 def _try(spec: str, model: keras.Model, task: Task) -> None:
-    """Trains a copy that is no arm's, so that its failure is the user's."""
+    """Trains a model that no arm uses, so that its errors are the user's."""
     rows = task.size.rows
     ((x, y),) = task.batches(1)
     try:

@@ -41,7 +41,7 @@ class NativeWorkers(ABC):
         return {}
 
     def collectives(self, loop: Loop, steps: int) -> int | None:
-        """Returns the number of collectives in so many steps of any loop.
+        """Returns the number of collectives in a number of steps of any loop.
 
         It is `None` if the framework doesn't tell.
         """
