@@ -1,4 +1,4 @@
-"""`python -m keras_dist_cli` is `keras-dist`."""
+"""Runs `keras-dist` for `python -m keras_dist_cli`."""
 
 from keras_dist_cli.main import app
 

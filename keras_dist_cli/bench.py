@@ -1,4 +1,4 @@
-"""`keras-dist bench`."""
+"""The commands of `keras-dist bench`."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ bench = typer.Typer(
     no_args_is_help=True,
 )
 
-# What a picture's file may end with.
+# File name extensions that --plot takes.
 PICTURES = (".png", ".svg", ".pdf")
 
 REPLICAS = Annotated[
@@ -105,9 +105,9 @@ def fit(
 ) -> None:
     """Compare fit under a strategy with plain Keras and the framework's own.
 
-    All arms take turns in this process; what counts are ratios of times, and
-    the ratio of plain Keras to its copy, which shows the noise. Ends with 0
-    when it has measured, whatever it found, 2 if it cannot run.
+    The arms take turns in this process. Results are ratios of step times,
+    beside the ratio of plain Keras to a copy of itself, which shows the noise.
+    Ends with 0 once it has measured, whatever the result, 2 if it cannot run.
     """
     counts = numbers_or_all(replicas)
     wanted = []
@@ -135,9 +135,9 @@ def loops(
 ) -> None:
     """Compare the portable training loop with the framework's own.
 
-    All loops take turns in this process; what counts are ratios of times, and
-    the ratio of a loop to its copy, which shows the noise. Ends with 0 when
-    it has measured, whatever it found, 2 if it cannot run.
+    The loops take turns in this process. Results are ratios of step times,
+    beside the ratio of a loop to a copy of itself, which shows the noise. Ends
+    with 0 once it has measured, whatever the result, 2 if it cannot run.
     """
     counts = numbers_or_all(replicas)
     wanted = some_models(models)
@@ -162,10 +162,11 @@ def workers(
 ) -> None:
     """Compare training over workers with the framework's own distribution.
 
-    Starts workers on this machine's CPUs. In each of them all loops take
-    turns, at the same time as in the others; what counts are ratios of times,
-    and the ratio of the native loop to its copy, which shows the noise. Ends
-    with 0 when it has measured, whatever it found, 2 if it cannot run.
+    Starts workers on this machine's CPUs. All workers run the same loop at the
+    same time, and the loops take turns. Results are ratios of step times,
+    beside the ratio of the native loop to a copy of itself, which shows the
+    noise. Ends with 0 once it has measured, whatever the result, 2 if it cannot
+    run.
     """
     wanted = some_models(models)
     with prepared(backend, json, plot, markdown, only_cpus=True) as output:
@@ -190,11 +191,11 @@ def memory(
     markdown: MARKDOWN = False,
     backend: BACKEND = None,
 ) -> None:
-    """Count what devices hold under each strategy, beside what is planned.
+    """Count the bytes on devices under each strategy, beside the planned ones.
 
-    Trains a model with Adam for a step: plain Keras, mirrored, central, and
-    with the optimizer's state sharded where the backend can. Central
-    variables are on a device more. Ends with 0 when it has measured, 2 if it
+    Trains a model with Adam for one step: in plain Keras, mirrored, central,
+    and with the optimizer's state sharded if the backend can. Central variables
+    are on an additional device. Ends with 0 once it has measured, 2 if it
     cannot run.
     """
     try:
@@ -216,19 +217,12 @@ def prepared(
     own_devices: bool = False,
     only_cpus: bool = False,
 ) -> "Iterator[Output]":
-    """Fails before anything is measured that could not be written.
+    """Checks the options, selects the backend and yields the `Output`.
 
-    Args:
-        backend: String, or `None`, as of --backend.
-        json: Path, or `None`, as of --json.
-        plot: Path, or `None`, as of --plot.
-        markdown: Boolean, as of --markdown.
-        own_devices: Boolean, whether the command itself says how many there
-            are.
-        only_cpus: Boolean, whether GPUs are left alone.
-
-    Yields:
-        The `Output`. What fails while it is used ends the command.
+    Files that can't be written fail here, before anything is measured.
+    `own_devices` ignores KERAS_DIST_VIRTUAL_DEVICES, because the command sets
+    the number of devices itself; `only_cpus` hides GPUs. A `KerasDistError` or
+    `ValueError` inside of the context ends the command with its message.
     """
     check_folder("--json", json)
     check_folder("--plot", plot)
@@ -243,7 +237,7 @@ def prepared(
     if own_devices:
         os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if only_cpus:
-        # Each framework has its own way to leave GPUs alone.
+        # Each framework has its own variable to hide GPUs.
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     from keras_dist.bench.output import Output
     from keras_dist.errors import KerasDistError
@@ -255,7 +249,7 @@ def prepared(
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """Fails where a file could not be written."""
+    """Fails if the folder of an output file does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
         fail(
             f"{option} {path}: there is no folder {path.parent}. Make it first."
@@ -263,7 +257,7 @@ def check_folder(option: str, path: Path | None) -> None:
 
 
 def numbers_or_all(text: str) -> list[int] | None:
-    """Numbers of at least 1, separated by commas; `None` for all devices."""
+    """Parses comma-separated integers from 1; returns `None` for `all`."""
     if text.strip() == "all":
         return None
     parts = names(text)
@@ -276,12 +270,12 @@ def numbers_or_all(text: str) -> list[int] | None:
 
 
 def names(text: str) -> list[str]:
-    """What is between commas."""
+    """Splits comma-separated text into its parts, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def some_models(text: str) -> list[str]:
-    """Names of models, separated by commas."""
+    """Parses comma-separated names of models; there must be at least one."""
     wanted = names(text)
     if not wanted:
         raise typer.BadParameter("Expected: at least one of small, medium.")

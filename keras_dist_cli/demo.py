@@ -1,4 +1,4 @@
-"""`keras-dist demo`."""
+"""The command `keras-dist demo`."""
 
 import os
 from typing import Annotated
@@ -31,7 +31,7 @@ def demo(
     Ends with 0 if the weights agree, 1 if they do not, 2 if it cannot run.
     """
     select_backend(backend)
-    # --replicas says how many.
+    # --replicas sets the number of virtual devices.
     os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     require("sklearn", distribution="scikit-learn", extra="demo")
     from keras_dist.errors import KerasDistError

@@ -1,4 +1,4 @@
-"""What a command checks and sets before Keras is imported."""
+"""Checks and settings that must precede the import of Keras."""
 
 import os
 from importlib.metadata import entry_points
@@ -19,14 +19,11 @@ def fail(message: str) -> NoReturn:
 
 
 def select_backend(name: str | None) -> str:
-    """Sets KERAS_BACKEND for this process.
+    """Sets KERAS_BACKEND for this process, and returns the backend's name.
 
-    Args:
-        name: String, a backend's name. `None` takes what KERAS_BACKEND says,
-            else the first backend whose framework is installed.
-
-    Returns:
-        The name of the backend.
+    The backend is `name`, else the value of KERAS_BACKEND, else the first
+    backend whose framework is installed. A backend that is unknown or not
+    installed ends the command.
     """
     known = sorted(
         entry_point.name
@@ -53,14 +50,14 @@ def select_backend(name: str | None) -> str:
             f"pip install 'keras-dist[{wanted}]'"
         )
     os.environ[BACKEND_VARIABLE] = wanted
-    # TensorFlow reports CPU flags and absent GPUs at every start. What goes
-    # wrong later is raised in Python too.
+    # TensorFlow logs CPU flags and absent GPUs at every start. Errors that come
+    # later are raised in Python too.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     return wanted
 
 
 def require(module: str, distribution: str, extra: str) -> None:
-    """Fails, naming the extra, unless a module can be imported."""
+    """Ends the command unless a module can be imported; names the extra."""
     if find_spec(module) is None:
         fail(
             f"this command needs {distribution}. Install it with: "

@@ -1,4 +1,4 @@
-"""`keras-dist info`."""
+"""The command `keras-dist info`."""
 
 import json as json_format
 from typing import Annotated
@@ -17,8 +17,8 @@ def info(
 ) -> None:
     """Print the environment, for bug reports.
 
-    Each installed backend is tried in a process of its own. Names of hosts
-    and secrets are not shown. Ends with 0, whatever it found.
+    Each installed backend is tried in a process of its own. Names of hosts and
+    secrets are not shown. Ends with 0, whatever the result.
     """
     from rich.console import Console
 

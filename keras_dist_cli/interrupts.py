@@ -1,4 +1,4 @@
-"""Ctrl-C, which is not to be lost."""
+"""A context that remembers Ctrl-C where Keras ignores it."""
 
 import signal
 import threading
@@ -9,15 +9,13 @@ from typing import Self
 
 
 class Interrupts:
-    """A context in which Ctrl-C is remembered, and raised as ever.
+    """A context in which Ctrl-C raises KeyboardInterrupt and is remembered.
 
-    Keras ignores all that is raised while it reads the logs of a batch, where
-    JAX spends most of the time. Whoever knows of such a place calls `check`
-    after it. A Ctrl-C that the process was started to ignore, as `nohup`
-    does, stays ignored.
-
-    Attributes:
-        received: Boolean, whether there was one.
+    Keras ignores every exception that is raised while it reads the logs of a
+    batch, where JAX spends most of the time. Code that runs after such a place
+    calls `check`. A process that was started with Ctrl-C ignored, such as a
+    background job of a shell script, goes on ignoring it. `received` is true
+    after a Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -41,7 +39,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._previous)
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if there was one, seen or not."""
+        """Raises KeyboardInterrupt if there was a Ctrl-C, even if ignored."""
         if self.received:
             raise KeyboardInterrupt
 

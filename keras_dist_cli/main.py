@@ -1,4 +1,4 @@
-"""The `keras-dist` application: one subcommand a module."""
+"""The `keras-dist` application; each subcommand is in a module of its own."""
 
 from importlib.metadata import version as version_of
 from typing import Annotated
@@ -16,12 +16,12 @@ from keras_dist_cli.run import SETTINGS
 from keras_dist_cli.run import run
 from keras_dist_cli.self_test import self_test
 
-# As shells have it: 128 and the number of the signal.
+# The exit status that shells use: 128 plus the number of SIGINT.
 INTERRUPTED = 130
 
 
 class Commands(TyperGroup):
-    """Commands that Ctrl-C ends in a word, even where it was ignored."""
+    """A group of commands that a Ctrl-C ends, even one that Keras ignored."""
 
     def invoke(self, ctx: Any) -> Any:
         with Interrupts() as interrupts:
@@ -33,7 +33,7 @@ class Commands(TyperGroup):
             except KeyboardInterrupt:
                 pass
             except Exception:
-                # What else may become of a Ctrl-C.
+                # Code that a Ctrl-C interrupted may raise another exception.
                 if not interrupts.received:
                     raise
         typer.echo("Interrupted.", err=True)
@@ -41,7 +41,7 @@ class Commands(TyperGroup):
 
 
 def print_version(wanted: bool) -> None:
-    """Ends the command with the version, if it is wanted."""
+    """Prints the version and ends the command if `wanted`."""
     if wanted:
         typer.echo(f"keras-dist {version_of('keras-dist')}")
         raise typer.Exit

@@ -1,4 +1,4 @@
-"""`keras-dist plan`."""
+"""The command `keras-dist plan`."""
 
 import json as json_module
 import pathlib
@@ -111,7 +111,7 @@ def plan(
 ) -> None:
     """Compute memory and traffic of a training before it is started.
 
-    With --params, nothing is imported: the answer is arithmetic. With
+    With --params, the result is arithmetic, and no framework is imported. With
     --model, variables are counted without memory for their values.
     """
     choice = Choice(

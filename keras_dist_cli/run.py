@@ -1,4 +1,4 @@
-"""`keras-dist run`."""
+"""The command `keras-dist run`."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ import typer
 from keras_dist_cli.environment import fail
 from keras_dist_cli.environment import select_backend
 
-# What follows the script is the script's.
+# Options after the script belong to the script.
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 
 
@@ -90,9 +90,10 @@ def run(
 ) -> None:
     """Run a script on several workers, on one machine or several hosts.
 
-    When a worker fails, the others are ended and its traceback is shown.
-    Ends with 0 if all workers did, else as the one that failed first; 1 if
-    one ended without having joined the others, 2 if nothing could be started.
+    When a worker fails, the others are ended and its traceback is shown. Ends
+    with 0 if all workers did, else with the status of the worker that failed
+    first; 1 if a worker ended without having joined the others, 2 if nothing
+    could be started.
     """
     from keras_dist_cli.launcher.addresses import Layout
     from keras_dist_cli.launcher.addresses import parse_hosts
@@ -123,7 +124,8 @@ def run(
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fail(f"--log-dir {log_dir}: {error.strerror}. Choose another one.")
-    # Before the backend is chosen: a command of ours is quieter than a script.
+    # Copied before `select_backend`, which silences TensorFlow's log: a user's
+    # script keeps its own setting.
     inherited = dict(os.environ)
     chosen = select_backend(backend)
     environment, notice = with_threads(inherited, layout.num_local)

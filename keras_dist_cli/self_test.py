@@ -1,4 +1,4 @@
-"""`keras-dist test`."""
+"""The command `keras-dist test`."""
 
 import json as json_format
 import os
@@ -53,20 +53,21 @@ def self_test(
 ) -> None:
     """Try keras_dist on this machine, and compare with one device.
 
-    Each backend trains a small model in each way that it can, in a process of
-    its own; weights must be those of plain Keras. With --model it is yours,
-    and what differs first is named, as by `strategy.verify`. Ends with 0 if
-    nothing failed; 1 if something did, or if KERAS_BACKEND says a backend
-    that does not work here; 2 if nothing could be tried.
+    Each backend trains a small model in each way that it supports, in a process
+    of its own; the weights must be those of plain Keras. With --model, your
+    model is trained, and the first thing that differs is named, as by
+    `strategy.verify`. Ends with 0 if nothing failed; 1 if something did, or if
+    KERAS_BACKEND names a backend that does not work here; 2 if nothing could be
+    tried.
     """
     if workers == 1:
         fail("--workers 1 is one process. Expected: 2 or more, or none.")
     if json is not None and not json.absolute().parent.is_dir():
         fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
     chosen = _chosen(backend)
-    # What keras.json says is no choice of the user's: Keras writes the file.
+    # keras.json is not counted as a choice of the user's: Keras writes it.
     picked = os.environ.get(BACKEND_VARIABLE) if backend == ALL else None
-    # Only now, so that what can't run ends at once.
+    # Imported late, so that a command that can't run ends at once.
     from rich.console import Console
 
     from keras_dist_cli.inspection.report import problem_of

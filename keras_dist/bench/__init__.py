@@ -1,6 +1,6 @@
-"""`keras-dist bench`: our loops beside those of the framework itself.
+"""Benchmarks of `keras-dist bench`: our loops beside those of the framework.
 
-Times on one machine say little about another, and on a busy one little about
-itself. So all arms of a comparison run in one process, in turns, and what is
-reported are ratios, next to the ratio of an arm to a second copy of itself.
+Times on one machine say little about another, and times on a busy machine say
+little at all. So all arms of a comparison run in one process and take turns.
+Ratios are reported, next to the ratio of an arm to a second copy of itself.
 """

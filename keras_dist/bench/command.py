@@ -1,4 +1,4 @@
-"""`keras-dist bench loops`, once the backend is chosen."""
+"""The part of `keras-dist bench loops` that uses Keras."""
 
 import functools
 import os
@@ -37,16 +37,10 @@ def run_loops(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures the portable loop and the backend's own, and shows ratios.
+    """Measures the portable loop beside the framework's own, and shows ratios.
 
-    Args:
-        replicas: Sequence of integers, the numbers of replicas, or `None` for
-            those up to all devices.
-        models: Sequence of names in `MODELS`.
-        device_type: String, `"cpu"` or `"gpu"`.
-        rounds: Integer, blocks of each arm.
-        seconds: Float, what a block takes about.
-        output: `Output`.
+    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
+    block takes about `seconds`, and each arm has `rounds` of them.
 
     Raises:
         ValueError: If a model is unknown, or can't be cut into equal shares.
@@ -77,7 +71,7 @@ def run_loops(
 
 
 def size_of(name: str) -> ModelSize:
-    """The model of that name.
+    """Returns the model that has a name.
 
     Raises:
         ValueError: If there is none.
@@ -91,10 +85,12 @@ def size_of(name: str) -> ModelSize:
 
 
 def check_shares(settings: Sequence[Setting]) -> None:
-    """Refuses batches that the framework's own distribution can't cut.
+    """Refuses batches that can't be split into equal shares.
+
+    The framework's own distribution needs them.
 
     Raises:
-        ValueError: If one can't be cut into equal shares.
+        ValueError: If a batch can't be split so.
     """
     for setting in settings:
         rows = setting.size.rows
@@ -109,12 +105,10 @@ def check_shares(settings: Sequence[Setting]) -> None:
 def groups_of_devices(
     replicas: Sequence[int] | None, device_type: str
 ) -> list[tuple[str, ...]]:
-    """The devices of each number of replicas; of CPUs, virtual ones.
+    """Returns the devices of each number of replicas; CPUs are virtual devices.
 
-    Args:
-        replicas: Sequence of integers, or `None` for 1, 2, 4 and so on up to
-            all devices (of the CPU: its cores).
-        device_type: String, `"cpu"` or `"gpu"`.
+    `replicas` of `None` are 1, 2, 4 and so on up to all devices (for CPUs,
+    cores).
 
     Raises:
         DeviceError: If there are fewer.

@@ -1,4 +1,4 @@
-"""`keras-dist bench fit`, once the backend is chosen."""
+"""The part of `keras-dist bench fit` that uses Keras."""
 
 import functools
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ ARMS = (
     "Python ran the step after the arm was warm. To send: what `keras-dist "
     "plan` computes. Live: what an arm added on all devices."
 )
-# Of losses, beyond which they are not called the same.
+# The relative difference beyond which losses are not called the same.
 _TOLERANCE = 1e-2
 
 
@@ -43,18 +43,11 @@ def run_fit(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures `fit` under a strategy, without one, and the backend's own.
+    """Measures `fit` with and without a strategy, beside the framework's own.
 
-    Args:
-        replicas: Sequence of integers, the numbers of replicas, or `None` for
-            those up to all devices.
-        models: Sequence of names in `MODELS`.
-        users_model: Tuple of `"module:function"` and of the global batch, to
-            measure too, or `None`.
-        device_type: String, `"cpu"` or `"gpu"`.
-        rounds: Integer, blocks of each arm.
-        seconds: Float, what a block takes about.
-        output: `Output`.
+    `users_model` is `"module:function"` and a global batch, to measure too.
+    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
+    block takes about `seconds`, and each arm has `rounds` of them.
 
     Raises:
         ValueError: If a model is unknown, or can't be cut into equal shares.
@@ -89,7 +82,7 @@ def run_fit(
 
 
 def _notes(tasks: Sequence[Task], measured: Sequence[Measurement]) -> list[str]:
-    """What to say of losses that differ, where they may."""
+    """Returns sentences on losses of users' models that differ between arms."""
     known = {task.size.name for task in tasks if task.is_known}
     notes = []
     for each in measured:

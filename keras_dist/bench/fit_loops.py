@@ -1,4 +1,4 @@
-"""Loops of `fit`, and who can make those of the framework."""
+"""Loops of `fit`, and the interface of backends with native ones."""
 
 import contextlib
 from abc import ABC
@@ -21,9 +21,7 @@ Scope = Callable[[], AbstractContextManager[Any]]
 class ModelLoop(Loop):
     """A loop around a compiled Keras model.
 
-    Args:
-        model: `keras.Model`.
-        step: Callable, the Python function that a step runs, or traces.
+    `step` is the Python function that a step runs, or traces.
     """
 
     def __init__(
@@ -35,12 +33,10 @@ class ModelLoop(Loop):
 
 
 class FitLoop(ModelLoop):
-    """Calls `fit` for one epoch of so many steps, on NumPy arrays.
+    """A loop that calls `fit` for one epoch, on NumPy arrays.
 
-    Args:
-        task: `Task`.
-        built_in: Callable, whose context manager the model is made in.
-        runs_in: Callable, whose context manager `fit` is called in.
+    The model is made in the context manager of `built_in`, and `fit` is called
+    in that of `runs_in`.
     """
 
     def __init__(
@@ -55,7 +51,7 @@ class FitLoop(ModelLoop):
         self._runs_in = runs_in
 
     def run(self, steps: int) -> float:
-        """See `Loop.run`; returns the mean over all steps, as `fit` has it."""
+        """Trains; returns the mean loss over all steps, as `fit` reports it."""
         x, y = self._task.data(steps)
         with self._runs_in():
             history = self.model.fit(
@@ -69,7 +65,10 @@ class FitLoop(ModelLoop):
 
 
 def on_device(name: str) -> AbstractContextManager[Any]:
-    """What places a plain Keras model, where that is not there anyway."""
+    """Returns a context manager that places a plain Keras model on a device.
+
+    On the first device, where models are by default, it does nothing.
+    """
     if name == list_devices()[0]:
         return contextlib.nullcontext()
     scope: AbstractContextManager[Any] = keras.device(name)
@@ -82,33 +81,24 @@ class BenchmarksFit(ABC):
     @property
     @abstractmethod
     def native_fits_text(self) -> str:
-        """What the native arms are, in a sentence or two for people."""
+        """A description of the native arms, in a sentence or two for people."""
 
     @abstractmethod
     def native_fits(
         self, task: Task, devices: tuple[str, ...]
     ) -> Mapping[str, Callable[[], Loop]]:
-        """What makes the framework's own ways to train, by name.
+        """Returns functions that make the framework's own loops, by name.
 
-        They are fed with NumPy arrays, as `fit` is. What `Loop.run` returns
-        is the mean loss of the steps, or the last one's.
-
-        Args:
-            task: `Task`.
-            devices: Tuple of device strings, one a replica.
+        The loops are fed with NumPy arrays, as `fit` is. Their `run` returns
+        the mean loss of the steps, or the last one's. `devices` has one device
+        for each replica.
         """
 
     def fit_collectives(
         self, loop: Loop, steps: int, num_replicas: int
     ) -> int | None:
-        """How many collectives steps take, of whichever loop.
+        """Returns the number of collectives in a number of steps of any loop.
 
-        Args:
-            loop: `Loop` to run.
-            steps: Integer.
-            num_replicas: Integer, how many devices take part.
-
-        Returns:
-            Integer, or `None` where the framework doesn't tell.
+        It is `None` if the framework doesn't tell.
         """
         return None

@@ -1,4 +1,4 @@
-"""Measures `fit` in one setting, with others in turns."""
+"""The measurement of `fit` in one setting; its arms take turns."""
 
 import contextlib
 import functools
@@ -33,17 +33,17 @@ from keras_dist.tools.summaries.counting import load_of
 from keras_dist.tools.summaries.counting import placement_of
 from keras_dist_cli.planning.traffic import transfers
 
-# Plain Keras, which everybody has.
+# Plain Keras, which every backend can run.
 BASE = "Keras"
 OURS = "ours"
 
-# So many steps warm an arm up, and are counted in.
+# Steps that warm an arm up, and steps in which calls are counted.
 FEW = 8
 
 
 @dataclass
 class Counted:
-    """What is counted of each arm, as `Measurement.counts` has it."""
+    """Counts of each arm, in the form of `Measurement.counts`."""
 
     numbers: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
@@ -61,13 +61,8 @@ def measure_fit(
 ) -> Measurement:
     """Measures all arms in blocks that alternate.
 
-    Args:
-        backend: `BenchmarksFit`, whose native arms to compare with.
-        task: `Task`.
-        devices: Tuple of device strings, one a replica.
-        rounds: Integer, blocks of each arm.
-        seconds: Float, what the steps of a block of plain Keras take about.
-        on_round: Callable, called after each round.
+    `devices` has one device for each replica. A block of plain Keras takes
+    about `seconds`. `on_round` is called after each round.
 
     Raises:
         LossMismatchError: If losses differ that must not.
@@ -85,7 +80,7 @@ def measure_fit(
                 _count(backend, len(devices), name, arm, counted)
         counted.add("planned_bytes", OURS, _planned(arms[OURS], devices))
         steps = steps_that_take(arms[BASE], seconds)
-        # The first arm is not to pay for what all are given.
+        # The data that all arms share is made before the first one is timed.
         task.data(steps)
         times = time_arms(arms, steps, rounds, on_round)
     return Measurement(
@@ -102,7 +97,10 @@ def measure_fit(
 def _makers(
     backend: BenchmarksFit, task: Task, devices: tuple[str, ...]
 ) -> dict[str, Callable[[], Loop]]:
-    """What makes each arm; neighbours are measured in a row."""
+    """Returns functions that make the arms, by name.
+
+    Neighbors are measured one after the other.
+    """
     placed = functools.partial(on_device, devices[0])
     plain = functools.partial(FitLoop, task, placed, placed)
     return {
@@ -116,16 +114,16 @@ def _makers(
 def _warm(
     name: str, make: Callable[[], Loop], counted: Counted
 ) -> tuple[Loop, float]:
-    """An arm that has been run, and its loss then."""
+    """Makes an arm and warms it up; returns it with its loss."""
     before = _live_bytes(keras.Sequential([keras.Input((1,))]))
     arm = make()
     if not isinstance(arm, ModelLoop):
-        # What other processes do is not counted.
+        # Calls in other processes are not counted.
         arm.run(FEW)
         return arm, arm.run(1)
     with Profile(arm.step_code) as profile:
         arm.run(FEW)
-    # Where nothing is traced, Python runs each step.
+    # Python runs each eager step: there are no traces to count.
     traces = None if profile.of_wanted >= FEW else profile.of_wanted
     counted.add("traces", name, traces)
     loss = arm.run(1)
@@ -155,7 +153,7 @@ def _count(
 
 
 def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
-    """Bytes that a step sends, as `keras-dist plan` computes them."""
+    """Returns the bytes sent in a step that `keras-dist plan` computes."""
     assert isinstance(arm, ModelLoop)
     model = arm.model
     placement = placement_of(MirroredStrategy(devices).plan)
@@ -164,7 +162,10 @@ def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
 
 
 def _live_bytes(model: Any) -> int | None:
-    """What is alive on all devices of this process."""
+    """Returns the bytes that are alive on all devices of this process.
+
+    It is `None` if the backend can't count them.
+    """
     backend = get_backend()
     if not isinstance(backend, MeasuresMemory):
         return None
@@ -173,10 +174,10 @@ def _live_bytes(model: Any) -> int | None:
 
 
 def steps_that_take(arm: Loop, seconds: float) -> int:
-    """How many steps of a loop take so long, without what a call takes.
+    """Returns the number of steps that take `seconds`, besides a call's cost.
 
-    A call of `fit` takes time besides its steps, on TensorFlow as much as
-    many of them; what counts is what twice as many add.
+    On TensorFlow, a call of `fit` costs as much as many steps. So the time that
+    twice as many steps add is what counts.
     """
 
     def taken_by(steps: int) -> float:

@@ -1,4 +1,4 @@
-"""What memory a training really holds, and who can tell."""
+"""The memory that a training holds, and the interface to measure it."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -12,14 +12,14 @@ from keras_dist.core.device import Device
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """What one arm holds between steps.
+    """The memory of one arm between steps.
 
     Args:
-        arm: String, its name.
-        parameters: Integer, how many are trained.
-        measured: Dict from each device's name to the bytes alive there.
-        planned: Dict, likewise, of what `keras-dist plan` computes.
-        bytes_sent: Integer, what it computes of each step's traffic.
+        arm: The arm's name.
+        parameters: Number of trainable parameters.
+        measured: Bytes alive on each device, by its name.
+        planned: Bytes on each device that `keras-dist plan` computes.
+        bytes_sent: Bytes sent in a step that `keras-dist plan` computes.
     """
 
     arm: str
@@ -30,21 +30,18 @@ class MeasuredMemory:
 
 
 class MeasuresMemory(ABC):
-    """A `Backend` that can count what is alive on each device."""
+    """A `Backend` that can count the bytes that are alive on each device."""
 
     @property
     @abstractmethod
     def live_bytes_text(self) -> str:
-        """What is counted, in a sentence or two for people."""
+        """A description of what is counted, in a sentence or two for people."""
 
     @abstractmethod
     def live_bytes(self, model: keras.Model) -> Mapping[Device, int]:
-        """What this process holds on each device, in bytes.
+        """Returns the bytes that this process holds on each device.
 
         Everything that is alive counts, whoever holds it. Devices that hold
-        nothing may be left out.
-
-        Args:
-            model: A `keras.Model`, which tells what memory is kept for whom,
-                where the framework does not.
+        nothing may be left out. `model` tells the device of each variable, for
+        frameworks that don't know virtual devices.
         """

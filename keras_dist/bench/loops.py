@@ -1,4 +1,4 @@
-"""What is measured: a setting, a loop in it, and who can make native ones."""
+"""Settings, loops, and the interface of backends with native loops."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEARNING_RATE = 1e-3
-# What Keras' Adam has, for optimizers whose default is another.
+# Defaults of Keras' Adam, for optimizers that have other ones.
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
 
 NUM_BATCHES = 4
@@ -21,10 +21,7 @@ Batch = tuple[NDArray[Any], NDArray[Any]]
 class ModelSize:
     """A multilayer perceptron and the batch it is trained on.
 
-    Args:
-        name: String, as in `--models`.
-        rows: Integer, the global batch.
-        widths: Tuple of integers: features, hidden units, classes.
+    `rows` is the global batch; `widths` are features, hidden units, classes.
     """
 
     name: str
@@ -45,9 +42,7 @@ MODELS = {
 class Setting:
     """A model on devices; every arm starts with its weights and batches.
 
-    Args:
-        size: `ModelSize`.
-        devices: Tuple of device strings, one a replica.
+    `devices` has one device for each replica.
     """
 
     size: ModelSize
@@ -55,16 +50,16 @@ class Setting:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas share a batch."""
+        """The number of replicas that share a batch."""
         return len(self.devices)
 
     @property
     def title(self) -> str:
-        """What is measured, in words."""
+        """The model's name and the number of replicas."""
         return f"{self.size.name}, N={self.num_replicas}"
 
     def weights(self) -> list[NDArray[np.float32]]:
-        """Kernels of shape `(inputs, units)` and biases, in turns."""
+        """Returns kernels of shape `(inputs, units)` and biases, in turns."""
         rng = np.random.default_rng(0)
         widths = self.size.widths
         weights = []
@@ -74,14 +69,12 @@ class Setting:
         return weights
 
     def batches(self, rows: int | None = None) -> list[Batch]:
-        """Batches of float32 features and int32 classes.
+        """Returns batches of float32 features and int32 classes.
 
-        The features are the same in each and the classes are not, so that no
-        model can fit them: gradients that fade into denormal numbers would
-        make late steps slower than early ones.
-
-        Args:
-            rows: Integer, how many of the rows; `None` for all.
+        All batches have the same features and different classes, so that no
+        model can fit them: gradients that fade into denormal numbers would make
+        late steps slower than early ones. Each batch is cut to `rows`, if that
+        is given.
         """
         rng = np.random.default_rng(1)
         size = self.size
@@ -99,18 +92,14 @@ class Loop(ABC):
 
     @abstractmethod
     def run(self, steps: int) -> float:
-        """Trains, and waits for the last step.
+        """Trains for a number of steps, and waits for the last one.
 
-        Args:
-            steps: Integer, how many. Batches are taken in turns, from the
-                first one on.
-
-        Returns:
-            The last step's loss over the global batch.
+        Batches are taken in turns, from the first one on. Returns the last
+        step's loss over the global batch.
         """
 
     def close(self) -> None:
-        """Ends what it has started; again does nothing."""
+        """Ends what the loop has started; a second call does nothing."""
 
 
 class BenchmarksLoops(ABC):
@@ -123,23 +112,16 @@ class BenchmarksLoops(ABC):
     @property
     @abstractmethod
     def native_loop_text(self) -> str:
-        """What the native loop is, in a sentence for people."""
+        """A description of the native loop, in a sentence for people."""
 
     @abstractmethod
     def native_loop(self, setting: Setting) -> Loop:
-        """The loop as the framework's users write it by hand.
-
-        Args:
-            setting: `Setting`.
-        """
+        """Returns the loop as the framework's users write it by hand."""
 
     def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        """Further loops by name, that tell where a difference comes from.
+        """Returns further loops by name, to find the cause of a difference.
 
-        Such as `"Keras"`, the framework's loop around a Keras model, where
-        the native one has none.
-
-        Args:
-            setting: `Setting`.
+        An example is `"Keras"`, the framework's loop around a Keras model,
+        where the native loop has no Keras model.
         """
         return {}

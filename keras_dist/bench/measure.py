@@ -1,4 +1,4 @@
-"""Measures the arms of one setting, in turns."""
+"""The measurement of one setting, whose arms take turns."""
 
 import time
 from collections.abc import Callable
@@ -19,17 +19,20 @@ from keras_dist.errors import KerasDistError
 
 COUNTED_STEPS = 20
 
-# Early losses of arms that compute the same differ by less. It is not only
-# rounding: PyTorch's Adam adds its epsilon elsewhere than Keras'.
+# The largest relative difference of early losses between equivalent arms. It is
+# not only rounding: PyTorch's Adam adds its epsilon elsewhere than Keras'.
 _TOLERANCE = 1e-2
 
 
 class LossMismatchError(KerasDistError, RuntimeError):
-    """Two arms don't compute the same, so that times mean nothing."""
+    """Raised when two arms compute different things, so times mean nothing."""
 
 
 def build_arms(backend: BenchmarksLoops, setting: Setting) -> dict[str, Loop]:
-    """The loops to measure, by name; neighbours are measured in a row."""
+    """Returns the loops to measure, by name.
+
+    Neighbors are measured one after the other.
+    """
     arms: dict[str, Loop] = {
         "native": backend.native_loop(setting),
         "ours": PortableLoop(setting),
@@ -51,12 +54,8 @@ def measure(
 ) -> Measurement:
     """Measures all arms in blocks that alternate.
 
-    Args:
-        backend: `BenchmarksLoops`, whose native loops to compare with.
-        setting: `Setting`.
-        rounds: Integer, blocks of each arm.
-        seconds: Float, what a block of the native loop takes about.
-        on_round: Callable, called after each round.
+    A block of the native loop takes about `seconds`, and each arm has `rounds`
+    blocks. `on_round` is called after each round.
 
     Raises:
         LossMismatchError: If the arms' losses differ.
@@ -77,15 +76,13 @@ def check_losses(
     others: Collection[str] = ("ragged",),
     base: str = "native",
 ) -> None:
-    """Refuses to compare arms that compute different things.
+    """Refuses to compare arms whose losses differ from the arm `base`.
 
-    Args:
-        losses: Mapping from arm to its loss after as many steps.
-        others: Collection of the arms that have other rows and may differ.
-        base: String, the arm that has the right one.
+    `losses` are those after equally many steps. `others` are arms that have
+    other rows and may differ.
 
     Raises:
-        LossMismatchError: If one is not that of the base.
+        LossMismatchError: If the loss of an arm is not that of the base.
     """
     expected = losses[base]
     for name, loss in losses.items():
@@ -108,14 +105,10 @@ def time_arms(
     on_round: Callable[[], None],
     on_block: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Seconds a step of each arm takes in each round.
+    """Returns the seconds that a step of each arm takes in each round.
 
-    Args:
-        arms: Mapping from name to `Loop`.
-        steps: Integer, steps in a block.
-        rounds: Integer, blocks of each arm.
-        on_round: Callable, called after each round.
-        on_block: Callable, called before each block.
+    A block has `steps` steps. `on_round` is called after each round, `on_block`
+    before each block.
     """
     times: dict[str, list[float]] = {name: [] for name in arms}
     order = list(arms)
@@ -131,7 +124,7 @@ def time_arms(
 
 
 def steps_in(arm: Loop, seconds: float) -> int:
-    """How many steps take so long, as a multiple of `SCANNED_STEPS`."""
+    """Returns how many steps take `seconds`: a multiple of `SCANNED_STEPS`."""
     seen = []
     for _ in range(3):
         start = time.perf_counter()
@@ -152,6 +145,6 @@ def count(
     native_calls = calls_a_step(native, COUNTED_STEPS)
     return {
         "calls": {"ours": calls, "native": native_calls},
-        # Where a step is not traced, Python runs each.
+        # Python runs each eager step: there are no traces to count.
         "traced_again": {"ours": None if traces == num_runs else traces},
     }

@@ -1,4 +1,4 @@
-"""What was measured of one setting, and the ratios that it gives."""
+"""The measurement of one setting, and its ratios."""
 
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from keras_dist.bench.loops import Setting
 from keras_dist.bench.ratios import Ratio
 from keras_dist.bench.ratios import verdict
 
-# The copy of the loop to compare with, and what else has a name of its own.
+# The copy of the base, and all arms that `pairs_of` knows by name.
 AGAIN = "again"
 _KNOWN = {"native", "ours", AGAIN, "scan", "ragged", "reduced"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row of the summary."""
+    """The ratio of two arms, as a row of the summary."""
 
     name: str
     ratio: Ratio
@@ -27,17 +27,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All there is about one setting.
+    """All numbers of one setting.
 
     Args:
-        setting: `Setting`.
-        steps: Integer, steps in a block.
-        times: Dict from arm to the seconds a step took, one a round.
-        losses: Dict from arm to the loss after the first steps.
-        counts: Dict from what was counted to a dict from arm to its number;
-            `None` is a number that can't be had.
-        pairs: Sequence of the pairs of arms to compare.
-        base: String, the arm that `"again"` is a copy of.
+        setting: The model and the devices.
+        steps: Steps in a block.
+        times: Seconds of a step of each arm, one for each round.
+        losses: Loss of each arm after the first steps.
+        counts: By what was counted, the number of each arm; `None` if it is not
+            known.
+        pairs: Pairs of arms to compare.
+        base: The arm that `"again"` is a copy of.
     """
 
     setting: Setting
@@ -50,21 +50,21 @@ class Measurement:
 
     @property
     def noise(self) -> Ratio:
-        """The base's copy, against the base."""
+        """The ratio of the base's copy to the base."""
         return Ratio.of(self.times[AGAIN], self.times[self.base])
 
     @property
     def rounds(self) -> int:
-        """How many blocks of each arm were measured."""
+        """The number of blocks of each arm."""
         return len(self.times[self.base])
 
     def comparisons(self) -> list[Comparison]:
-        """The ratios of all pairs."""
+        """Returns the ratio of each pair, with a verdict."""
         rows = []
         for arm, other in self.pairs:
             if other == self.base:
-                # Ours runs between the two; their mean is free of a steady
-                # drift.
+                # Ours runs between the base and its copy, so their mean is free
+                # of a steady drift.
                 both = [self.times[other], self.times[AGAIN]]
                 ratio = Ratio.of(self.times[arm], np.mean(both, axis=0))
             else:
@@ -76,7 +76,7 @@ class Measurement:
 
 
 def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
-    """What to compare where there is a native loop: ours with it first."""
+    """Returns the pairs of arms to compare with a native loop, ours first."""
     arms = list(arms)
     pairs = [
         ("ours", "native"),

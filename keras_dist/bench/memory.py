@@ -1,6 +1,6 @@
-"""`keras-dist bench memory`, once the backend is chosen.
+"""The part of `keras-dist bench memory` that uses Keras.
 
-Each arm trains in a process of its own, so that nothing of another one is
+Each arm trains in a process of its own, so that no memory of another arm is
 alive in it.
 """
 
@@ -33,16 +33,15 @@ from keras_dist_cli.planning.placement import memory
 from keras_dist_cli.planning.traffic import transfers
 
 SHARDED = "optimizer sharded"
-# Square layers behind one another.
+# Layers of the model, all square.
 NUM_LAYERS = 4
 
 
 def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
-    """What makes the strategy of each arm, by name.
+    """Returns functions that make the strategy of each arm, by name.
 
-    Args:
-        num_devices: Integer, the devices that compute. The next one is for
-            variables where they are central.
+    `num_devices` devices compute. Central variables are on the device after
+    those.
     """
     computing = [f"cpu:{index}" for index in range(num_devices)]
     known: dict[str, Callable[[], Strategy | None]] = {
@@ -62,10 +61,8 @@ def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
 def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
     """Measures what devices hold after a step, and shows it beside the plan.
 
-    Args:
-        num_devices: Integer, the devices that compute.
-        num_parameters: Integer, about as many as the model is to have.
-        output: `Output`.
+    `num_devices` devices compute, and the model has about `num_parameters`
+    parameters.
 
     Raises:
         KerasDistError: If the backend can't measure, or a strategy can't be
@@ -98,12 +95,9 @@ def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
 def measure_memory(
     arm: str, num_devices: int, num_parameters: int
 ) -> MeasuredMemory:
-    """Trains for a step, and counts what is alive then.
+    """Trains for one step, and counts the bytes that are alive then.
 
-    Args:
-        arm: String, its name in `arms`.
-        num_devices: Integer, the devices that compute.
-        num_parameters: Integer, about as many as the model is to have.
+    It runs in the process of the arm that it measures.
     """
     strategy = arms(num_devices)[arm]()
     if strategy is None:
@@ -133,8 +127,11 @@ def _devices(placement: Placement, live: Mapping[str, int]) -> list[str]:
 
 
 def build_model(num_parameters: int) -> keras.Model:
-    """Square layers, compiled with Adam, of about as many parameters."""
-    # width ** 2 + width, for each.
+    """Returns a model of square layers, compiled with Adam.
+
+    It has about `num_parameters` parameters.
+    """
+    # A layer has width ** 2 + width parameters.
     each = num_parameters / NUM_LAYERS
     width = max(1, round(math.sqrt(each + 0.25) - 0.5))
     model = keras.Sequential(
@@ -148,7 +145,7 @@ def build_model(num_parameters: int) -> keras.Model:
 
 
 def _train(model: keras.Model, rows: int) -> None:
-    """One step of `fit`, of which nothing but the model is left."""
+    """Runs one step of `fit`, and keeps nothing alive but the model."""
     width = model.input_shape[-1]
     x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
     model.fit(x, x, batch_size=rows, epochs=1, verbose=0)

@@ -1,4 +1,4 @@
-"""What is said of memory that was measured."""
+"""The report on measured memory."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -20,15 +20,10 @@ from keras_dist_cli.planning.text import bytes_text
 def report_of_memory(
     measured: Sequence[MeasuredMemory], counted: str
 ) -> Report:
-    """What devices hold, and what that is.
+    """Returns the report on the bytes that devices hold in each arm.
 
-    Args:
-        measured: Sequence of `MeasuredMemory`, the first of plain Keras.
-        counted: String, what the backend counts.
-
-    Returns:
-        `Report`, whose content has `"arms"`, a dict with each by name. Numbers
-        are bytes.
+    The first item of `measured` is plain Keras; `counted` says what the backend
+    counts.
     """
     return Report(
         tables=[memory_table(measured)],
@@ -59,7 +54,7 @@ def report_of_memory(
 
 
 def memory_table(measured: Sequence[MeasuredMemory]) -> Table:
-    """A row for devices that hold the same, of each arm."""
+    """Returns a table; in each arm, devices that hold the same share a row."""
     made = table(
         "Held between steps",
         ("Arm", WORD),

@@ -1,4 +1,4 @@
-"""Where the results of a command go."""
+"""The output of a benchmark: terminal, JSON and picture."""
 
 import json
 import pathlib
@@ -25,13 +25,10 @@ from keras_dist.bench.report import where
 
 @dataclass(frozen=True)
 class Report:
-    """What a command has to say.
+    """The results of a command.
 
-    Args:
-        tables: Sequence of tables.
-        text: Sequence of paragraphs, what the tables are of.
-        content: Mapping of all numbers, in types that JSON has.
-        draw: Callable that draws them into the file of a path.
+    `text` has paragraphs that explain the tables, `content` all numbers in
+    types that JSON has. `draw` draws them into a file.
     """
 
     tables: Sequence[Table]
@@ -42,12 +39,9 @@ class Report:
 
 @dataclass(frozen=True)
 class Output:
-    """Where a report goes, besides the terminal.
+    """The destinations of a report besides the terminal.
 
-    Args:
-        json: Path of the file for all numbers, or `None`.
-        plot: Path of the file for a picture, or `None`.
-        markdown: Boolean, whether the terminal gets Markdown.
+    With `markdown`, the terminal gets Markdown.
     """
 
     json: pathlib.Path | None = None
@@ -78,14 +72,10 @@ def report_of(
     text: Sequence[str],
     **more: Any,
 ) -> Report:
-    """The report of a command that compares times.
+    """Returns the report of a command that compares times.
 
-    Args:
-        command: String, its name.
-        measured: Sequence of `Measurement`.
-        native: String, what the framework's own arms are.
-        text: Sequence of paragraphs about the other arms.
-        **more: What else its file has.
+    `native` describes the framework's own arms, and `text` the others. `more`
+    is added to the JSON.
     """
     base = measured[0].base
     return Report(
@@ -104,14 +94,14 @@ def report_of(
 
 
 def markdown_of(report: Report) -> str:
-    """A report as Markdown, to be pasted into a page."""
+    """Returns a report as Markdown, to be pasted into a page."""
     parts = [markdown_table(table) for table in report.tables]
     parts += [textwrap.fill(paragraph, 80) for paragraph in report.text]
     return "\n\n".join(parts)
 
 
 def markdown_table(table: Table) -> str:
-    """A table as Markdown."""
+    """Returns a table as Markdown."""
     columns = [
         [_head(column), *(str(cell) for cell in column.cells)]
         for column in table.columns

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, without a display."""
+"""Pictures of measurements, drawn without a display."""
 
 import pathlib
 from collections.abc import Mapping
@@ -15,12 +15,7 @@ from keras_dist.bench.ratios import NOISE
 def draw_ratios(
     path: pathlib.Path, measurements: Sequence[Measurement]
 ) -> None:
-    """A bar for each ratio, with its quartiles, by model and N.
-
-    Args:
-        path: Path of the file to write.
-        measurements: Sequence of `Measurement`.
-    """
+    """Draws a bar for each ratio, with its quartiles, by model and N."""
     rows = [each.comparisons() for each in measurements]
     names = list(dict.fromkeys(row.name for group in rows for row in group))
     labels = [
@@ -54,12 +49,7 @@ def draw_ratios(
 def draw_bytes(
     path: pathlib.Path, held: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """For each arm what all devices hold, one on top of the other.
-
-    Args:
-        path: Path of the file to write.
-        held: Mapping from arm to the bytes on each device.
-    """
+    """Draws a stacked bar for each arm, of the bytes on all devices."""
     devices = list(
         dict.fromkeys(name for each in held.values() for name in each)
     )
@@ -77,7 +67,7 @@ def draw_bytes(
 
 
 def _figure(num_bars: int) -> tuple[Any, Any]:
-    # Only now: it is an extra.
+    # Imported late, because it is an extra.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(6.0, 1.5 + 0.4 * num_bars), 4.5))

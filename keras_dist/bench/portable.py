@@ -1,4 +1,4 @@
-"""Our arms: the portable loop, as README shows it, and its variants."""
+"""The portable loop, as README shows it, and its variants."""
 
 import itertools
 from typing import Any
@@ -19,7 +19,7 @@ SCANNED_STEPS = 10
 
 
 def build_model(setting: Setting) -> keras.Model:
-    """The setting's model in Keras, with its weights."""
+    """Returns the setting's model in Keras, with its weights."""
     widths = setting.size.widths
     model = keras.Sequential(
         [
@@ -33,13 +33,10 @@ def build_model(setting: Setting) -> keras.Model:
 
 
 class PortableLoop(Loop):
-    """Calls `strategy.run` of a compiled step, for each batch.
+    """A loop that calls `strategy.run` of a compiled step for each batch.
 
-    Args:
-        setting: `Setting`.
-        rows: Integer, how many rows of each batch, or `None` for all.
-        strategy: `Strategy` to run it in, or `None` for a `MirroredStrategy`
-            of the setting's devices.
+    Each batch is cut to `rows`, if that is given. The default strategy is a
+    `MirroredStrategy` of the setting's devices.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class PortableLoop(Loop):
         strategy: Strategy | None = None,
     ) -> None:
         self.strategy = strategy or MirroredStrategy(setting.devices)
-        # How often Python ran the step, on whichever replica.
+        # How often Python ran the step, on any replica.
         self.traces = 0
         self._global_batch = rows or setting.size.rows
         with self.strategy.scope():
@@ -86,12 +83,12 @@ class PortableLoop(Loop):
         return float(self.total(loss))
 
     def total(self, loss: Any) -> Any:
-        """Adds up the replicas' losses."""
+        """Returns the sum of the replicas' losses."""
         return self.strategy.reduce("SUM", loss, axis=None)
 
 
 class ReducedLoop(PortableLoop):
-    """Reduces the loss in each step too, not only at the end."""
+    """A portable loop that reduces the loss in each step, not only the last."""
 
     def run(self, steps: int) -> float:
         run, step = self.strategy.run, self.step
@@ -101,7 +98,10 @@ class ReducedLoop(PortableLoop):
 
 
 class ScannedLoop(PortableLoop):
-    """Runs `SCANNED_STEPS` steps in a call; steps have to be so many times."""
+    """A portable loop with `SCANNED_STEPS` steps in a call.
+
+    It runs a multiple of so many steps.
+    """
 
     def run(self, steps: int) -> float:
         batches = itertools.cycle(self.batches)

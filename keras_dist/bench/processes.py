@@ -1,4 +1,4 @@
-"""Loops that a process for each replica runs together, when told to."""
+"""Loops that run in one process for each replica."""
 
 import json
 import shutil
@@ -15,24 +15,21 @@ from keras_dist.bench.loops import Loop
 from keras_dist.errors import KerasDistError
 from keras_dist.launch.function import launch
 
-# What each worker makes when it starts: its loops by name.
+# Makes the loops of a worker, by name, when it starts.
 MakeLoops = Callable[[], AbstractContextManager[Mapping[str, Loop]]]
 
 _TURN_SECONDS = 0.5
 
 
 class ProcessesError(KerasDistError, RuntimeError):
-    """A worker process of a measurement has failed."""
+    """Raised when a worker process of a measurement has failed."""
 
 
 class Processes:
-    """Workers of this machine, that wait to be told which loop to run.
+    """Workers on this machine that run the loops they are asked for.
 
-    They listen to a socket in a folder that only this user can open.
-
-    Args:
-        make: Callable that each worker calls; sent by value.
-        num_workers: Integer.
+    They connect to a socket in a folder that only this user can open. Each
+    worker calls `make`, which is sent by value.
     """
 
     def __init__(self, make: MakeLoops, num_workers: int) -> None:
@@ -43,10 +40,7 @@ class Processes:
         self._error: BaseException | None = None
 
     def loop(self, name: str) -> Loop:
-        """One of the loops; the first call starts the workers.
-
-        Args:
-            name: String.
+        """Returns a loop that runs on all workers; the first call starts them.
 
         Raises:
             ProcessesError: If a worker fails before it is ready.
@@ -56,7 +50,7 @@ class Processes:
         return _LoopOfAll(self, name)
 
     def run(self, name: str, steps: int) -> float:
-        """See `Loop.run`; the mean of what the workers return.
+        """Runs a loop on all workers, and returns the mean of their losses.
 
         Raises:
             ProcessesError: If a worker fails.
@@ -67,7 +61,7 @@ class Processes:
         return sum(losses) / len(losses)
 
     def close(self) -> None:
-        """Ends the workers; again does nothing."""
+        """Ends the workers; a second call does nothing."""
         for file in self._files:
             file.close()
         self._files = []
@@ -102,7 +96,7 @@ class Processes:
                 serve, (path, self._make), workers=self._num_workers, devices=1
             )
         except BaseException as error:
-            # Raised where the loop is run.
+            # It is raised in the thread that runs the loop.
             self._error = error
 
     def _accept(self, listener: socket.socket) -> None:
@@ -144,11 +138,9 @@ class _LoopOfAll(Loop):
 
 
 def serve(path: str, make: MakeLoops) -> None:
-    """What each worker runs: loops, until nobody asks for one.
+    """Connects a worker to the socket, and runs loops until it closes.
 
-    Args:
-        path: String, where to ask.
-        make: Callable that makes its loops by name.
+    `make` makes the loops by name.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)

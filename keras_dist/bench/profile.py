@@ -1,4 +1,4 @@
-"""Counts of what Python does in a step."""
+"""Counts of Python calls in a step."""
 
 import gc
 import sys
@@ -13,17 +13,16 @@ from keras_dist.bench.loops import Loop
 
 
 class Profile:
-    """Counts calls while it is open.
+    """A context that counts calls.
 
-    Args:
-        wanted: Collection of code objects, whose calls are counted apart.
+    Calls of the code objects `wanted` are counted apart.
     """
 
     def __init__(self, wanted: Collection[CodeType] = ()) -> None:
         self._wanted = wanted
-        # In the thread that opened it.
+        # Calls in the thread that opened the context.
         self.calls = 0
-        # In that thread, and in those that started meanwhile.
+        # Calls of `wanted` in that thread, and in those that started meanwhile.
         self.of_wanted = 0
 
     def __enter__(self) -> "Profile":
@@ -47,15 +46,13 @@ class Profile:
 
 
 def calls_a_step(loop: Loop, steps: int) -> float:
-    """Python functions that a step calls in this thread.
+    """Returns the number of Python functions that a step calls in this thread.
 
-    Args:
-        loop: `Loop`, which is warm.
-        steps: Integer, how many to count in.
+    The loop must be warm. `steps` is the number of steps to count in.
     """
 
     def calls(steps: int) -> int:
-        # Some libraries are called when garbage is collected.
+        # Collecting garbage calls functions of some libraries.
         gc.collect()
         gc.disable()
         try:
@@ -71,14 +68,14 @@ def calls_a_step(loop: Loop, steps: int) -> float:
 
 
 def a_step(in_steps: Callable[[int], int | None], steps: int) -> float | None:
-    """What a step adds, free of what a block costs, however long.
+    """Returns the count that one step adds, without a block's fixed count.
 
-    Args:
-        in_steps: Callable that takes a number of steps and counts in them.
-        steps: Integer, how many to count in.
+    `in_steps` counts in a number of steps; it is called for `steps` and for
+    twice as many.
     """
     few, many = in_steps(steps), in_steps(2 * steps)
     if few is None or many is None:
         return None
-    # A socket that was closed meanwhile is not counted any more.
+    # The difference is negative if a socket was closed meanwhile: its bytes are
+    # not counted any more.
     return max(0.0, (many - few) / steps)

@@ -1,4 +1,4 @@
-"""Shows how far a command is."""
+"""The progress of a command's measurements."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -12,21 +12,16 @@ from rich.progress import TimeElapsedColumn
 
 T = TypeVar("T")
 
-# Takes what is to be called after each of its rounds.
+# A job is given a function to call after each of its rounds.
 Job = Callable[[Callable[[], None]], T]
 
 
 def in_turn(jobs: Mapping[str, Job[T]], rounds: int | None = None) -> list[T]:
-    """Does jobs one after another, and says so on standard error.
+    """Does jobs one after another, shows progress, and returns their results.
 
-    With a bar on a terminal, in lines elsewhere.
-
-    Args:
-        jobs: Mapping from what is measured to `Job`.
-        rounds: Integer, of each; `None` where they are not told.
-
-    Returns:
-        List of what the jobs returned.
+    Progress goes to standard error: a bar on a terminal, lines elsewhere.
+    `rounds` is the number of each job's rounds, or `None` if jobs don't report
+    them.
     """
     console = Console(stderr=True, highlight=False)
     done = []

@@ -1,4 +1,4 @@
-"""What all of `keras-dist bench` has in common: tables, JSON, words."""
+"""Tables, JSON and sentences that all benchmarks share."""
 
 import dataclasses
 import os
@@ -24,13 +24,10 @@ from keras_dist_cli.planning.tables import table
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """How a number of each arm is shown.
+    """The format of a column of numbers.
 
-    Args:
-        head: String.
-        unit: Float, what to divide by.
-        digits: Integer, after the point.
-        missing: String, in place of a number that can't be had.
+    Numbers are divided by `unit` and have `digits` after the point; `missing`
+    stands for a number that is not known.
     """
 
     head: str
@@ -40,18 +37,19 @@ class Column:
 
     @property
     def lines(self) -> str:
-        """Its head, a word in a line: narrow enough for any terminal."""
+        """The head, one word in a line: narrow enough for any terminal."""
         return self.head.replace(" ", "\n")
 
     def text(self, number: float | None) -> str:
-        """A number of this column."""
+        """Returns a number in the column's format."""
         if number is None:
             return self.missing
         return f"{number / self.unit:.{self.digits}f}"
 
 
 TIME = Column("Time, ms", 1e-3, 3, "")
-# Of `Measurement.counts`, in this order; others are in the file only.
+# Columns for `Measurement.counts`, in this order; other counts are in the JSON
+# only.
 COLUMNS = {
     "calls": Column("Python calls", 1, 0, "not counted"),
     "collectives": Column("Collectives", 1, 1, "not counted"),
@@ -64,7 +62,7 @@ COLUMNS = {
 
 
 def versions() -> dict[str, str]:
-    """Versions of what is measured."""
+    """Returns the versions of the backend, Keras, keras_dist and Python."""
     backend = keras.backend.backend()
     return {
         backend: version(backend),
@@ -75,19 +73,19 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """The machine, in words."""
+    """Returns a description of the machine."""
     system = f"{platform.system()} {platform.machine()}"
     return f"{system}, {os.cpu_count()} CPU cores"
 
 
 def where() -> str:
-    """What was measured, and on what, in a sentence."""
+    """Returns a sentence with versions and the machine."""
     names = ", ".join(f"{name} {each}" for name, each in versions().items())
     return f"{names}; {machine()}."
 
 
 def header(command: str) -> dict[str, Any]:
-    """What the file of each command begins with."""
+    """Returns the first items of each command's JSON."""
     return {
         "command": f"bench {command}",
         "backend": keras.backend.backend(),
@@ -97,7 +95,7 @@ def header(command: str) -> dict[str, Any]:
 
 
 def meaning(base: str) -> str:
-    """What ratios and verdicts mean."""
+    """Returns an explanation of ratios and verdicts."""
     least, most = NOISE
     return (
         "Ratios are medians of paired blocks, with quartiles. A/A is "
@@ -108,7 +106,7 @@ def meaning(base: str) -> str:
 
 
 def ratio_table(measurements: Sequence[Measurement]) -> Table:
-    """A row for each comparison."""
+    """Returns a table with a row for each comparison."""
     made = table(
         "Time of a step, as a ratio",
         ("Model", WORDS),
@@ -133,7 +131,7 @@ def ratio_table(measurements: Sequence[Measurement]) -> Table:
 
 
 def arm_table(measurements: Sequence[Measurement]) -> Table:
-    """A row for each arm: its time, and what was counted."""
+    """Returns a table with each arm's time and counts."""
     counted = {name for each in measurements for name in each.counts}
     names = [name for name in COLUMNS if name in counted]
     made = table(
@@ -163,7 +161,7 @@ def _cell(each: Measurement, name: str, arm: str) -> str:
 
 
 def settings_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """All that was measured, in types that JSON has; times in seconds."""
+    """Returns all measurements in types that JSON has; times are in seconds."""
     return [
         {
             "model": each.setting.size.name,

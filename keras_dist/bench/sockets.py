@@ -1,4 +1,4 @@
-"""Bytes that this process has sent to others over TCP."""
+"""The bytes that this process has sent over TCP."""
 
 import contextlib
 import os
@@ -7,15 +7,15 @@ import struct
 import sys
 
 _FOLDER = "/proc/self/fd"
-# Of `struct tcp_info` in Linux: `tcpi_bytes_sent`, an unsigned 64 bit integer.
+# The offset of `tcpi_bytes_sent`, an unsigned 64 bit integer, in Linux'
+# `struct tcp_info`, and the bytes to read of that.
 _OFFSET, _SIZE = 200, 256
 
 
 def bytes_sent() -> int | None:
-    """All that the sockets have sent that are open now.
+    """Returns the bytes sent by all TCP sockets that are open now.
 
-    Returns:
-        Integer, or `None` where the system doesn't tell.
+    It is `None` if the system doesn't tell.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -33,7 +33,7 @@ def bytes_sent() -> int | None:
 def _sent_by(descriptor: int) -> int | None:
     with socket.socket(fileno=os.dup(descriptor)) as one:
         info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
-    # Before version 4.19 it was shorter.
+    # The structure was shorter before Linux 4.19.
     if len(info) < _OFFSET + 8:
         return None
     return int(struct.unpack_from("Q", info, _OFFSET)[0])

@@ -1,4 +1,4 @@
-"""What `fit` is given: a model of ours, or the user's, and its data."""
+"""Models and data for `fit`: ours, or the user's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,12 +17,8 @@ from keras_dist.tools.users_function import told
 class Task:
     """A model, made anew for each arm, and the data that it is trained on.
 
-    Args:
-        size: `ModelSize`, its name and the rows of a global batch.
-        make: Callable that makes the compiled model.
-        x: Nest of NumPy arrays.
-        y: Nest of NumPy arrays.
-        is_known: Boolean, whether all arms must have the same loss.
+    `size` has the task's name and the rows of a global batch, `x` and `y` are
+    nests of NumPy arrays. With `is_known`, all arms must have the same loss.
     """
 
     def __init__(
@@ -40,19 +36,12 @@ class Task:
         self._repeated: tuple[int, Any] = (0, None)
 
     def model(self) -> keras.Model:
-        """A model of its own, with the weights of every other."""
+        """Returns a new model, with the same weights each time."""
         keras.utils.set_random_seed(0)
         return self._make()
 
     def data(self, steps: int) -> tuple[Any, Any]:
-        """The rows of so many global batches, the same ones again if need be.
-
-        Args:
-            steps: Integer.
-
-        Returns:
-            Tuple of `x` and `y`.
-        """
+        """Returns `x` and `y` of `steps` global batches; rows may repeat."""
         if self._repeated[0] != steps:
             rows = steps * self.size.rows
             repeated = keras.tree.map_structure(
@@ -64,7 +53,7 @@ class Task:
         return x, y
 
     def batches(self, steps: int) -> list[tuple[Any, Any]]:
-        """The same, batch by batch."""
+        """Returns `x` and `y` of `data`, batch by batch."""
         rows = self.size.rows
         return [
             keras.tree.map_structure(
@@ -76,7 +65,7 @@ class Task:
 
 
 def task_of(size: ModelSize) -> Task:
-    """One of our models, on the batches that the other commands have."""
+    """Returns the task of one of our models, with other commands' batches."""
     setting = Setting(size, ("cpu:0",))
     x, y = (
         np.concatenate(each) for each in zip(*setting.batches(), strict=True)
@@ -85,12 +74,10 @@ def task_of(size: ModelSize) -> Task:
 
 
 def users_task(spec: str, rows: int) -> Task:
-    """The user's model and data.
+    """Returns the task of the user's model and data.
 
-    Args:
-        spec: String, `"module:function"`. The function takes no arguments and
-            returns a new compiled model, `x` and `y`.
-        rows: Integer, the global batch.
+    `spec` is `"module:function"`. The function takes no arguments and returns a
+    new compiled model, `x` and `y`. `rows` is the global batch.
 
     Raises:
         ValueError: If it can't be found, returns something else, or if plain
@@ -116,7 +103,7 @@ def users_task(spec: str, rows: int) -> Task:
 
 
 def _try(spec: str, model: keras.Model, task: Task) -> None:
-    """Trains a model that no arm has, so that its failure is the user's."""
+    """Trains a model that no arm uses, so that its errors are the user's."""
     rows = task.size.rows
     ((x, y),) = task.batches(1)
     try:

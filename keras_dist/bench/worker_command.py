@@ -1,4 +1,4 @@
-"""`keras-dist bench workers`, once the backend is chosen."""
+"""The part of `keras-dist bench workers` that uses Keras."""
 
 import os
 from collections.abc import Sequence
@@ -36,14 +36,10 @@ def run_workers(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures our steps over workers and the backend's own, shows ratios.
+    """Measures training over workers beside the framework's own; shows ratios.
 
-    Args:
-        workers: Integer, how many to start; each has one CPU device.
-        models: Sequence of names in `MODELS`.
-        rounds: Integer, blocks of each arm.
-        seconds: Float, what a block takes about.
-        output: `Output`.
+    Each worker has one CPU device. A block takes about `seconds`, and each arm
+    has `rounds` of them.
 
     Raises:
         ValueError: If a model is unknown, or can't be cut into equal shares.
@@ -77,16 +73,14 @@ def run_workers(
 
 
 def load() -> list[float] | None:
-    """The machine's mean numbers of busy processes, of 1, 5 and 15 minutes."""
+    """Returns the load averages over 1, 5 and 15 minutes, or `None`."""
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
 def report_of_workers(result: Result, before: list[float] | None) -> Report:
-    """Ratios, then times and traffic, then what they are of.
+    """Returns the report: ratios, then times and traffic, then explanations.
 
-    Args:
-        result: `Result`.
-        before: What `load` said before the workers were started.
+    `before` is the result of `load` before the workers were started.
     """
     text = [ARMS]
     if before is not None:

@@ -1,4 +1,4 @@
-"""The loops of one worker among several, and who can make native ones."""
+"""The loops of one worker, and the interface of backends with native ones."""
 
 import contextlib
 import itertools
@@ -25,42 +25,31 @@ class NativeWorkers(ABC):
     @property
     @abstractmethod
     def text(self) -> str:
-        """What a native loop is, in a sentence for people."""
+        """A description of the native loop, in a sentence for people."""
 
     @abstractmethod
     def loop(self, setting: Setting) -> Loop:
-        """A loop as the framework's users write it; all workers make it.
+        """Returns a loop as the framework's users write it, on each worker.
 
-        It takes NumPy batches, and of each the rows that are this worker's.
-        What it returns is the loss over these rows, or over all.
-
-        Args:
-            setting: `Setting`, whose devices are one of each worker.
+        It takes NumPy batches, and trains on this worker's rows of each. Its
+        `run` returns the loss over these rows, or over all. The setting has one
+        device of each worker.
         """
 
     def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        """Further loops by name, that tell where a difference comes from.
-
-        Args:
-            setting: `Setting`.
-        """
+        """Returns further loops by name, to find the cause of a difference."""
         return {}
 
     def collectives(self, loop: Loop, steps: int) -> int | None:
-        """How many collectives steps take, of whichever loop.
+        """Returns the number of collectives in a number of steps of any loop.
 
-        Args:
-            loop: `Loop` to run.
-            steps: Integer.
-
-        Returns:
-            Integer, or `None` where the framework doesn't tell.
+        It is `None` if the framework doesn't tell.
         """
         return None
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what it has started."""
+        """Ends what the distribution has started."""
 
 
 class BenchmarksWorkers(ABC):
@@ -73,18 +62,14 @@ class BenchmarksWorkers(ABC):
     def native_workers(self, workers: Workers) -> NativeWorkers:
         """Starts the framework's own distribution, beside ours.
 
-        Args:
-            workers: `Workers` of this backend, which have met.
+        `workers` have joined each other.
         """
 
 
 class BatchLoop(Loop):
-    """Calls `train_on_batch`, which is the step of `fit`.
+    """A loop that calls `train_on_batch`, which is the step of `fit`.
 
-    Args:
-        setting: `Setting`.
-        batches: List of NumPy batches.
-        strategy: `Strategy`, or `None` for Keras alone.
+    Without a strategy, it is plain Keras.
     """
 
     def __init__(
@@ -109,11 +94,9 @@ class BatchLoop(Loop):
 
 
 def rows_of(setting: Setting, worker: int) -> list[Batch]:
-    """The batches' rows that are a worker's.
+    """Returns a worker's rows of all batches.
 
-    Args:
-        setting: `Setting`, whose devices are one of each worker.
-        worker: Integer.
+    The setting has one device of each worker.
     """
     each = setting.size.rows // setting.num_replicas
     rows = slice(worker * each, (worker + 1) * each)

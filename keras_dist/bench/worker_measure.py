@@ -1,4 +1,4 @@
-"""Measures the arms of settings on one worker of several, in turns."""
+"""The measurement of settings on one worker of several; arms take turns."""
 
 import functools
 from collections.abc import Mapping
@@ -29,17 +29,16 @@ from keras_dist.strategies.multi_worker_mirrored import (
 )
 from keras_dist.strategies.strategy import Strategy
 
-# The arm that no worker meets another in.
+# The arm in which workers don't wait for each other.
 ALONE = "Keras"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a worker brings back.
+    """The result of one worker.
 
-    Args:
-        measured: List with the `Measurement` of each model.
-        native_text: String, what the native loop is.
+    `measured` has an item for each model; `native_text` describes the native
+    loop.
     """
 
     measured: list[Measurement]
@@ -49,12 +48,10 @@ class Result:
 def measure_on_worker(
     settings: Sequence[Setting], rounds: int, seconds: float
 ) -> Result:
-    """What each worker runs.
+    """Measures all settings; each worker calls it.
 
-    Args:
-        settings: Sequence of `Setting`, whose devices are one of each worker.
-        rounds: Integer, blocks of each arm.
-        seconds: Float, what a block of the native loop takes about.
+    Settings have one device of each worker. A block of the native loop takes
+    about `seconds`, and each arm has `rounds` blocks.
 
     Raises:
         LossMismatchError: If the arms' losses differ.
@@ -62,7 +59,7 @@ def measure_on_worker(
     strategy = MultiWorkerMirroredStrategy()
     workers = strategy.executor.workers
     backend = get_backend()
-    # `run_workers` starts nothing else.
+    # `run_workers` starts several workers, on such backends only.
     assert workers is not None and isinstance(backend, BenchmarksWorkers)
     native = backend.native_workers(workers)
     try:
@@ -113,9 +110,9 @@ def _measure(
 
 
 def _mean(workers: Workers, loss: float) -> float:
-    """The mean over workers, whose numbers of rows are equal.
+    """Returns the mean over workers, whose numbers of rows are equal.
 
-    As bits, so that it is as exact as a float.
+    The bits of the loss are sent as integers, so that it stays exact.
     """
     halves = np.array([loss], "float64").view("int32")
     found = np.array(workers.concatenate_numbers(list(halves)), "int32")

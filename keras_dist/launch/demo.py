@@ -1,8 +1,7 @@
-"""The demo: digits on several virtual replicas, and again on one device.
+"""The demo, which trains on several virtual replicas and again on one device.
 
-The rows and the batch are chosen so that the last batch does not divide: 1,507
-rows in batches of 100 leave a last one of 7. The numbers must be those of one
-device all the same.
+1,507 rows in batches of 100 leave a last batch of 7, which replicas can't share
+equally. The numbers must be those of one device all the same.
 """
 
 from collections.abc import Callable
@@ -32,8 +31,8 @@ NUM_TRAIN_ROWS = 1507
 BATCH_SIZE = 100
 SEED = 7
 
-# Sums of float32 in another order end up a few 1e-7 apart here. One batch whose
-# rows have the wrong weight makes it 1e-3 or more.
+# Another order of float32 sums changes weights by a few 1e-7 here. One batch
+# whose rows have the wrong weight changes them by 1e-3 or more.
 TOLERANCE = 1e-5
 
 Array = NDArray[np.float32]
@@ -63,12 +62,9 @@ class Digits:
 
 
 class TrainingProgress(keras.callbacks.Callback):
-    """A bar on a terminal, a line for each epoch elsewhere.
+    """A progress bar on a terminal; a line for each epoch elsewhere.
 
-    Args:
-        console: The `rich` console to write to.
-        title: String, what is being trained.
-        on_batch: Callable, called after each batch.
+    `on_batch` is called after each batch.
     """
 
     def __init__(
@@ -113,15 +109,10 @@ class TrainingProgress(keras.callbacks.Callback):
 
 
 def run_demo(replicas: int, epochs: int, on_batch: Callable[[], None]) -> bool:
-    """Trains twice, shows what happened, and compares.
+    """Trains on replicas and on one device, and compares the weights.
 
-    Args:
-        replicas: Integer, number of virtual CPU devices.
-        epochs: Integer, passes over the training rows.
-        on_batch: Callable, called after each batch; may raise.
-
-    Returns:
-        Whether the weights agree within `TOLERANCE`.
+    Returns whether they agree within `TOLERANCE`. `on_batch` is called after
+    each batch and may raise.
 
     Raises:
         KerasDistError: If the devices can't be had.
@@ -145,10 +136,10 @@ def run_demo(replicas: int, epochs: int, on_batch: Callable[[], None]) -> bool:
 
 
 def build_model() -> keras.Model:
-    """A convolutional net whose numbers depend on the whole batch.
+    """Returns a convolutional net whose numbers depend on the whole batch.
 
     Its activations are smooth: at the kink of a ReLU, a difference in the last
-    digit turns a gradient on or off, and two correct trainings part.
+    digit turns a gradient on or off, and two correct trainings diverge.
     """
     keras.utils.set_random_seed(SEED)
     model = keras.Sequential(
@@ -179,7 +170,7 @@ def train(
     title: str,
     on_batch: Callable[[], None],
 ) -> None:
-    """Fits the model, on the same batches every time."""
+    """Fits a model, on the same batches in the same order every time."""
     progress = TrainingProgress(console, title, on_batch)
     with progress.bar:
         model.fit(
@@ -194,7 +185,7 @@ def train(
 
 
 def show_setting(console: Console, strategy: MirroredStrategy) -> None:
-    """Prints backend, devices, replicas and how batches are shared."""
+    """Prints the backend, the devices, the replicas and the batch sizes."""
     backend = keras.backend.backend()
     replicas = strategy.num_replicas_in_sync
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
@@ -210,14 +201,14 @@ def show_setting(console: Console, strategy: MirroredStrategy) -> None:
 
 
 def per_replica(rows: int, replicas: int) -> str:
-    """How many rows of a batch a replica gets, as text."""
+    """Returns the number of rows that a replica gets of a batch, as text."""
     if rows % replicas == 0:
         return f"{rows // replicas} rows"
     return f"at most {rows // replicas + 1} rows"
 
 
 def show_placement(console: Console, model: keras.Model) -> None:
-    """Prints which variable lives where, and what a step sends."""
+    """Prints the device of each variable, and the bytes that a step sends."""
     console.print()
     show(console, summary(model))
     console.print()
@@ -229,7 +220,7 @@ def show_verdict(
     model: keras.Model,
     plain: keras.Model,
 ) -> bool:
-    """Prints the accuracy and whether the weights agree."""
+    """Prints the accuracies, and returns whether the weights agree."""
     difference = largest_difference(model.get_weights(), plain.get_weights())
     # A comparison with NaN is false, so weights that blew up fail.
     same = difference <= TOLERANCE
@@ -251,7 +242,7 @@ def show_verdict(
 
 
 def accuracy(model: keras.Model, digits: Digits) -> str:
-    """The model's accuracy on the test rows, as text."""
+    """Returns the model's accuracy on the test rows, as text."""
     logs: dict[str, Any] = model.evaluate(
         digits.x_test,
         digits.y_test,
@@ -263,7 +254,7 @@ def accuracy(model: keras.Model, digits: Digits) -> str:
 
 
 def largest_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """The largest absolute difference between two lists of weights."""
+    """Returns the largest absolute difference between two lists of weights."""
     return float(
         np.max([np.max(np.abs(x - y)) for x, y in zip(a, b, strict=True)])
     )

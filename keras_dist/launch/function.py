@@ -1,4 +1,4 @@
-"""Calling a function on several workers, from a notebook or a test."""
+"""`launch`, which calls a function on several workers of this machine."""
 
 import os
 import sys
@@ -30,36 +30,37 @@ def launch(
 ) -> list[Any]:
     """Calls a function on several workers of this machine.
 
-    Each worker is a new process. The function is sent by value, so that it
-    may be defined in a notebook; so are its arguments, which must be things
-    that `cloudpickle` can pickle, as must be what it returns. What workers
-    print is shown with their name before each line.
+    Each worker is a new process. The function is sent by value, so it may be
+    defined in a notebook. Its arguments and its result are sent by value too,
+    and `cloudpickle` must be able to pickle them. Lines that workers print are
+    shown with the worker's name before each.
 
-    Make strategies, models and data in the function: what this process has of
-    a framework's stays in it.
+    Make strategies, models and data in the function: devices and other state of
+    a framework stay in this process.
 
     Args:
-        fn: Callable, what to call on each worker.
+        fn: Callable, the function to call on each worker.
         args: Sequence of its arguments. Default none.
         kwargs: Mapping of its keyword arguments. Default none.
-        workers: Integer, how many. Default 2.
+        workers: Integer, the number of workers. Default 2.
         devices: Integer, virtual CPU devices of each worker. Default `None`,
-            what KERAS_DIST_VIRTUAL_DEVICES says.
-        backend: String, the Keras backend of the workers. Default `None`,
-            that of this process.
-        timeout: Float, seconds that all may take. Default `None`, no limit.
-        start_method: String, `"spawn"`: new processes are the only ones that
-            can work.
+            the value of KERAS_DIST_VIRTUAL_DEVICES.
+        backend: String, the Keras backend of the workers. Default `None`, that
+            of this process.
+        timeout: Float, seconds until all workers must have ended. Default
+            `None`, no limit.
+        start_method: String, `"spawn"`. Workers are always new processes,
+            because forked ones can't work.
 
     Returns:
-        List of what the function returned, in the order of the workers.
+        List of the function's results, in the order of the workers.
 
     Raises:
         TimeoutError: If workers still ran after `timeout`. They are ended.
         RuntimeError: If a worker ended without a result, or with an exception
             that can't be pickled.
-        Exception: What the function raised on the worker that failed first,
-            with that worker's traceback as a note. The others are ended.
+        Exception: The exception of the worker that failed first, with that
+            worker's traceback as a note. The others are ended.
 
     Example:
 
@@ -162,14 +163,14 @@ def _value(worker: str, outcome: "Outcome | None") -> Any:
 
 
 def _raise(failure: "Failure", outcome: "Outcome | None") -> NoReturn:
-    """Raises what a worker raised, as if it had been raised here."""
+    """Raises the exception of a worker as if it had been raised here."""
     if outcome is None or not outcome.traceback:
         raise RuntimeError(failure.report())
     told = f"{failure.name} raised it:\n{outcome.traceback}"
     try:
         error = outcome.load()
     except Exception:
-        # Its class can't be imported here, or whatever its own methods raise.
+        # Its class can't be imported here, or its own methods raise anything.
         error = None
     if error is None:
         raise RuntimeError(told)

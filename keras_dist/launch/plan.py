@@ -1,4 +1,4 @@
-"""`keras-dist plan --model`, once the backend is chosen."""
+"""The part of `keras-dist plan --model` that uses Keras."""
 
 import contextlib
 import functools
@@ -20,20 +20,13 @@ from keras_dist_cli.planning.load import Load
 def load_of_named(
     name: str, optimizer: str | None = None, is_sharded: bool = False
 ) -> tuple[Load, str]:
-    """What a function's model and its optimizer take.
+    """Returns the load of a user's model and its optimizer, with a description.
 
-    Variables are made without values, so that there may be more of them than
-    fit here.
-
-    Args:
-        name: String, `"module:function"`. It returns a model, or a tuple that
-            begins with one.
-        optimizer: String, Keras' name of an optimizer in place of the one
-            that the model is compiled with; `None` for that one, else Adam.
-        is_sharded: Boolean, whether replicas are to share its state.
-
-    Returns:
-        Tuple of the `Load`, and what it is in words.
+    The function, `"module:function"`, returns a model or a tuple that begins
+    with one. Variables are made without values, so that they may be larger than
+    the memory here. `optimizer` is Keras' name of an optimizer in place of the
+    model's; without either, it is Adam. With `is_sharded`, replicas are to
+    share its state.
 
     Raises:
         ValueError: If there is no such function, model or optimizer, or if
@@ -43,7 +36,7 @@ def load_of_named(
     function = function_of(name)
     with _without_values():
         model = called(name, function)
-        # What the same function gives to be measured.
+        # `keras-dist bench fit --model` takes functions that return data too.
         if isinstance(model, tuple) and model:
             model = model[0]
         check_built(model)
@@ -64,10 +57,10 @@ def load_of_named(
 
 @contextlib.contextmanager
 def _without_values() -> Iterator[None]:
-    """Inside, variables are made that have a shape and a type alone.
+    """Makes variables with a shape and a dtype only, inside of the context.
 
-    A stateless scope does that to those that have an initializer; those that
-    are given a value get one that returns it.
+    A stateless scope does that to variables with an initializer. A variable
+    that is given a value gets an initializer that returns the value.
     """
     before = keras_internals.set_uninitialized([])
     original = keras.Variable.__init__

@@ -1,4 +1,4 @@
-"""Finds and calls the function of `--model`, and says what is wrong with it."""
+"""Finds and calls the function of `--model`, and explains its errors."""
 
 import importlib
 import inspect
@@ -19,17 +19,14 @@ _MISSING = object()
 
 
 def function_of(spec: str) -> Callable[[], Any]:
-    """The function that a user named.
-
-    Args:
-        spec: String, `"module:function"`.
+    """Returns the function that a user named as `"module:function"`.
 
     Raises:
         ValueError: If the module can't be found, or fails; if it has no such
             function; or if that takes arguments.
     """
     module, name = _names(spec)
-    # As `python -m` does.
+    # `python -m` searches in the working directory too.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     found = _imported(spec, module)
@@ -49,10 +46,10 @@ def function_of(spec: str) -> Callable[[], Any]:
 
 
 def called(spec: str, function: Callable[[], Any]) -> Any:
-    """What the function returns.
+    """Calls the user's function and returns its result.
 
     Raises:
-        ValueError: If it fails.
+        ValueError: If the function fails.
     """
     try:
         return function()
@@ -61,9 +58,10 @@ def called(spec: str, function: Callable[[], Any]) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """The type and the message of an error, in a line.
+    """Returns the type and the message of an error, in one line.
 
-    TensorFlow's have the frames of a traceback in them, Keras' have colors.
+    The frames of a traceback in TensorFlow's messages, and the colors in
+    Keras', are removed.
     """
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = _COLOR.sub("", message).splitlines()
@@ -74,7 +72,7 @@ def told(error: BaseException) -> str:
 
 
 def _names(spec: str) -> tuple[str, str]:
-    """What is before and after the colon."""
+    """Returns the names of the module and of the function."""
     module, _, name = spec.partition(":")
     if module.endswith(".py"):
         path = os.path.relpath(module.removesuffix(".py"))
@@ -108,7 +106,7 @@ def _imported(spec: str, module: str) -> Any:
 
 
 def _is_in(name: str | None, module: str) -> bool:
-    """Whether a name is the module's, or that of a package it is in."""
+    """Returns whether a name is the module's or that of a package of it."""
     return name is not None and f"{module}.".startswith(f"{name}.")
 
 
@@ -116,7 +114,7 @@ def _check_takes_nothing(spec: str, function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Of some that are not written in Python, nobody knows.
+        # Some callables that are not written in Python have no signature.
         return
     try:
         signature.bind()
@@ -135,10 +133,13 @@ def _fail(spec: str, what: str, error: BaseException) -> NoReturn:
 
 
 def _place(error: BaseException) -> str:
-    """Where something failed: as deep as it is the user's code."""
+    """Returns the place of an error: the deepest frame of the user's code.
+
+    Without any, the deepest frame of all.
+    """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f" in {_shown(error.filename)}, line {error.lineno}"
-    # The first frame is where it was called here.
+    # The first frame is the call in this module.
     _, *frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_own(frame.filename)]
     if not (own or frames):
@@ -148,7 +149,7 @@ def _place(error: BaseException) -> str:
 
 
 def _is_own(filename: str) -> bool:
-    """Whether a file is neither Python's nor installed."""
+    """Returns whether a file is neither Python's nor installed."""
     parts = filename.split(os.sep)
     return not (
         filename.startswith(("<frozen ", _STDLIB))
@@ -157,5 +158,5 @@ def _is_own(filename: str) -> bool:
 
 
 def _shown(filename: str) -> str:
-    """A path, shorter if it is below the working directory."""
+    """Returns a path, relative if it is below the working directory."""
     return filename.removeprefix(os.getcwd() + os.sep)

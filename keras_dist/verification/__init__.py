@@ -1,6 +1,6 @@
-"""`strategy.verify`: the numbers of one device, proved on a user's model.
+"""`strategy.verify`, which compares training on a strategy with one device.
 
-Copies of the model, one of plain Keras and one under the strategy, start with
-the same state and get the same batches; what they give is compared, in the
-order in which a step computes it. The first thing that differs is named.
+Two copies of the user's model, one of plain Keras and one under the strategy,
+start with the same state and get the same batches. Their results are compared
+in the order in which a step computes them, and the first difference is named.
 """

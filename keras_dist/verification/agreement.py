@@ -1,4 +1,4 @@
-"""One verdict for all workers."""
+"""The report that all workers agree on."""
 
 import json
 from typing import TYPE_CHECKING
@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 
 def agreed(report: Report, workers: "Workers | None") -> Report:
-    """The report of the first worker whose numbers differ, on every worker.
+    """Returns the same report on every worker.
 
-    Args:
-        report: `Report` of this worker.
-        workers: `Workers`, or `None` if there is one.
+    It is that of the first worker whose numbers differ, or else worker 0's.
     """
     if workers is None:
         return report

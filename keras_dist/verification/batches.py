@@ -14,20 +14,20 @@ import numpy as np
 
 from keras_dist.internals import keras_internals
 
-# Rows of each replica in an even batch, where nobody says.
+# Default rows of each replica in a full batch.
 _ROWS = 4
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch.
+    """One batch of data.
 
     Args:
         data: Tuple `(x, y, sample_weight)`, or another nest of arrays, as a
             dataset has it.
-        rows: Integer.
+        rows: Number of rows.
         class_weight: Dict from class to weight, or `None`.
-        is_bare: Boolean, whether a step gets `data` as it is.
+        is_bare: Whether a step gets `data` unchanged.
     """
 
     data: Any
@@ -36,7 +36,7 @@ class Batch:
     is_bare: bool = False
 
     def arguments(self, trains: bool) -> dict[str, Any]:
-        """What `fit` or `evaluate` is given for it."""
+        """Returns the arguments of `fit` or `evaluate` for this batch."""
         if self.is_bare:
             return {"x": keras_internals.OneBatch(self.data)}
         names = ("x", "y", "sample_weight")
@@ -46,15 +46,24 @@ class Batch:
         return {**given, "batch_size": self.rows}
 
     def reordered(self) -> "Batch | None":
-        """The same rows the other way round; `None` if they can't be."""
+        """Returns a batch with the same rows in reverse order.
+
+        It is `None` if the data can't be indexed by rows.
+        """
         return self._with_rows(np.arange(self.rows)[::-1])
 
     def twice(self) -> "Batch | None":
-        """Each row two times; `None` if they can't be."""
+        """Returns a batch with each row twice.
+
+        It is `None` if the data can't be indexed by rows.
+        """
         return self._with_rows(np.tile(np.arange(self.rows), 2))
 
     def first(self, rows: int) -> "Batch | None":
-        """Its first rows; `None` if it can't be cut."""
+        """Returns a batch of the first rows.
+
+        It is `None` if the data can't be indexed by rows.
+        """
         return self._with_rows(np.arange(rows))
 
     def _with_rows(self, index: Any) -> "Batch | None":
@@ -74,16 +83,10 @@ def batches_of(
     steps: int,
     num_replicas: int,
 ) -> list[Batch]:
-    """The batches to compare with, an uneven one among them.
+    """Returns the batches to compare with, of several sizes.
 
-    Args:
-        x: Arrays, or data in batches: a dataset, a list, an iterable.
-        y: Arrays, or `None`.
-        sample_weight: Arrays, or `None`.
-        class_weight: Dict, or `None`.
-        batch_size: Integer, rows of the first batch, of arrays.
-        steps: Integer from 1, how many batches.
-        num_replicas: Integer.
+    `x` has arrays, or data in batches: a dataset, a list, an iterable.
+    `batch_size` is the number of rows in the first batch of arrays.
 
     Raises:
         ValueError: If there are no rows, or `steps` is below 1.
@@ -107,7 +110,7 @@ def batches_of(
     size = min(batch_size or _ROWS * num_replicas, rows)
     found, begin = [], 0
     for count in _sizes(size, steps, num_replicas):
-        # Rows come again where there are few.
+        # Rows are used again if there are too few.
         index = (begin + np.arange(count)) % rows
         begin += count
         cut = _map(functools.partial(_rows_of, index), data)
@@ -128,7 +131,7 @@ def _rows_of(index: Any, leaf: Any) -> Any:
 
 
 def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
-    """Even, then odd, then fewer rows than replicas, then even again."""
+    """Returns sizes: full, odd, fewer rows than replicas, then full again."""
     odd = max(size - 1 if size % 2 == 0 else size - 2, 1)
     few = max(min(num_replicas - 1, size), 1)
     return [size, odd, few, *[size] * steps][:steps]
@@ -148,7 +151,8 @@ def _of_dataset(
             "no batches."
         )
     if all(batch.rows % num_replicas == 0 for batch in found):
-        # One that does not divide, in the place of the last.
+        # The last batch is cut so that it does not divide; a cut copy is added
+        # to an only batch.
         cut = found[-1].first(max(found[-1].rows - 1, 1))
         if cut is not None:
             found = [*found[:-1], cut] if len(found) > 1 else [*found, cut]
@@ -168,7 +172,7 @@ def _batch_of(element: Any, class_weight: Any) -> Batch:
     if isinstance(element, list):
         element = tuple(element)
     data = _map(_as_numpy, element)
-    # `fit` makes pairs of what it is given apart, and nothing else.
+    # `fit` takes apart tuples of 2 or 3 items, and nothing else.
     is_bare = not isinstance(data, tuple) or len(data) not in (2, 3)
     rows = [
         int(leaf.shape[0])

@@ -14,17 +14,16 @@ from keras_dist.verification.report import Difference
 
 @dataclass(frozen=True)
 class Clues:
-    """What was seen beside the difference.
+    """Observations besides the first difference.
 
     Args:
-        is_random: Boolean, whether one device differs from itself.
-        doubles: Boolean, whether what differs changes on one device when each
-            row comes twice, which no mean over rows does. `None` if that
+        is_random: Whether one device differs from itself.
+        doubles: Whether the first difference's value changes on one device when
+            each row comes twice, which no mean over rows does. `None` if that
             could not be tried.
-        overrides: Tuple of strings, loss classes with a `__call__` of their
-            own.
-        adding: Tuple of strings, layers that call `add_loss`.
-        sparse: Tuple of strings, layers that may have sparse gradients.
+        overrides: Loss classes with a `__call__` of their own.
+        adding: Layers that call `add_loss`.
+        sparse: Layers that may have sparse gradients.
     """
 
     is_random: bool
@@ -35,12 +34,7 @@ class Clues:
 
 
 def cause_of(difference: Difference, clues: Clues) -> Cause:
-    """The likely cause.
-
-    Args:
-        difference: The `Difference` that comes first.
-        clues: `Clues`.
-    """
+    """Returns the likely cause of the first difference."""
     kind, name = difference.kind, difference.name
     if clues.is_random:
         return Cause(
@@ -75,7 +69,7 @@ def _of_state(name: str, clues: Clues) -> Cause:
 
 
 def _of_update(name: str, clues: Clues) -> Cause:
-    # Slots are called like what they belong to.
+    # The name of a slot contains that of its variable's layer.
     if any(layer in name for layer in clues.sparse):
         return Cause(
             "sparse gradients",
@@ -125,7 +119,7 @@ _COUPLED = Cause(
 
 
 def overrides_of(model: keras.Model) -> tuple[str, ...]:
-    """The model's loss classes that override `Loss.__call__`."""
+    """Returns the model's loss classes that override `Loss.__call__`."""
     given = compile_arguments(model) or {}
     things = [*keras.tree.flatten(given.get("loss")), *vars(model).values()]
     return _names(
@@ -138,7 +132,7 @@ def overrides_of(model: keras.Model) -> tuple[str, ...]:
 
 
 def sparse_of(model: keras.Model) -> tuple[str, ...]:
-    """The names of layers whose gradients may be rows of a table."""
+    """Returns the names of layers whose gradients may be rows of a table."""
     return _names(
         layer.name
         for layer in model._flatten_layers()

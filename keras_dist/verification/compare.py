@@ -1,4 +1,4 @@
-"""Comparison of what one device and the strategy gave in a step."""
+"""Comparison of the results of a step on one device and under the strategy."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,29 +10,27 @@ from keras_dist.verification.report import Difference
 from keras_dist.verification.runs import Key
 from keras_dist.verification.runs import Step
 
-# What counts as rounding, by the type that a model computes in: relative to
-# the largest entry, after one step and after several.
+# Differences that count as rounding, by the dtype that a model computes in:
+# relative to the largest entry, after one step and after several.
 _TOLERANCES = {
     "float64": (1e-7, 1e-6),
     "float32": (1e-4, 1e-3),
     "float16": (2e-2, 5e-2),
     "bfloat16": (6e-2, 1e-1),
 }
-# Of the difference that another order of rows makes on one device: the sums
-# of replicas are yet another order.
+# Allowed multiple of the difference that another order of rows makes on one
+# device: replicas sum in yet another order.
 _OF_NOISE = 8.0
-# Gradients that are nothing but rounding beside the model's largest.
+# Gradients below this fraction of the model's largest one are rounding.
 _OF_LARGEST = 1e-6
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How much may differ.
+    """Relative differences that count as rounding.
 
-    Args:
-        once: Float, of what one step computes.
-        trained: Float, of what several steps do.
-        epsilon: Float, the spacing of the numbers that variables are kept in.
+    `once` is for the results of one step, `trained` for those of several.
+    `epsilon` is the spacing of numbers in the variables' dtype.
     """
 
     once: float
@@ -41,7 +39,7 @@ class Tolerance:
 
     @classmethod
     def of(cls, model: keras.Model) -> "Tolerance":
-        """By the least exact type that a layer computes in."""
+        """Returns the tolerance for the least exact dtype of any layer."""
         types = [layer.compute_dtype for layer in model._flatten_layers()]
         known = [_TOLERANCES[t] for t in types if t in _TOLERANCES]
         once, trained = max(known, default=_TOLERANCES["float32"])
@@ -53,13 +51,10 @@ class Tolerance:
 def compare(
     own: Step, other: Step, noisy: Step | None, tolerance: Tolerance
 ) -> list[Difference]:
-    """Each thing that a step gave, on one device and under the strategy.
+    """Compares each value of a step on one device and under the strategy.
 
-    Args:
-        own: `Step` on one device.
-        other: `Step` under the strategy.
-        noisy: `Step` on one device with rows in another order, or `None`.
-        tolerance: `Tolerance`.
+    `own` is the step on one device, `other` that under the strategy. `noisy` is
+    the step on one device with rows in another order, which shows the rounding.
     """
     least = _OF_LARGEST * max(
         (
@@ -121,12 +116,15 @@ def _difference(
 
 
 def change(step: Step, key: Key) -> Any:
-    """What a step made of a thing, less what it was."""
+    """Returns a value after a step, less the value before it."""
     return _floats(step.found[key]) - _floats(step.before.get(key, 0.0))
 
 
 def depends_on_order(own: Step, noisy: Step) -> bool:
-    """Whether another order of rows changes gradients by more than rounding."""
+    """Returns whether another order of rows changes gradients noticeably.
+
+    A change that may be rounding does not count.
+    """
     gradients = {k: v for k, v in own.found.items() if k[0] == "gradient"}
     least = _OF_LARGEST * max(map(_largest, gradients.values()), default=0.0)
     return any(
@@ -137,7 +135,7 @@ def depends_on_order(own: Step, noisy: Step) -> bool:
 
 
 def _most_noise(scale: float, least: float) -> float:
-    """What is too much to be rounding."""
+    """Returns the largest effect of reordered rows that may be rounding."""
     return 1e-2 * max(scale, 1e3 * least)
 
 
@@ -152,7 +150,10 @@ def _largest(value: Any) -> float:
 
 
 def _distance(own: Any, theirs: Any) -> float:
-    """The largest difference; numbers that are not finite have to be equal."""
+    """Returns the largest difference; non-finite numbers must be equal.
+
+    Otherwise, or if shapes differ, it is infinite.
+    """
     if own.shape != theirs.shape:
         return np.inf
     if not own.size:

@@ -1,4 +1,4 @@
-"""Copies of a user's model, and the state that they start from."""
+"""Copies of a user's model, and the state that they start with."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ import numpy as np
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 
-# In the words of `Report`: what each variable of a model is to it.
+# The kind of each variable of a model, by its id, as in `Difference.kind`.
 Kinds = dict[int, str]
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
-    """A model's optimizers, by the name of the attribute that has it."""
+    """Returns a model's optimizers, by the name of their attribute."""
     return {
         name: value
         for name, value in vars(model).items()
@@ -24,7 +24,7 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
 
 
 def variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Every variable that `fit` may change, in an order that copies share."""
+    """Returns the variables that `fit` may change, in an order copies share."""
     found = keras_internals.all_variables(model)
     for optimizer in optimizers_of(model).values():
         found += optimizer.variables
@@ -32,7 +32,10 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def kinds_of(model: keras.Model) -> Kinds:
-    """What each variable of a model is: those that are compared."""
+    """Returns the kind of each variable that is compared, by its id.
+
+    States of metrics and of seed generators are not compared.
+    """
     kinds: Kinds = {}
     for optimizer in optimizers_of(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
@@ -50,7 +53,7 @@ def kinds_of(model: keras.Model) -> Kinds:
 
 
 def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
-    """The values of variables, in memory of their own."""
+    """Returns the values of variables, copied into NumPy arrays."""
     return [
         np.array(keras.ops.convert_to_numpy(each.value)) for each in variables
     ]
@@ -59,21 +62,21 @@ def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
 def set_values(
     variables: Sequence[keras.Variable], values: Sequence[Any]
 ) -> None:
-    """Gives variables their values."""
+    """Assigns values to variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
 def maker_of(model: Any) -> Callable[[], keras.Model]:
-    """What makes a compiled copy of a model, with a state of its own.
+    """Returns a function that makes a compiled copy of a model.
 
-    Args:
-        model: A compiled `keras.Model`, or a function without arguments that
-            makes one.
+    Each copy has a state of its own. `model` is a compiled `keras.Model`, or a
+    function without arguments that makes one.
 
     Raises:
-        UnsupportedModelError: If it is no model, is not compiled, or if its
-            making can't be repeated; see `copy_of`.
+        UnsupportedModelError: If it is no model or is not compiled. The
+            function that is returned raises it if the model can't be made
+            again; see `copy_of`.
     """
     if isinstance(model, keras.Model):
         if not getattr(model, "compiled", False):
@@ -93,18 +96,18 @@ def maker_of(model: Any) -> Callable[[], keras.Model]:
 
 
 def copy_of(model: keras.Model) -> keras.Model:
-    """A compiled copy of a model, made from what describes it.
+    """Returns a compiled copy of a model, made from its configuration.
 
-    The loss functions are the model's own; layers, metrics and optimizers
-    are new.
+    The loss functions are the model's own; layers, metrics and optimizers are
+    new.
 
     Raises:
-        UnsupportedModelError: If its configuration does not describe it.
+        UnsupportedModelError: If the configuration does not describe the model.
     """
     try:
         with keras.saving.custom_object_scope(_classes_of(model)):
             _check_compile(model)
-            # The class' own: an instance's tells of the strategy.
+            # The method of the class: the instance's adds the strategy.
             config = type(model).get_config(model)
             copy = type(model).from_config(config)
             _compile_like(copy, model)
@@ -124,7 +127,7 @@ def check_copy(copy: keras.Model, model: keras.Model) -> None:
     """Refuses a copy that has other variables than its model.
 
     Raises:
-        UnsupportedModelError: If one has.
+        UnsupportedModelError: If shapes, dtypes or `trainable` differ.
     """
     own, other = _shapes(copy), _shapes(model)
     if own != other:
@@ -144,7 +147,7 @@ def _shapes(model: keras.Model) -> list[tuple[tuple[int, ...], str, bool]]:
 
 def _checked(model: Any) -> keras.Model:
     if isinstance(model, tuple) and model:
-        # What the same function gives to be measured.
+        # `keras-dist bench fit --model` takes functions that return data too.
         model = model[0]
     if isinstance(model, keras.Model) and getattr(model, "compiled", False):
         return model
@@ -156,7 +159,7 @@ def _checked(model: Any) -> keras.Model:
 
 
 def _check_compile(model: keras.Model) -> None:
-    """Refuses a `compile` that nobody can repeat."""
+    """Refuses a model whose `compile` can't be repeated."""
     cls = type(model)
     own = cls.compile is not keras.Model.compile
     if own and cls.get_compile_config is keras.Model.get_compile_config:
@@ -168,11 +171,11 @@ def _check_compile(model: keras.Model) -> None:
 def _compile_like(copy: keras.Model, model: keras.Model) -> None:
     config = keras_internals.compile_arguments(model)
     if config is None:
-        # The class has a `compile` of its own, and describes it.
+        # The class has a `compile` of its own, and a `get_compile_config`.
         copy.compile_from_config(model.get_compile_config())
         return
     config["optimizer"] = _another(model.optimizer)
-    # Tells of it: what `compile` was given may have been wrapped since.
+    # `compile` may have wrapped the optimizer to scale the loss already.
     config["auto_scale_loss"] = False
     config["steps_per_execution"] = 1
     for name in ("metrics", "weighted_metrics"):
@@ -181,14 +184,14 @@ def _compile_like(copy: keras.Model, model: keras.Model) -> None:
 
 
 def _another(thing: Any) -> Any:
-    """A metric or an optimizer like another one; anything else as it is."""
+    """Returns a new metric or optimizer like `thing`, or else `thing`."""
     if isinstance(thing, (keras.metrics.Metric, keras.optimizers.Optimizer)):
         return type(thing).from_config(thing.get_config())
     return thing
 
 
 def _classes_of(model: keras.Model) -> dict[str, Any]:
-    """The user's classes and functions, by the names that configs have."""
+    """Returns the user's classes and functions, by their names in configs."""
     config = keras_internals.compile_arguments(model) or {}
     things: list[Any] = [
         *model._flatten_layers(),

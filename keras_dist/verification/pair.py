@@ -1,4 +1,4 @@
-"""The two copies of a model: one device, and the strategy."""
+"""Two copies of a model: one on one device, one under the strategy."""
 
 import contextlib
 from dataclasses import dataclass
@@ -28,10 +28,7 @@ if TYPE_CHECKING:
 class Pair:
     """Two copies that start alike.
 
-    Args:
-        own: The `Copy` of plain Keras, on one device.
-        other: The `Copy` under the strategy.
-        num_replicas: Integer.
+    `own` is plain Keras on one device, `other` is under the strategy.
     """
 
     own: Copy
@@ -40,12 +37,10 @@ class Pair:
 
 
 def pair_of(strategy: "Strategy", model: Any, batch: Batch) -> Pair:
-    """Makes the copies, with the state of the user's model.
+    """Makes both copies, with the state of the user's model.
 
-    Args:
-        strategy: The `Strategy`.
-        model: A compiled `keras.Model`, or a function that makes one.
-        batch: A `Batch`, to build with what waits for one.
+    `model` is a compiled `keras.Model`, or a function that makes one. Layers
+    that wait for a batch are built with `batch`.
 
     Raises:
         UnsupportedModelError: If the model can't be made a second time.
@@ -54,7 +49,7 @@ def pair_of(strategy: "Strategy", model: Any, batch: Batch) -> Pair:
     copies = []
     state = random_state(backend)
     for scope in (contextlib.nullcontext, strategy.scope):
-        # The same names, and the same random numbers.
+        # Both copies get the same names and the same random numbers.
         keras_internals.set_name_counts({})
         set_random_state(backend, state)
         copy = Copy(make, scope, backend)
@@ -84,7 +79,7 @@ def pair_of(strategy: "Strategy", model: Any, batch: Batch) -> Pair:
 
 
 def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
-    """By the id of a copy's variable, the one of the user's model."""
+    """Maps the id of each variable of the copy to the user's variable."""
     pairs = [(_of_layers(copy), _of_layers(model))]
     optimizers = optimizers_of(model)
     for name, optimizer in optimizers_of(copy).items():
@@ -100,7 +95,7 @@ def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
 
 
 def _of_layers(model: keras.Model) -> list[keras.Variable]:
-    """Weights and states of seeds, without metrics."""
+    """Returns weights and states of seed generators, but not of metrics."""
     metrics = {
         id(v)
         for metric in keras_internals.all_metrics(model)
@@ -110,7 +105,7 @@ def _of_layers(model: keras.Model) -> list[keras.Variable]:
 
 
 def _check_same(own: list[Any], other: list[Any]) -> None:
-    """Refuses copies that are two different models."""
+    """Refuses copies whose variables have different shapes."""
     shapes = [
         [f"{v.path}{tuple(v.shape)}" for v in each] for each in (own, other)
     ]

@@ -12,20 +12,20 @@ SLOT = "gradient"
 
 
 class Recorder(keras.optimizers.Optimizer):
-    """Keeps the last gradient of each variable, and changes no variable.
+    """An optimizer that only records the last gradient of each variable.
 
-    The gradients come to it as to any optimizer, summed over replicas, so what
-    it keeps is what any other would use. It does not clip.
+    It gets gradients as any optimizer does, summed over replicas, so it records
+    the ones that any other would use. It does not clip.
     """
 
-    # Each part of a slot depends on that part of a gradient alone.
+    # Each part of a slot depends on the same part of a gradient only.
     is_elementwise = True
 
     def __init__(self, learning_rate: float = 0.0, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
 
     def build(self, variables: Any) -> None:
-        """Makes a slot for each variable."""
+        """Makes a slot for the gradient of each variable."""
         if self.built:
             return
         super().build(variables)
@@ -34,19 +34,15 @@ class Recorder(keras.optimizers.Optimizer):
     def update_step(
         self, gradient: Any, variable: Any, learning_rate: Any
     ) -> None:
-        """Keeps a gradient."""
+        """Keeps a gradient in the variable's slot."""
         slot = self.gradients[self._get_variable_index(variable)]
-        # Rows of an embedding are added to it, not assigned.
+        # Sparse gradients, rows of an embedding, can be added but not assigned.
         self.assign(slot, ops.multiply(slot, 0.0))
         self.assign_add(slot, ops.cast(gradient, slot.dtype))
 
 
 class Recorders:
-    """Recorders in the place of a model's optimizers, until `undo`.
-
-    Args:
-        model: A compiled `keras.Model`.
-    """
+    """Recorders in place of a model's optimizers, until `undo`."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
@@ -58,7 +54,7 @@ class Recorders:
         compile_again(model)
 
     def gradients(self) -> dict[int, Any]:
-        """By the id of its variable, each gradient that was kept."""
+        """Returns the gradients that were kept, by the id of their variable."""
         found = {}
         for recorder in self._recorders.values():
             if recorder.built:
@@ -69,21 +65,21 @@ class Recorders:
         return found
 
     def undo(self) -> None:
-        """Gives the model its own optimizers."""
+        """Gives the model its own optimizers back."""
         for name, optimizer in self._own.items():
             setattr(self._model, name, optimizer)
         compile_again(self._model)
 
 
 def compile_again(model: keras.Model) -> None:
-    """Makes a model's functions anew when they are needed next."""
+    """Drops a model's compiled functions, which are made anew when needed."""
     model.train_function = None
     model.test_function = None
     model.predict_function = None
 
 
 def _scaled_like(optimizer: Any, recorder: Recorder) -> Any:
-    """The recorder with the loss scaling of the optimizer it stands for."""
+    """Returns the recorder with the loss scaling of another optimizer."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         recorder.loss_scale_factor = optimizer.loss_scale_factor
         return recorder

@@ -1,4 +1,4 @@
-"""What `strategy.verify` returns."""
+"""The report that `strategy.verify` returns."""
 
 import io
 import json
@@ -16,23 +16,23 @@ SECTION = "The numbers differ"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs between one device and the strategy.
+    """The comparison of one value on one device and under the strategy.
 
     Args:
-        kind: String, one of `"prediction"`, `"loss"`, `"metric"`,
-            `"gradient"`, `"state"` (a variable that is not trained),
-            `"weight"` and `"slot"` (of an optimizer).
-        name: String, the log or the path of the variable.
-        phase: String, what was done: `"predict"`, `"evaluate"`,
-            `"gradients"` or `"training"`.
+        kind: String, one of `"prediction"`, `"loss"`, `"metric"`, `"gradient"`,
+            `"state"` (a variable that is not trained), `"weight"` and `"slot"`
+            (of an optimizer).
+        name: String, the name of the log or the path of the variable.
+        phase: String, `"predict"`, `"evaluate"`, `"gradients"` or `"training"`.
         step: Integer from 0, the step of `phase`.
         rows: Integer, rows of the batch.
-        one_device: Float, its value on one device; of an array, the one
-            where they differ most.
-        strategy: Float, the same under the strategy.
-        relative: Float, the difference, relative to the largest entry; of
-            weights and states, to how much training changed them.
-        allowed: Float, the largest of these that counts as none.
+        one_device: Float, the value on one device; of an array, the entry that
+            differs most.
+        strategy: Float, the same entry under the strategy.
+        relative: Float, the difference, relative to the largest entry; for
+            weights, slots and states, relative to the largest change by
+            training.
+        allowed: Float, the largest `relative` that counts as rounding.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether it is more than rounding."""
+        """True if the difference is larger than rounding."""
         return not self.relative <= self.allowed
 
     def __str__(self) -> str:
@@ -61,14 +61,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Cause:
-    """What probably makes the numbers differ.
+    """The likely cause of a difference.
 
     Args:
         name: String: `"a sum over rows"`, `"an override of Loss.__call__"`,
             `"a state counted in shares"`, `"rows coupled in a layer"`,
             `"sparse gradients"`, `"the optimizer"`, `"a metric"` or
             `"randomness"`.
-        text: String, what was seen, and what to write instead.
+        text: String, the observation, and what to write instead.
     """
 
     name: str
@@ -77,18 +77,18 @@ class Cause:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What `strategy.verify` found; `print` shows it.
+    """The result of `strategy.verify`; `print` shows it.
 
     Args:
         model: String, the model's name.
-        strategy: String, what the strategy is.
-        differences: Tuple of `Difference`s, the largest of each thing that
-            was compared, in the order of a step; those that are none too.
-        first: The `Difference` that comes first, or `None`.
+        strategy: String, a description of the strategy.
+        differences: Tuple of `Difference`s, one for each value that was
+            compared, in the order of a step. Values that agree are included.
+        first: The first `Difference` that is larger than rounding, or `None`.
         cause: The likely `Cause`, or `None`.
         by_layer: Tuple of pairs, the path of a variable and the relative
-            difference of its gradient where gradients first differ, largest
-            first.
+            difference of its gradient in the step where gradients first differ,
+            largest first.
         batches: Tuple of integers, rows of each batch.
         notes: Tuple of sentences.
     """
@@ -104,20 +104,20 @@ class Report:
 
     @property
     def same(self) -> bool:
-        """Whether the strategy gives the numbers of one device."""
+        """True if the strategy gives the numbers of one device."""
         return self.first is None
 
     @property
     def section(self) -> str:
-        """The section of tutorials/errors.md about it; empty if `same`."""
+        """The section of tutorials/errors.md to read; empty if `same`."""
         return "" if self.same else SECTION
 
     def with_note(self, note: str) -> "Report":
-        """The same with one sentence more."""
+        """Returns the report with one more note."""
         return replace(self, notes=(*self.notes, note))
 
     def raise_if_different(self) -> None:
-        """Raises where numbers differ.
+        """Raises an error if numbers differ.
 
         Raises:
             NumbersDifferError: If they do. Its message is `verdict`.
@@ -127,7 +127,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """What was found, in a few sentences."""
+        """The result in a few sentences."""
         if self.first is None:
             worst = max((d.relative for d in self.differences), default=0.0)
             return (
@@ -140,7 +140,7 @@ class Report:
         return f"The numbers differ. First: {self.first}.{cause}"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it in types that JSON has."""
+        """Returns the report in types that JSON has."""
         found = asdict(self)
         for each, difference in zip(
             found["differences"], self.differences, strict=True
@@ -149,12 +149,12 @@ class Report:
         return {"same": self.same, "section": self.section, **found}
 
     def to_json(self) -> str:
-        """`to_dict` as JSON."""
+        """Returns `to_dict` as a string of JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> "Report":
-        """The report that `to_dict` was called on."""
+        """Returns the report that `to_dict` was called on."""
         first, cause = found["first"], found["cause"]
         return cls(
             found["model"],

@@ -1,4 +1,4 @@
-"""Runs of one copy of a model, and what they give."""
+"""Runs of one copy of a model, and their results."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -25,15 +25,14 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave.
+    """The results of one step.
 
     Args:
-        phase: String, as of `Difference`.
-        index: Integer, of the batch.
-        rows: Integer, of the batch.
-        found: Dict of arrays by kind and name, in the order in which they
-            are computed.
-        before: Dict likewise: of variables, what they were before training.
+        phase: As in `Difference`.
+        index: Number of the batch.
+        rows: Rows of the batch.
+        found: Arrays by kind and name, in the order in which they are computed.
+        before: Values of variables before training, by kind and name.
     """
 
     phase: str
@@ -44,15 +43,10 @@ class Step:
 
 
 class Copy:
-    """A copy of a model, and how to make it do things again.
+    """A copy of a model that can start again from the same state.
 
-    Args:
-        make: Callable that makes the model.
-        scope: Callable that gives the context manager to make it in.
-        backend: `Backend`, which knows the framework's random state.
-
-    Attributes:
-        model: The copy.
+    `make` makes the model, in the context manager that `scope` returns.
+    `backend` knows the framework's random state.
     """
 
     def __init__(
@@ -68,7 +62,7 @@ class Copy:
         self.names: dict[int, str] = {}
 
     def build(self, batch: Batch) -> None:
-        """Makes the variables that wait for a batch: layers, then slots."""
+        """Makes variables that need a batch: those of layers, then slots."""
         if _is_built(self.model):
             self._build_optimizer()
         if not _is_built(self.model) or not all(
@@ -82,10 +76,8 @@ class Copy:
     ) -> None:
         """Sets the state that each phase starts from.
 
-        Args:
-            values: Sequence of arrays, of `variables_of` this copy.
-            names: Sequence of strings, what to call these variables.
-            state: String, from `random_state`.
+        `values` and `names` are in the order of `variables_of` this copy;
+        `state` comes from `random_state`.
         """
         variables = variables_of(self.model)
         set_values(variables, values)
@@ -97,7 +89,7 @@ class Copy:
         self._random = state
 
     def predict(self, batch: Batch, index: int) -> Step:
-        """Predictions."""
+        """Returns predictions."""
         self._reset()
         found: dict[Key, Any] = {}
         given = batch.arguments(trains=False)
@@ -108,7 +100,7 @@ class Copy:
         return Step("predict", index, batch.rows, found, {})
 
     def evaluate(self, batch: Batch, index: int) -> Step:
-        """Losses and metrics."""
+        """Returns losses and metrics, without training."""
         self._reset()
         logs = self.model.evaluate(
             verbose=0, return_dict=True, **batch.arguments(trains=False)
@@ -116,14 +108,14 @@ class Copy:
         return Step("evaluate", index, batch.rows, _of_logs(logs), {})
 
     def recorders(self) -> Recorders:
-        """Puts recorders in the place of the copy's optimizers."""
+        """Puts recorders in place of the copy's optimizers."""
         with self._scope():
             recorders = Recorders(self.model)
         self._build_optimizer()
         return recorders
 
     def gradients(self, batch: Batch, index: int, recorders: Recorders) -> Step:
-        """Losses, metrics, gradients and states of a first step."""
+        """Returns losses, metrics, gradients and states of a first step."""
         self._reset()
         logs = self._fit(batch)
         found = _of_logs(logs)
@@ -133,7 +125,7 @@ class Copy:
         return Step("gradients", index, batch.rows, found, self._before())
 
     def train(self, batches: Sequence[Batch]) -> list[Step]:
-        """Losses, metrics and all variables after each of several steps."""
+        """Returns losses, metrics and all variables after each step."""
         self._reset()
         steps = []
         for index, batch in enumerate(batches):
@@ -187,7 +179,7 @@ def _is_built(model: keras.Model) -> bool:
 
 
 def _of_logs(logs: dict[str, Any]) -> dict[Key, Any]:
-    """Logs: the losses of outputs, then their sum, then metrics."""
+    """Returns logs by kind and name: outputs' losses, their sum, metrics."""
     losses = [name for name in logs if name.endswith("_loss")]
     losses += ["loss"] if "loss" in logs else []
     metrics = [name for name in logs if name not in losses]

@@ -1,4 +1,4 @@
-"""A report in a terminal, and in a notebook."""
+"""Views of a report, for a terminal and for a notebook."""
 
 from collections.abc import Iterator
 from html import escape
@@ -27,12 +27,7 @@ _MOST_LAYERS = 5
 
 
 def show(console: Console, report: Report) -> None:
-    """Prints a table of what was compared, the verdict and the notes.
-
-    Args:
-        console: The `rich` console to write to.
-        report: `Report`.
-    """
+    """Prints a table of all comparisons, the verdict and the notes."""
     made = table(_title(report), *_COLUMNS)
     for row in _rows(report):
         made.add_row(*row)
@@ -43,11 +38,7 @@ def show(console: Console, report: Report) -> None:
 
 
 def html(report: Report) -> str:
-    """The same as HTML.
-
-    Args:
-        report: `Report`.
-    """
+    """Returns the table, the verdict and the notes as HTML."""
     names = [name for name, _ in _COLUMNS]
     lines = "".join(f"<p>{escape(line)}</p>" for line in _lines(report))
     return (

@@ -1,4 +1,4 @@
-"""What the two copies do, and what is made of the differences."""
+"""The runs of both copies, and the differences between them."""
 
 import contextlib
 import functools
@@ -32,22 +32,26 @@ _PLAIN_FAILED = (
 
 
 class Found:
-    """The differences, in the order in which they were found."""
+    """The comparisons, in the order in which they were made."""
 
     def __init__(self) -> None:
         self._all: list[Difference] = []
 
     def add(self, differences: list[Difference]) -> None:
-        """Adds those of a step."""
+        """Adds the comparisons of a step."""
         self._all += differences
 
     @property
     def first(self) -> Difference | None:
-        """The first that is one."""
+        """The first difference that is larger than rounding, or `None`."""
         return next((each for each in self._all if each.differs), None)
 
     def compared(self) -> tuple[Difference, ...]:
-        """Of each thing in each phase, where it first or most differs."""
+        """Returns one comparison of each value in each phase.
+
+        It is the first one that differs, or else the one with the largest
+        difference.
+        """
         most: dict[Any, Difference] = {}
         for each in self._all:
             key = (each.phase, each.kind, each.name)
@@ -60,7 +64,10 @@ class Found:
         return tuple(most.values())
 
     def by_layer(self) -> tuple[tuple[str, float], ...]:
-        """Gradients that differ, in the first step where one does."""
+        """Returns gradients that differ in the first such step, sorted by size.
+
+        The largest relative difference is first.
+        """
         wrong = [d for d in self._all if d.kind == "gradient" and d.differs]
         found = [
             (each.name, each.relative)
@@ -73,12 +80,7 @@ class Found:
 class Trial:
     """The steps of both copies, one phase after another.
 
-    Args:
-        pair: `Pair` of copies.
-        batches: List of `Batch`es.
-
-    Attributes:
-        notes: List of sentences, what else the user should know.
+    `notes` has sentences on what else the user should know.
     """
 
     def __init__(self, pair: Pair, batches: list[Batch]) -> None:
@@ -92,13 +94,13 @@ class Trial:
         self.notes: list[str] = []
 
     def run(self) -> Found:
-        """Runs all phases."""
+        """Runs all phases, and returns the differences."""
         with (
             equal_draws() as drawn,
             _noting_losses(self._adding),
             warnings.catch_warnings(),
         ):
-            # The report says by how much, and in what.
+            # The report tells the differences that these warnings predict.
             warnings.filterwarnings("ignore", ".* couples the rows of a batch")
             self._without_training("predict")
             self._without_training("evaluate")
@@ -113,7 +115,7 @@ class Trial:
         return self._found
 
     def cause(self) -> Cause | None:
-        """The likely cause of the first difference, if there is one."""
+        """Returns the likely cause of the first difference, if there is any."""
         first = self._found.first
         if first is None:
             return None
@@ -130,7 +132,7 @@ class Trial:
         )
 
     def _without_training(self, name: str) -> None:
-        # The second one is uneven.
+        # The second batch of arrays is uneven.
         index = min(1, len(self._batches) - 1)
         batch = self._batches[index]
         try:
@@ -149,7 +151,7 @@ class Trial:
         self._found.add(compare(own, other, noisy, self._tolerance))
 
     def _gradients(self) -> bool:
-        """First steps; says whether the order of rows changes nothing."""
+        """Compares first steps; returns false if the order of rows matters."""
         own, other = self._pair.own, self._pair.other
         kept, others = own.recorders(), other.recorders()
         keeps_order = True
@@ -200,7 +202,10 @@ class Trial:
         )
 
     def _double(self, run: Callable[[Batch, int], Step], phase: str) -> None:
-        """Tries on one device what each row twice changes."""
+        """Tries on one device whether doubling all rows changes the value.
+
+        The value is that of the first difference, if it is in this phase.
+        """
         first = self._found.first
         if self._doubles is not None or first is None or first.phase != phase:
             return
@@ -216,7 +221,7 @@ class Trial:
 
 @contextlib.contextmanager
 def _noting_losses(names: list[str]) -> Iterator[None]:
-    """Notes which layers of a user's own call `add_loss`."""
+    """Collects the user's layers that call `add_loss` inside of the context."""
     original = keras.Layer.add_loss
 
     @functools.wraps(original)

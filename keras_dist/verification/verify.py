@@ -1,4 +1,4 @@
-"""`strategy.verify`: copies are run, compared, and what parts is named."""
+"""`verify`, which runs both copies of a model and reports the differences."""
 
 import contextlib
 from collections.abc import Iterator
@@ -37,18 +37,10 @@ def verify(
 ) -> Report:
     """Compares training under a strategy with training on one device.
 
-    Args:
-        strategy: The `Strategy`.
-        model: A compiled `keras.Model`, or a function that makes one.
-        x: As `Strategy.verify` has it; so are the others.
-        y: Arrays, or `None`.
-        sample_weight: Arrays, or `None`.
-        class_weight: Dict, or `None`.
-        batch_size: Integer, or `None`.
-        steps: Integer.
+    Arguments are those of `Strategy.verify`.
 
     Raises:
-        RuntimeError: Inside of a `strategy.scope()`.
+        RuntimeError: If it is called inside of a `strategy.scope()`.
     """
     if context.has_strategy() or context.in_replica_function():
         raise RuntimeError(
@@ -65,8 +57,8 @@ def verify(
         steps,
         strategy.num_replicas_in_sync,
     )
-    # Seams that were installed in between would be undone with what is
-    # replaced for a while.
+    # Hooks that were installed during the trial would be undone with its
+    # temporary replacements of Keras' methods.
     hooks.install()
     with _everything_put_back(), alone_on_purpose():
         report = _run(strategy, model, batches)
@@ -92,7 +84,7 @@ def _run(strategy: "Strategy", model: Any, batches: list[Batch]) -> Report:
 
 @contextlib.contextmanager
 def _everything_put_back() -> Iterator[None]:
-    """Goes back to the random states and the names of before."""
+    """Restores the random states and the counts of names after the context."""
     backend = get_backend()
     state, names = random_state(backend), keras_internals.name_counts()
     try:

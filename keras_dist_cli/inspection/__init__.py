@@ -1,5 +1,5 @@
-"""What is installed and what it sees, without Keras in this process.
+"""Reports on installed backends and their devices, without importing Keras.
 
-A backend that is broken, or that ends its process, is then something to tell
-and not the end of the command.
+Each backend is tried in a process of its own. A backend that is broken, or that
+ends its process, is then a line of the report and not the end of the command.
 """

@@ -1,4 +1,4 @@
-"""A process of one backend, which answers questions."""
+"""A process that loads one backend and answers requests."""
 
 import contextlib
 import json
@@ -19,8 +19,8 @@ from keras_dist_cli.launcher.failures import Failure
 
 MODULE = "keras_dist.launch.self_test"
 
-# Each framework has its own way to leave GPUs alone, to take their memory as
-# it is needed, and to be quiet about how it starts.
+# Each framework has its own variables to hide GPUs, to allocate their memory on
+# demand, and to silence the log of its start.
 CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 _UNLESS_SET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -32,12 +32,10 @@ _NUM_LINES = 12
 
 
 class ChildError(Exception):
-    """A process ended, or did not answer in time.
+    """Raised when a process has ended, or did not answer in time.
 
-    Args:
-        reason: String, what happened to it.
-        lines: String, the last lines that it wrote.
-        has_ended: Boolean, whether it ended by itself.
+    `lines` has the last lines that the process wrote; `has_ended` is false
+    after a timeout.
     """
 
     def __init__(self, reason: str, lines: str, has_ended: bool) -> None:
@@ -48,17 +46,15 @@ class ChildError(Exception):
 
     @property
     def summary(self) -> str:
-        """What happened, and the last line: of a traceback, the error."""
+        """The reason and the last line of output: in a traceback, the error."""
         last = self.lines.strip().rpartition("\n")[2].strip()
         return f"{self.reason}: {last}" if last else self.reason
 
 
 class Child:
-    """Starts a process; `close` ends it, however it is.
+    """A process of one backend, which `close` kills with all that it started.
 
-    Args:
-        backend: String, a backend's name.
-        variables: Mapping of environment variables beside this process' own.
+    The environment is that of this process, with `variables` added.
     """
 
     def __init__(
@@ -75,7 +71,8 @@ class Child:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=(replies,),
-                # It is ended with all that it starts, by its number.
+                # A process group of its own, which `_kill` ends with all that
+                # it started.
                 start_new_session=True,
                 env={
                     **_UNLESS_SET,
@@ -105,32 +102,26 @@ class Child:
     def ask(
         self, job: str, arguments: Mapping[str, Any], limit: float
     ) -> dict[str, Any]:
-        """Gives it a job, and waits for what it says.
+        """Sends a job with its arguments, and returns the answer.
 
-        Args:
-            job: String.
-            arguments: Mapping of keyword arguments that JSON has.
-            limit: Float, seconds.
+        `arguments` are of types that JSON has.
 
         Raises:
-            ChildError: If it ends, or takes longer.
+            ChildError: If the process ends, or takes more than `limit` seconds.
         """
         assert self._process.stdin is not None
         request = json.dumps({"job": job, "arguments": dict(arguments)})
-        # One that ended already is found out about below.
+        # If the process has ended already, `answer` raises.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(request.encode() + b"\n")
             self._process.stdin.flush()
         return self.answer(limit)
 
     def answer(self, limit: float) -> dict[str, Any]:
-        """What it says next; at first, what it sees.
-
-        Args:
-            limit: Float, seconds.
+        """Returns the next answer; the first one describes backend and devices.
 
         Raises:
-            ChildError: If it ends, or takes longer.
+            ChildError: If the process ends, or takes more than `limit` seconds.
         """
         deadline = time.monotonic() + limit
         while b"\n" not in self._received:
@@ -151,7 +142,7 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Ends the process, and all that it started."""
+        """Kills the process, and all that it started."""
         self._kill()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Backends and what is installed of them."""
+"""Registered backends, and their installed packages."""
 
 import json
 import os
@@ -20,10 +20,9 @@ _GROUP = "keras_dist.backends"
 class Backend:
     """A registered backend.
 
-    Args:
-        name: String, which Keras and the framework's module have too.
-        plugin: String, the class that carries it out.
-        version: String, of the framework; empty if it is not installed.
+    `name` is also the name of the framework's module, `plugin` is the class in
+    the entry point, and `version` is the framework's, empty if it is not
+    installed.
     """
 
     name: str
@@ -32,22 +31,22 @@ class Backend:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its framework can be found."""
+        """True if the framework's module can be found."""
         return bool(self.version)
 
     @property
     def fix(self) -> str:
-        """How to install it."""
+        """The command that installs the backend."""
         return f"pip install 'keras-dist[{self.name}]'"
 
     @property
     def repair(self) -> str:
-        """How to install it again."""
+        """The command that installs the backend again."""
         return f"pip install --force-reinstall 'keras-dist[{self.name}]'"
 
 
 def backends() -> list[Backend]:
-    """All registered backends, by name."""
+    """Returns all registered backends, sorted by name."""
     found = {each.name: each.value for each in entry_points(group=_GROUP)}
     return [
         Backend(name, found[name], version_of(name) if find_spec(name) else "")
@@ -56,7 +55,7 @@ def backends() -> list[Backend]:
 
 
 def version_of(module: str) -> str:
-    """The version of what has a module; `"unknown"` if nobody says."""
+    """Returns the version of a module's distribution, or `"unknown"`."""
     try:
         return version(module)
     except PackageNotFoundError:
@@ -65,9 +64,9 @@ def version_of(module: str) -> str:
 
 
 def related(names: list[str]) -> dict[str, str]:
-    """Versions of the packages whose names begin with one of these.
+    """Returns versions of the packages whose names begin with one of `names`.
 
-    They are what frameworks come in: `jaxlib`, plugins for accelerators.
+    Frameworks come in several packages: `jaxlib`, plugins for accelerators.
     """
     found = {
         str(each.metadata["Name"]): each.version for each in distributions()
@@ -80,10 +79,9 @@ def related(names: list[str]) -> dict[str, str]:
 
 
 def picked_by_keras() -> tuple[str | None, str]:
-    """Which backend `import keras` takes, and what says so.
+    """Returns the backend that `import keras` takes, and the reason.
 
-    Returns:
-        The name, or `None` where Keras takes its own default; and the words.
+    The backend is `None` if Keras takes its own default.
     """
     name = os.environ.get(BACKEND_VARIABLE)
     if name:

@@ -1,4 +1,4 @@
-"""What `keras-dist info` tells."""
+"""The report of `keras-dist info`."""
 
 import contextlib
 import os
@@ -32,10 +32,9 @@ _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
 
 
 def gather(timeout: float) -> dict[str, Any]:
-    """All that is told, in types that JSON has.
+    """Returns the whole report, in types that JSON has.
 
-    Args:
-        timeout: Float, seconds that a backend has to start.
+    Each backend has `timeout` seconds to start.
     """
     known = backends()
     with ThreadPoolExecutor(max(1, len(known))) as threads:
@@ -73,12 +72,7 @@ def gather(timeout: float) -> dict[str, Any]:
 
 
 def look(backend: Backend, timeout: float) -> dict[str, Any]:
-    """What a backend is, and what it sees.
-
-    Args:
-        backend: `Backend`.
-        timeout: Float, seconds that it has to start.
-    """
+    """Returns the state of a backend, and its devices if it starts in time."""
     found: dict[str, Any] = {
         "name": backend.name,
         "plugin": backend.plugin,
@@ -108,12 +102,11 @@ def look(backend: Backend, timeout: float) -> dict[str, Any]:
 
 
 def problem_of(name: str | None, by_name: Mapping[str, Any]) -> str:
-    """Why `import keras` fails, and what to do; empty if it does not.
+    """Returns why `import keras` fails, and a fix; empty if it works.
 
-    Args:
-        name: String, the backend that Keras takes, or `None` for its default.
-        by_name: Mapping from the names of backends to dicts that say whether
-            one `"works"`, else its `"problem"` and `"fix"`.
+    `name` is the backend that Keras takes, or `None` for its default. `by_name`
+    maps each backend's name to a dict with `"works"`; if that is false, also
+    with `"problem"` and `"fix"`.
     """
     if name is None or (name in by_name and by_name[name]["works"]):
         return ""
@@ -139,18 +132,13 @@ def _cluster(seen: list[dict[str, Any]], masks: Masks) -> dict[str, Any]:
 
 
 def show_problem(console: Console, problem: str) -> None:
-    """Prints what `problem_of` says, if anything."""
+    """Prints the result of `problem_of`, unless it is empty."""
     if problem:
         console.print(Text(f"Problem: {problem}", style="bold red"))
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    """Prints it.
-
-    Args:
-        console: The `rich` console to write to.
-        found: What `gather` gave.
-    """
+    """Prints the report that `gather` returned."""
     picked = found["picked"]
     _pairs(
         console,

@@ -1,4 +1,4 @@
-"""Environment variables that matter, without secrets and names of hosts."""
+"""Environment variables of interest, without secrets and names of hosts."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-# What the resolvers of clusters read.
+# Variables that cluster resolvers read.
 _CLUSTER = (
     "KERAS_DIST_WORKERS",
     "KERAS_DIST_WORKER_INDEX",
@@ -48,7 +48,7 @@ _OTHERS = re.compile(
     r"(KERAS|JAX|XLA|TORCH|PYTORCH|CUDA|NCCL|GLOO|ROCR|HIP|OMP|MKL|NVIDIA|TPU"
     r"|LIBTPU|TF_(CPP|CUDNN|DETERMINISTIC|ENABLE|FORCE|GPU|NUM|USE|XLA))_.*"
 )
-# Of short words, others have the letters: PATH, PATTERN.
+# PAT and PASS count as whole words only, because of PATH and PATTERN.
 _SECRET = re.compile(
     r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|PWD|CRED|AUTH"
     r"|(?<![A-Z])(PAT|PASS)(?![A-Z])",
@@ -56,7 +56,7 @@ _SECRET = re.compile(
 )
 # The user and the password in an address such as https://me:mine@a.corp.
 _USER = re.compile(r"(?<=://)[^\s/]+@")
-# A name or an address. Dots are within, a port is not part of it.
+# A host's name or address, with dots inside and without a port.
 _HOST = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[\w\]])?")
 _OWN = ("localhost", "127.0.0.1")
 
@@ -64,11 +64,8 @@ _OWN = ("localhost", "127.0.0.1")
 class Masks:
     """Replaces names of hosts by `host1`, `host2` and so on.
 
-    And leaves out users and passwords. The same host is the same everywhere,
-    so that what goes wrong can be seen.
-
-    Args:
-        environ: Mapping of environment variables.
+    Users and passwords in addresses are hidden too. A host has the same number
+    in all variables, so that wrong addresses can be found.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -78,7 +75,7 @@ class Masks:
                 self._note(address)
 
     def __call__(self, text: str) -> str:
-        """The text, without them."""
+        """Returns the text without names of hosts, users and passwords."""
         for host in sorted(self._names, key=len, reverse=True):
             pattern = rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)"
             text = re.sub(pattern, self._names[host], text)
@@ -93,7 +90,7 @@ class Masks:
 
 
 def _addresses(text: str) -> Iterable[str]:
-    """The addresses in the value of a variable."""
+    """Returns the addresses in the value of a variable."""
     if text.lstrip().startswith("{"):
         try:
             cluster = json.loads(text).get("cluster") or {}
@@ -113,12 +110,12 @@ def _addresses(text: str) -> Iterable[str]:
 def cluster_variables(
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """The variables of clusters that are set."""
+    """Returns the variables of clusters that are set, masked."""
     return _shown(environ, [n for n in _CLUSTER if environ.get(n)])
 
 
 def other_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The other variables that change what Keras and frameworks do."""
+    """Returns other variables that configure Keras or frameworks, masked."""
     names = [
         name
         for name in sorted(environ)

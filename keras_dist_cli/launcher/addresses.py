@@ -1,4 +1,4 @@
-"""Which worker listens where, on one machine or on several hosts."""
+"""Addresses of workers, on one machine or on several hosts."""
 
 import contextlib
 import secrets
@@ -10,19 +10,17 @@ LOOPBACK = "127.0.0.1"
 
 LAST_PORT = 65535
 
-# Below those that systems give to whoever asks for any port.
+# Below the ephemeral ports, which systems give to sockets bound to port 0.
 _PORTS = range(20000, 32768)
 _MAX_TRIES = 100
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the processes of a job listen, each as `"host:port"`.
+    """The addresses of a job's processes, each as `"host:port"`.
 
-    Args:
-        workers: Tuple of strings, all workers' in order.
-        coordinator: String, that of the service outside of the workers. It is
-            kept free where there is none.
+    `workers` are in the workers' order. `coordinator` is for the service
+    outside of the workers; the port stays unused if there is none.
     """
 
     workers: tuple[str, ...]
@@ -30,7 +28,7 @@ class Addresses:
 
     @property
     def all(self) -> frozenset[str]:
-        """All of them."""
+        """All addresses."""
         return frozenset((*self.workers, self.coordinator))
 
 
@@ -38,12 +36,10 @@ class Addresses:
 class Layout:
     """All workers of a job, and those that this machine starts.
 
-    Args:
-        num_workers: Integer, at least 1.
-        hosts: Tuple of `"host:port"`, each host and the port of its first
-            worker; its others take the ports after that. Empty for this
-            machine alone, where ports are found.
-        host_index: Integer, this machine's position in `hosts`.
+    `hosts` are `"host:port"`, with the port of the host's first worker; its
+    other workers take the ports after that. Without hosts, all workers are on
+    this machine, on free ports. `host_index` is this machine's position in
+    `hosts`.
 
     Raises:
         ValueError: If the hosts can't take the workers.
@@ -96,7 +92,7 @@ class Layout:
 
     @property
     def num_local(self) -> int:
-        """How many workers a host starts."""
+        """The number of workers that each host starts."""
         return self.num_workers // max(1, len(self.hosts))
 
     @property
@@ -106,11 +102,10 @@ class Layout:
         return range(first, first + self.num_local)
 
     def addresses(self, avoid: Collection[str] = ()) -> Addresses:
-        """Where all processes listen.
+        """Returns the addresses of all processes.
 
-        Args:
-            avoid: Addresses that are not taken again on one machine, such as
-                those of a group that failed. Default none.
+        On one machine, `avoid` has addresses that are not taken again, such as
+        those of a group that failed.
         """
         if not self.hosts:
             *workers, coordinator = free_addresses(self.num_workers + 1, avoid)
@@ -125,7 +120,7 @@ class Layout:
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Hosts with ports, from what is between commas.
+    """Parses a comma-separated list of hosts with ports.
 
     Raises:
         ValueError: If a port is missing or impossible.
@@ -154,18 +149,14 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 
 def free_addresses(count: int, avoid: Collection[str] = ()) -> list[str]:
-    """Addresses on the loopback that nothing listens on.
+    """Returns `count` different loopback addresses that nothing listens on.
 
-    Args:
-        count: Integer, how many.
-        avoid: Addresses not to return. Default none.
-
-    Returns:
-        List of strings, each `"127.0.0.1:port"`, all different.
+    Addresses in `avoid` are not returned.
     """
     found: list[str] = []
     with contextlib.ExitStack() as bound:
-        # Bound until all are found: a port that was let go may come again.
+        # Sockets stay bound until all are found: a port let go may be found
+        # again.
         while len(found) < count:
             listener = bound.enter_context(socket.socket())
             _bind(listener)
@@ -176,18 +167,21 @@ def free_addresses(count: int, avoid: Collection[str] = ()) -> list[str]:
 
 
 def _bind(listener: socket.socket) -> None:
-    """Binds it to a port that nobody else gets before a worker listens."""
+    """Binds a socket to a random port, if possible not an ephemeral one.
+
+    So the system gives the port to nobody else before a worker listens.
+    """
     for _ in range(_MAX_TRIES):
         try:
             listener.bind((LOOPBACK, secrets.choice(_PORTS)))
-        except OSError:  # it is taken
+        except OSError:  # the port is taken
             continue
         return
     listener.bind((LOOPBACK, 0))
 
 
 def _ports(host: str, count: int) -> list[str]:
-    """A host's address, and those with the ports after it."""
+    """Returns `count` addresses of a host, with consecutive ports."""
     name, _, first = host.rpartition(":")
     if int(first) + count - 1 > LAST_PORT:
         raise ValueError(

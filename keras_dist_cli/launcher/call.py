@@ -1,7 +1,7 @@
-"""A worker that calls a function: what `keras_dist.launch(fn)` starts.
+"""A worker process that calls a function, for `keras_dist.launch(fn)`.
 
 `python -m keras_dist_cli.launcher.call FOLDER` reads the call from a file in
-the folder and leaves the result in another. The folder is private to the user
+the folder and writes the result to another. The folder is private to the user
 and nothing comes from the network: what is unpickled was pickled by the same
 user's process.
 """
@@ -26,19 +26,17 @@ MODULE = "keras_dist_cli.launcher.call"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a call.
+    """The result of a worker's call: a value, or an exception.
 
-    Args:
-        pickled: What the function returned or raised, as bytes; `None` for an
-            exception that can't be pickled.
-        traceback: String, where it was raised; empty if it returned.
+    `pickled` is `None` for an exception that can't be pickled; `traceback` is
+    empty if the function returned.
     """
 
     pickled: bytes | None
     traceback: str = ""
 
     def load(self) -> Any:
-        """What it returned or raised; `None` where it can't be had here."""
+        """Returns the value or the exception; `None` if it is not pickled."""
         return None if self.pickled is None else pickle.loads(self.pickled)
 
 
@@ -48,15 +46,15 @@ def write_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Writes a call for the workers."""
+    """Writes a call to a file for the workers."""
     with open(folder / "call.pkl", "wb") as file:
-        # First what is needed to find modules.
+        # The path comes first: unpickling the call may import modules.
         pickle.dump(sys.path, file)
         cloudpickle.dump((fn, tuple(args), dict(kwargs)), file)
 
 
 def read_outcome(folder: Path, index: int) -> Outcome | None:
-    """What became of a worker's call, or `None` if it left nothing."""
+    """Returns the outcome of a worker's call, or `None` if it left none."""
     path = _path(folder, index)
     if not path.exists():
         return None
@@ -65,7 +63,7 @@ def read_outcome(folder: Path, index: int) -> Outcome | None:
 
 
 def work() -> None:
-    """Calls, and leaves the outcome."""
+    """Calls the function, writes the outcome, and exits."""
     folder = Path(sys.argv[1])
     index = int(os.environ["KERAS_DIST_WORKER_INDEX"])
     status = 0
@@ -92,18 +90,18 @@ def _path(folder: Path, index: int) -> Path:
 
 
 def _portable(error: Exception) -> bytes | None:
-    """The exception pickled, if it comes out as it went in."""
+    """Returns the pickled exception, or `None` if it can't be restored."""
     try:
         data: bytes = cloudpickle.dumps(error)
         same = type(pickle.loads(data)) is type(error)
     except Exception:
-        # Whatever an exception's own methods may raise.
+        # The exception's own methods may raise anything.
         return None
     return data if same else None
 
 
 def _told(error: Exception) -> str:
-    """The traceback, from the user's function on."""
+    """Returns the traceback, from the user's function on."""
     frames = error.__traceback__
     for _ in range(2):
         if frames is not None and frames.tb_next is not None:
@@ -112,14 +110,14 @@ def _told(error: Exception) -> str:
 
 
 def _lost_a_peer(error: Exception) -> bool:
-    """Whether it is one of ours, without importing them."""
+    """Returns true for a `WorkerLostError`, without importing the class."""
     return any(
         kind.__name__ == "WorkerLostError" for kind in type(error).__mro__
     )
 
 
 if __name__ == "__main__":
-    # Under its own name, or its classes could not be unpickled elsewhere.
+    # Imported by name: classes of `__main__` could not be unpickled elsewhere.
     from keras_dist_cli.launcher import call
 
     call.work()

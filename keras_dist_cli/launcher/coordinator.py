@@ -1,10 +1,10 @@
 """The backend's service outside of the workers, where it has one.
 
-A backend registers it as an entry point in the group
-`keras_dist.coordinators`, under its name: `module:function`. The function is
-called as `function(address, num_workers)`, with `"host:port"` to listen on, in
-a process without Keras, and serves until the process is told to end with
-SIGTERM. Importing its module must not import Keras either.
+A backend registers the service as an entry point in the group
+`keras_dist.coordinators`, under the backend's name: `module:function`. The
+function is called as `function(address, num_workers)`, with `"host:port"` to
+listen on, in a process without Keras, and serves until the process is told to
+end with SIGTERM. Importing its module must not import Keras either.
 """
 
 import sys
@@ -13,18 +13,18 @@ from importlib.metadata import entry_points
 
 ENTRY_POINT_GROUP = "keras_dist.coordinators"
 
-# Run as a program, this module has another name.
+# `__name__` is another one when this module runs as a program.
 MODULE = "keras_dist_cli.launcher.coordinator"
 
 
 def find(backend: str) -> EntryPoint | None:
-    """The coordinator of a backend, or `None`."""
+    """Returns the entry point of a backend's coordinator, or `None`."""
     found = entry_points(group=ENTRY_POINT_GROUP, name=backend)
     return next(iter(found), None)
 
 
 def command(backend: str, address: str, num_workers: int) -> tuple[str, ...]:
-    """What to start for it."""
+    """Returns the command that starts a backend's coordinator."""
     return (
         *(sys.executable, "-P", "-m", MODULE),
         *(backend, address, str(num_workers)),
@@ -32,7 +32,7 @@ def command(backend: str, address: str, num_workers: int) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Serves."""
+    """Runs the coordinator that the command line names."""
     backend, address, num_workers = sys.argv[1:]
     found = find(backend)
     if found is None:

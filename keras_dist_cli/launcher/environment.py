@@ -1,4 +1,4 @@
-"""What each worker is told, as environment variables."""
+"""The environment variables of each worker."""
 
 import os
 from collections.abc import Mapping
@@ -25,23 +25,13 @@ def worker_environment(
     own_gpus: Sequence[str] = (),
     joined: Path | None = None,
 ) -> dict[str, str]:
-    """The environment of one worker.
+    """Returns the environment of one worker.
 
-    Variables of other launchers are left as they are: the strategies look for
-    ours first.
-
-    Args:
-        inherited: What the launcher was started with.
-        index: Integer, the worker's position.
-        addresses: Where all processes listen.
-        has_coordinator: Whether a coordinator is started.
-        restarts: Integer, how often the group was started again.
-        devices: Integer, virtual CPU devices of a worker, or `None` for what
-            is inherited.
-        own_gpus: Sequence of strings, the GPUs that the worker is to see; an
-            empty one for what is inherited.
-        joined: Path of the file that it makes once it has joined the others,
-            or `None` if nobody looks for it.
+    Variables of other launchers are left as they are, because strategies look
+    for those of keras_dist first. `devices` is the number of virtual CPU
+    devices, and `own_gpus` names the GPUs that the worker sees; `None` and an
+    empty sequence leave what is inherited. `joined` is a file that the worker
+    makes once it has joined the others.
     """
     environment = dict(inherited)
     environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
@@ -63,7 +53,7 @@ def worker_environment(
 
 
 def num_cores() -> int:
-    """How many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -74,16 +64,9 @@ def with_threads(
 ) -> tuple[dict[str, str], str | None]:
     """Shares the cores among the workers of this machine.
 
-    Each worker of several would start a thread for every core. What the user
-    has set is kept.
-
-    Args:
-        inherited: What the launcher was started with.
-        num_local: Integer, how many workers this machine starts.
-
-    Returns:
-        The environment, and a sentence to show, or `None` where nothing was
-        changed.
+    Otherwise each worker would start a thread for every core. A number that the
+    user has set is kept. Returns the environment, and a sentence to show, or
+    `None` if nothing was changed.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Which worker failed first, and how."""
+"""Failures of processes, and the choice of the one that came first."""
 
 import re
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from keras_dist_cli.launcher import RESTART_EXIT_CODE
 
-# How much is shown, in lines.
+# Lines that a report shows at most.
 LONGEST_TRACEBACK = 100
 WITHOUT_TRACEBACK = 20
 
@@ -29,25 +29,26 @@ STAYED_ALONE = (
 
 LOST_A_PEER = re.compile(r"^([\w.]+\.)?WorkerLostError\b", re.MULTILINE)
 
-# What such an error calls another worker; itself it calls "Worker 0".
+# Another worker in the error's message. The worker that raises it is
+# capitalized: "Worker 0".
 ANOTHER = re.compile(r"\bworker \d+\b")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a process ended that should not have.
+    """The failure of one process.
 
     Args:
-        name: String, such as `"worker 1"`.
-        status: Integer, its exit status, or minus the number of the signal
-            that killed it.
-        time: Float, when that was noticed, in seconds.
-        stderr: String, the end of what it wrote there.
-        log: Path of all that it wrote, or `None`.
-        stayed_alone: Boolean, whether it ended well without having joined
-            the other workers.
-        told_by: The `Failure` of another worker that lost this one, which
-            has not ended yet; else `None`.
+        name: Such as `"worker 1"`.
+        status: The exit status, or minus the number of the signal that killed
+            the process.
+        time: When the failure was noticed, in seconds of `time.monotonic`.
+        stderr: The end of what the process wrote to stderr.
+        log: The file with all that it wrote, or `None`.
+        stayed_alone: Whether it ended well without having joined the other
+            workers.
+        told_by: The failure of another worker, which lost this one while this
+            one still runs.
     """
 
     name: str
@@ -60,19 +61,22 @@ class Failure:
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether it only failed because another one did, or said so."""
+        """True if the process failed because it lost another one.
+
+        The exit status or stderr says so.
+        """
         return self.status == RESTART_EXIT_CODE or bool(
             LOST_A_PEER.search(last_lines(self.stderr))
         )
 
     @property
     def has_traceback(self) -> bool:
-        """Whether it has said what it failed with."""
+        """True if stderr has a traceback."""
         return TRACEBACK in self.stderr
 
     @property
     def blamed(self) -> str | None:
-        """The name of the worker that it lost, by its own words."""
+        """The name of the worker that this one says it lost, or `None`."""
         told = last_lines(self.stderr)
         lost = LOST_A_PEER.search(told)
         names = ANOTHER.findall(told, lost.end()) if lost else []
@@ -84,7 +88,7 @@ class Failure:
         return 128 - self.status if self.status < 0 else self.status or 1
 
     def how(self) -> str:
-        """How it ended.
+        """Returns the failure as a phrase without a subject.
 
         Example:
 
@@ -113,7 +117,7 @@ class Failure:
         return f"ended with exit status {self.status}"
 
     def report(self) -> str:
-        """Who failed, how, and the last that it wrote to stderr."""
+        """Returns a message with the failure and the last lines of stderr."""
         if self.stayed_alone:
             return f"{self.name} {self.how()}. {STAYED_ALONE}"
         lines = [f"{self.name} failed first: it {self.how()}"]
@@ -131,10 +135,10 @@ class Failure:
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:
-    """The failure that the others come from, as far as can be told.
+    """Returns the failure that most likely caused the others.
 
-    Those who lost a peer come last, and of those noticed at one time the ones
-    that a signal ended come first: an exit status may be a consequence.
+    Processes that lost another one come last. Of failures noticed at the same
+    time, those by a signal come first: an exit status may be a consequence.
 
     Example:
 
@@ -151,7 +155,7 @@ def first(failures: Iterable[Failure]) -> Failure | None:
 
 
 def last_lines(stderr: str) -> str:
-    """The last traceback with what it was caused by, else the last lines.
+    """Returns the last traceback with its causes, or else the last lines.
 
     Example:
 
@@ -169,14 +173,14 @@ def last_lines(stderr: str) -> str:
     lines = text[start:].splitlines()
     if len(lines) <= LONGEST_TRACEBACK:
         return "\n".join(lines)
-    # Where it began, and what was wrong.
+    # The first half tells where it began, the last what was wrong.
     half = LONGEST_TRACEBACK // 2
     left_out = f"  ... {len(lines) - 2 * half} lines left out ..."
     return "\n".join([*lines[:half], left_out, *lines[-half:]])
 
 
 def signal_name(number: int) -> str:
-    """A signal's name and number, such as `"SIGTERM (15)"`."""
+    """Returns a signal's name and number, such as `"SIGTERM (15)"`."""
     try:
         return f"{signal.Signals(number).name} ({number})"
     except ValueError:

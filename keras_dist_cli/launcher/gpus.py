@@ -1,4 +1,4 @@
-"""Sharing the GPUs of this machine among its workers."""
+"""Sharing of a machine's GPUs among its workers."""
 
 import shutil
 import subprocess
@@ -8,18 +8,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def gpus(environ: Mapping[str, str]) -> list[str]:
-    """The GPUs that processes started here see, as CUDA names them.
+    """Returns the GPUs that processes started here see, as CUDA names them.
 
-    Args:
-        environ: What the launcher was started with. CUDA_VISIBLE_DEVICES says
-            it, or else nvidia-smi.
-
-    Returns:
-        List of strings; an empty one where nothing can be told.
+    They are read from CUDA_VISIBLE_DEVICES, or else from nvidia-smi. The list
+    is empty if neither tells.
     """
     if VISIBLE in environ:
         names = [name.strip() for name in environ[VISIBLE].split(",")]
-        # What follows an invalid one is not visible either.
+        # CUDA hides all devices after an invalid one.
         end = next((i for i, n in enumerate(names) if n in ("", "-1")), None)
         return names[:end]
     if not shutil.which("nvidia-smi"):
@@ -36,15 +32,10 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def share(names: list[str], position: int, num_local: int) -> list[str]:
-    """A worker's own GPUs: as many for each, in order.
+    """Returns a worker's own GPUs: consecutive, and equally many for each.
 
-    Args:
-        names: List of strings, all GPUs.
-        position: Integer, the worker's among those of this machine.
-        num_local: Integer, how many there are.
-
-    Returns:
-        List of strings, empty where there is not one for each worker.
+    `position` is the worker's among the `num_local` of this machine. The list
+    is empty if there are fewer GPUs than workers.
 
     Example:
 

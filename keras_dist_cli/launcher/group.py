@@ -1,4 +1,4 @@
-"""All processes that were started together."""
+"""A group: all processes that were started together."""
 
 import selectors
 import signal
@@ -14,25 +14,19 @@ from keras_dist_cli.launcher.output import Screen
 from keras_dist_cli.launcher.watcher import Watcher
 from keras_dist_cli.launcher.watcher import watching
 
-# How long to wait for the cause when a worker says that it lost another one,
-# in seconds.
+# Seconds to wait for the cause when a worker says that it lost another one.
 SETTLING_TIME = 2.0
 
-# How often to look for processes that ended, in seconds.
+# Seconds between checks for processes that have ended.
 TURN = 0.05
 
 
 class Group:
-    """Workers, and the coordinator they may have, from start to end.
+    """The workers of this machine, and the coordinator if there is one.
 
-    Args:
-        workers: Sequence of `Program`, those of this machine.
-        coordinator: `Program` that serves until it is ended, or `None`.
-        screen: The `Screen`, where output is held back until it is clear
-            which worker failed first.
-        grace: Float, seconds between SIGTERM and SIGKILL.
-        on_failure: Called with the first `Failure`, before the others are
-            ended.
+    `screen` holds output back until it is clear which worker failed first.
+    `grace` is the number of seconds between SIGTERM and SIGKILL. `on_failure`
+    is called with the first `Failure`, before the others are ended.
     """
 
     def __init__(
@@ -55,13 +49,10 @@ class Group:
         self._deadline: float | None = None
 
     def run(self, timeout: float | None = None) -> Failure | None:
-        """Starts all, waits, and ends what is left.
+        """Starts all processes, waits for the workers, and ends what is left.
 
-        Args:
-            timeout: Float, seconds that the workers may take, or `None`.
-
-        Returns:
-            The failure that came first, or `None`.
+        Returns the failure that came first, or `None`. Workers may take
+        `timeout` seconds.
 
         Raises:
             TimeoutError: If workers still ran after `timeout`.
@@ -76,7 +67,7 @@ class Group:
         return self.failure
 
     def stop(self, number: int) -> None:
-        """Sends a signal to all workers; after the grace time, SIGKILL."""
+        """Sends a signal to all workers, and SIGKILL after the grace time."""
         self._told.append(number)
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace
@@ -84,7 +75,7 @@ class Group:
             worker.signal(number)
 
     def kill(self) -> None:
-        """Ends all workers, and all that they started, at once."""
+        """Kills all workers, and all that they started, at once."""
         self._told.append(signal.SIGKILL)
         for worker in self._workers:
             worker.kill()
@@ -97,7 +88,7 @@ class Group:
             self._coordinator = start(self._coordinator_program)
         for program in self._programs:
             self._workers.append(start(program))
-            # Those who were there when it came have it.
+            # Workers that had been started when a signal came have it already.
             for number in tuple(self._told):
                 self._workers[-1].signal(number)
 
@@ -126,7 +117,7 @@ class Group:
         for member in self._members():
             member.poll(now)
             if not self._told and member.failure is not None:
-                # What others say from here on comes after the report.
+                # Output from here on is shown after the report.
                 self._screen.hold()
         if self._deadline is not None and now > self._deadline:
             for worker in self._workers:
@@ -137,7 +128,7 @@ class Group:
         return [*self._workers, *coordinator]
 
     def _decide(self) -> None:
-        """Ends all workers when one has failed, once it is clear which."""
+        """Ends all workers when one has failed, once it is clear which one."""
         if self._told:
             return
         failures = [m.failure for m in self._workers if m.failure is not None]
@@ -149,8 +140,8 @@ class Group:
         since = min(failure.time for failure in failures)
         settled = time.monotonic() > since + SETTLING_TIME
         if cause.lost_a_peer and self._running():
-            # One that still runs may be about to end, and to say why: of a
-            # traceback that is being written, only a part is there.
+            # A worker that still runs may be about to end with the cause, and
+            # only a part of its traceback may be there.
             if not settled:
                 return
             cause = self._blamed_by(cause) or cause
@@ -160,7 +151,11 @@ class Group:
         self.stop(signal.SIGTERM)
 
     def _blamed_by(self, cause: Failure) -> Failure | None:
-        """How the worker fails that another one lost, while it still runs."""
+        """Returns the failure of a running worker that others lost, or `None`.
+
+        A worker that was lost may say itself that it lost another one, and so
+        on.
+        """
         running = {m.program.name: m for m in self._running()}
         found, name = None, cause.blamed
         while name in running:
@@ -169,11 +164,11 @@ class Group:
         return found
 
     def _end_of(self, coordinator: Member) -> list[Failure]:
-        """Its end, which is a failure while workers run."""
+        """Returns the coordinator's end, a failure while workers run."""
         return [] if coordinator.status is None else [coordinator.ending()]
 
     def _end(self) -> None:
-        """Ends politely all that still runs, then by force."""
+        """Ends all processes that still run: by SIGTERM, then by SIGKILL."""
         try:
             if self._running() and not self._told:
                 self.stop(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A job: what to run on how many workers, and what to do when one fails."""
+"""A job: a command for several workers, and restarts when one fails."""
 
 import sys
 from collections.abc import Callable
@@ -25,20 +25,19 @@ GRACE = 10.0
 
 @dataclass(frozen=True)
 class Job:
-    """What to run.
+    """A command to run on all workers.
 
     Args:
-        command: Tuple of strings, what each worker runs, the first a path.
-        layout: Which workers there are, and which are started here.
-        backend: String, a backend's name, for its coordinator.
-        environment: Environment variables that workers get beside ours.
-        devices: Integer, virtual CPU devices of a worker, or `None`.
-        log_dir: Path of a folder for what workers write, or `None` for the
-            screen.
-        max_restarts: Integer, how often all workers are started again.
-        grace: Float, seconds between SIGTERM and SIGKILL.
-        joined: Path of a folder where workers note that they have joined the
-            others, which each must; `None` if they need not.
+        command: What each worker runs; the first item is a path.
+        layout: All workers, and those that are started here.
+        backend: A backend's name, for its coordinator.
+        environment: Variables of all workers; those of each one are added.
+        devices: Virtual CPU devices of each worker, or `None`.
+        log_dir: Folder of the workers' output, or `None` for the screen.
+        max_restarts: How often all workers are started again.
+        grace: Seconds between SIGTERM and SIGKILL.
+        joined: Folder where each worker must note that it has joined the
+            others; `None` if they need not join.
     """
 
     command: tuple[str, ...]
@@ -58,13 +57,9 @@ class Job:
         screen: Screen,
         on_failure: Callable[[Failure], None],
     ) -> Group:
-        """The processes of this machine, not started yet.
+        """Returns the processes of this machine, not started yet.
 
-        Args:
-            addresses: Where all processes listen.
-            restarts: Integer, how often they were started before.
-            screen: The `Screen`.
-            on_failure: Called with the first `Failure`.
+        `restarts` counts the earlier starts.
         """
         service = coordinator.find(self.backend)
         workers = [
@@ -130,20 +125,15 @@ class Job:
 
 
 def python(*arguments: str) -> tuple[str, ...]:
-    """A command for this Python."""
+    """Returns a command that this Python interpreter runs."""
     return (sys.executable, *arguments)
 
 
 def run_job(job: Job, screen: Screen) -> int:
-    """Runs a job to its end, with restarts.
+    """Runs a job to its end, with restarts, and returns the exit status.
 
-    Args:
-        job: The `Job`.
-        screen: Where to show what happens.
-
-    Returns:
-        The exit status: 0; that of the worker that failed first; or 128 and
-        the number of the signal that ended it, or the launcher.
+    The status is 0; that of the worker that failed first; or 128 and the number
+    of the signal that ended that worker, or the launcher.
     """
 
     def report(failure: Failure) -> None:
@@ -160,7 +150,7 @@ def run_job(job: Job, screen: Screen) -> int:
                 return 128 + signals.received[0]
             if failure is None:
                 return 0
-            # A script that did not join will not the next time either.
+            # A script that did not join once will not join the next time.
             if restarts == job.max_restarts or failure.stayed_alone:
                 if restarts and not failure.stayed_alone:
                     screen.say(f"no restart is left of {restarts}")

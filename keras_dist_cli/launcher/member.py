@@ -19,23 +19,21 @@ from keras_dist_cli.launcher.output import Tail
 from keras_dist_cli.launcher.pipe import Pipe
 from keras_dist_cli.launcher.watcher import Watcher
 
-# How long killed processes take to leave their group at most, in seconds.
+# Seconds that killed processes have to leave their group.
 REAPING_TIME = 1.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to start.
+    """One process to start, with its environment and the sinks of its output.
 
     Args:
-        name: String, such as `"worker 1"`.
-        command: Tuple of strings, the first a path.
+        name: Such as `"worker 1"`.
+        command: The first item is a path.
         environment: All environment variables.
-        stdout: What takes its standard output, such as `Lines`.
-        stderr: What takes its standard error.
-        log: Path of a file for both, or `None`.
-        joined: Path of a file that is there once it has joined the other
-            workers, or `None` if it need not.
+        log: File for stdout and stderr, or `None`.
+        joined: File that exists once the process has joined the other workers;
+            `None` if it need not.
     """
 
     name: str
@@ -50,15 +48,11 @@ class Program:
 class Member:
     """A running process, in a session of its own.
 
-    A terminal's Ctrl-C so reaches the launcher alone, and what the process
-    has started can be ended with it. Polite signals go to the process only,
-    which may need its helpers to save its state.
-
-    Args:
-        program: What to start.
-        selector: Where it registers its pipes, each with what to call.
-        watcher: Who ends it if the launcher is killed.
-        grace: Float, seconds that what it leaves behind has to end.
+    So a terminal's Ctrl-C reaches the launcher alone, and all that the process
+    has started can be ended with it. Signals that ask for an end go to the
+    process only, which may need its helpers to save its state. The pipes are
+    registered with `selector`, `watcher` ends the process if the launcher is
+    killed, and what the process leaves behind has `grace` seconds to end.
     """
 
     def __init__(
@@ -101,11 +95,11 @@ class Member:
 
     @property
     def failure(self) -> Failure | None:
-        """How it failed, or `None` if it runs or ended well."""
+        """The failure, or `None` if the process runs or ended well."""
         return self.ending() if self.status or self._stayed_alone else None
 
     def ending(self) -> Failure:
-        """How it ended."""
+        """Returns the end of the process as a `Failure`."""
         return Failure(
             self.program.name,
             self.status or 0,
@@ -116,7 +110,7 @@ class Member:
         )
 
     def lost(self, told_by: Failure) -> Failure:
-        """How it failed by the words of another one, while it still runs."""
+        """Returns the failure of a running process, as another one tells it."""
         text = self._tail.text
         status = 1 if TRACEBACK in text else told_by.status
         return Failure(
@@ -130,7 +124,7 @@ class Member:
 
     @property
     def _stayed_alone(self) -> bool:
-        """Whether it ended well and never met the other workers."""
+        """True if the process ended well and never joined the other workers."""
         joined = self.program.joined
         return self.status == 0 and joined is not None and not joined.exists()
 
@@ -141,13 +135,13 @@ class Member:
                 os.kill(self._process.pid, number)
 
     def kill(self) -> None:
-        """Ends it, and all that it started, at once."""
+        """Kills the process, and all that it started, at once."""
         if not self.gone:
             self._signal_group(signal.SIGKILL)
             self._killed_at = self._killed_at or time.monotonic()
 
     def poll(self, now: float) -> None:
-        """Takes note of its end, and ends what it left behind."""
+        """Notices the end of the process, and then ends what it left behind."""
         if self.gone:
             return
         if self.status is None:
@@ -155,7 +149,7 @@ class Member:
             if status is None:
                 return
             self.status, self._ended_at = status, now
-            # Its last words, before anyone asks why.
+            # Reads its last output before the failure is judged.
             for pipe in self._pipes:
                 pipe.drain()
             self._signal_group(signal.SIGTERM)
@@ -165,7 +159,7 @@ class Member:
             self.kill()
 
     def close(self) -> None:
-        """Ends it whatever happens, and waits."""
+        """Kills the process and its group, and waits until they are gone."""
         while not self.gone:
             self.kill()
             self._process.wait()
@@ -174,10 +168,10 @@ class Member:
             self.poll(time.monotonic())
 
     def _signal_group(self, number: int) -> bool:
-        """Whether there was someone to send it to.
+        """Sends a signal to the process group; returns false if it is empty.
 
-        The group has the process' number, which is not given out again as
-        long as the group has a member.
+        The group has the process' number, which is not given out again as long
+        as the group has a member.
         """
         try:
             os.killpg(self._process.pid, number)
@@ -186,14 +180,15 @@ class Member:
         return True
 
     def _is_empty(self, now: float) -> bool:
-        """Whether nothing is left that the process had started."""
-        # The first process of a container inherits orphans.
+        """Returns true if nothing is left that the process had started."""
+        # The first process of a container inherits orphans, and has to wait for
+        # them.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(-self._process.pid, os.WNOHANG)
         if not self._signal_group(0):
             return True
-        # Dead ones stay in the group if the system's first process leaves
-        # them there.
+        # Dead processes stay in the group if the system's first process does
+        # not wait for them.
         return self._killed_at is not None and (
             now > self._killed_at + REAPING_TIME
         )

@@ -1,4 +1,4 @@
-"""What the workers write: on the launcher's screen, and kept for a report."""
+"""The workers' output: on the launcher's screen, and kept for a report."""
 
 import os
 from collections.abc import Callable
@@ -8,46 +8,38 @@ from typing import TextIO
 
 StreamName = Literal["stdout", "stderr"]
 
-# A line is passed on in pieces of this size at most, in bytes.
+# The longest piece of a line that is passed on, in bytes.
 LONGEST_LINE = 1 << 20
 
-# How much of a worker's stderr is kept, in bytes.
+# Bytes of a worker's stderr that are kept.
 KEPT = 1 << 16
 
 
 class Sink(Protocol):
-    """Takes what a worker writes, in the order of writing."""
+    """A consumer of a worker's output, in the order of writing."""
 
     def write(self, data: bytes) -> object:
-        """Takes some more."""
+        """Consumes more output."""
 
     def close(self) -> None:
-        """Takes note that nothing follows."""
+        """Ends the output."""
 
 
 class Screen:
-    """The launcher's own stdout and stderr, which all workers share.
-
-    Args:
-        stdout: Text stream.
-        stderr: Text stream.
-    """
+    """The launcher's own stdout and stderr, which all workers share."""
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
         self._held: list[tuple[StreamName, bytes, object]] | None = None
-        # Who wrote the beginning of the line that the terminal's cursor is in.
+        # The writer of the unfinished line at the terminal's cursor.
         self._unfinished: object = None
         self._end_waiting: Callable[[], object] | None = None
 
     def wait(self, text: str) -> None:
-        """Shows on a terminal that something is to come, until it comes.
-
-        Args:
-            text: String, what is waited for.
-        """
+        """Shows a status text on a terminal until output comes."""
         if self.is_terminal("stderr"):
-            # Only now, so that what shows nothing starts at once.
+            # Imported late, so that a launcher without a terminal starts at
+            # once.
             from rich.console import Console
 
             status = Console(file=self._streams["stderr"]).status(text)
@@ -55,23 +47,20 @@ class Screen:
             self._end_waiting = status.stop
 
     def end_waiting(self) -> None:
-        """Something came, or nothing will."""
+        """Removes the text that `wait` shows."""
         end, self._end_waiting = self._end_waiting, None
         if end is not None:
             end()
 
     def is_terminal(self, stream: StreamName) -> bool:
-        """Whether someone looks at it."""
+        """Returns true if the stream is a terminal."""
         return self._streams[stream].isatty()
 
     def write(self, stream: StreamName, data: bytes, writer: object) -> None:
-        """Writes, now or when nothing is held back any more.
+        """Writes output, or keeps it until `release` while output is held back.
 
-        Args:
-            stream: `"stdout"` or `"stderr"`.
-            data: Bytes.
-            writer: Anything that tells who writes. Another one's output does
-                not go on in the middle of a line.
+        `writer` is any object that identifies the writer. On a terminal, the
+        output of one writer does not continue another one's unfinished line.
         """
         if self._held is not None:
             self._held.append((stream, data, writer))
@@ -83,9 +72,10 @@ class Screen:
         self._put(stream, data)
 
     def say(self, text: str) -> None:
-        """Writes what the launcher itself has to say, at once.
+        """Writes a message of the launcher, even while output is held back.
 
-        Lines that are indented belong to the one before.
+        Each line gets a prefix. An indented line belongs to the one before, and
+        gets none.
         """
         lines = "".join(
             f"{line}\n" if line.startswith(" ") else f"keras-dist: {line}\n"
@@ -96,12 +86,12 @@ class Screen:
         self._held = held
 
     def hold(self) -> None:
-        """Holds back what workers write, until `release`."""
+        """Holds the workers' output back until `release`."""
         if self._held is None:
             self._held = []
 
     def release(self) -> None:
-        """Writes what was held back."""
+        """Writes the output that was held back."""
         held, self._held = self._held or [], None
         for stream, data, writer in held:
             self.write(stream, data, writer)
@@ -110,7 +100,7 @@ class Screen:
         self.end_waiting()
         stream = self._streams[name]
         try:
-            # What a notebook has in its place takes text only.
+            # A notebook's stream takes text only.
             binary = getattr(stream, "buffer", None)
             if binary is None:
                 stream.write(data.decode(errors="replace"))
@@ -119,20 +109,14 @@ class Screen:
                 binary.write(data)
             stream.flush()
         except OSError:
-            # A closed terminal, a pager that was left: training goes on.
+            # The terminal was closed, or a pager was left: training goes on.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
 
 
 class Lines:
-    """Shows whole lines, with the worker's name before each.
-
-    Args:
-        screen: The `Screen`.
-        stream: `"stdout"` or `"stderr"`.
-        name: String, what to write before each line.
-    """
+    """A sink that shows whole lines, with the worker's name before each."""
 
     def __init__(self, screen: Screen, stream: StreamName, name: str) -> None:
         self._screen = screen
@@ -165,28 +149,23 @@ class Lines:
 
 
 class Bytes:
-    """Shows everything at once as it is, such as a progress bar.
-
-    Args:
-        screen: The `Screen`.
-        stream: `"stdout"` or `"stderr"`.
-    """
+    """A sink that shows output at once as it is, such as a progress bar."""
 
     def __init__(self, screen: Screen, stream: StreamName) -> None:
         self._screen = screen
         self._stream: StreamName = stream
 
     def write(self, data: bytes) -> None:
-        """Shows it."""
-        # The worker's two streams may share a line.
+        """Shows the output."""
+        # One writer for both streams of the worker, which may share a line.
         self._screen.write(self._stream, data, "chief")
 
     def close(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing, because no output is kept back."""
 
 
 class Tail:
-    """The end of what was written.
+    """A sink that keeps the last `KEPT` bytes.
 
     Example:
 
@@ -201,24 +180,24 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """It, as text."""
+        """The kept bytes, as text."""
         return self._kept.decode(errors="replace")
 
     def write(self, data: bytes) -> None:
-        """Keeps the last of it."""
+        """Adds output, and drops all but the last `KEPT` bytes."""
         self._kept += data
         del self._kept[:-KEPT]
 
     def close(self) -> None:
-        """It stays."""
+        """Does nothing: the text stays."""
 
 
 def on_screen(
     screen: Screen, stream: StreamName, name: str, is_chief: bool
 ) -> Sink:
-    """How a worker's stream is shown.
+    """Returns the sink that shows a worker's stream.
 
-    On a terminal the chief's is passed on byte by byte, so that its progress
+    On a terminal the chief's output is shown byte by byte, so that its progress
     bars move.
     """
     if is_chief and screen.is_terminal(stream):

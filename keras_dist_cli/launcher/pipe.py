@@ -1,4 +1,4 @@
-"""What a process writes, passed on as it comes."""
+"""The output of a process, passed on as it comes."""
 
 import os
 import selectors
@@ -7,7 +7,7 @@ from typing import IO
 
 from keras_dist_cli.launcher.output import Sink
 
-# In bytes.
+# Bytes that are read at once.
 CHUNK = 1 << 16
 
 # The system lets a pipe hold 1 MiB at most.
@@ -15,13 +15,10 @@ CHUNKS_IN_A_PIPE = 16
 
 
 class Pipe:
-    """The reading end of a process' output, and who takes what comes.
+    """The reading end of a process' output, and the sinks that take it.
 
-    Args:
-        stream: The reading end.
-        selector: Where it is registered, with the function to call when there
-            is something to read.
-        sinks: Sequence of `Sink`.
+    It registers with `selector`, with the method to call when there is
+    something to read.
     """
 
     def __init__(
@@ -37,7 +34,7 @@ class Pipe:
         self._sinks = sinks
 
     def pump(self) -> bool:
-        """Passes on a chunk; false if there was nothing to read."""
+        """Passes on a chunk; returns false if there was nothing to read."""
         if self._stream.closed:
             return False
         try:
@@ -53,13 +50,13 @@ class Pipe:
         return True
 
     def drain(self) -> None:
-        """Passes on what the pipe holds, though others may still write."""
+        """Passes on what the pipe holds; its writers may still be alive."""
         for _ in range(CHUNKS_IN_A_PIPE):
             if not self.pump():
                 break
 
     def close(self) -> None:
-        """Passes on the rest, and reads no more."""
+        """Passes on the rest, and closes the pipe and its sinks."""
         self.drain()
         if not self._stream.closed:
             self._selector.unregister(self._stream)

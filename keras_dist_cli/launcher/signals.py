@@ -11,14 +11,11 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """A context in which signals go to the workers.
+    """A context in which the launcher's signals go to the workers.
 
-    A second Ctrl-C ends them at once. A signal that the launcher was started
-    to ignore, as `nohup` does, stays ignored.
-
-    Attributes:
-        received: List of the signals' numbers.
-        group: The `Group` to tell, or `None`.
+    A second Ctrl-C kills them at once. A signal that the launcher was started
+    to ignore, such as SIGHUP under `nohup`, stays ignored. `received` lists the
+    signals' numbers.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Ends the workers of a launcher that was killed.
 
-The kernel ends a worker with its launcher (`guard.py`), but not what the
-worker has started. A process of its own does: it waits at a pipe that closes
-when the launcher is gone, however that came, and then kills all process groups
-that the launcher had named to it.
+The kernel ends a worker with its launcher (`guard.py`), but not the processes
+that the worker has started. The watcher, a process of its own, does: it waits
+at a pipe that closes when the launcher is gone for any reason, and then kills
+all process groups that the launcher had named to it.
 """
 
 import contextlib
@@ -15,35 +15,35 @@ from collections.abc import Iterator
 
 
 class Watcher:
-    """The launcher's end of the pipe."""
+    """The launcher's end of the pipe to the watcher's process."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
 
     def add(self, group: int) -> None:
-        """Names a process group that ends with the launcher."""
+        """Names a process group that is to end with the launcher."""
         self._tell(f"+{group}\n")
 
     def remove(self, group: int) -> None:
-        """Names a process group that has ended."""
+        """Names a process group that has ended by itself."""
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
-        # It may have been killed; the guards are left then.
+        # If the watcher was killed, the guards are left.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode())
 
 
 @contextlib.contextmanager
 def watching() -> Iterator[Watcher]:
-    """A watcher, as long as the context lasts."""
+    """Runs a watcher as long as the context lasts."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__],
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        # Out of reach of what ends the launcher's group.
+        # Signals to the launcher's process group don't reach it.
         start_new_session=True,
     )
     with process:
@@ -51,8 +51,8 @@ def watching() -> Iterator[Watcher]:
 
 
 def main() -> None:
-    """Waits for the launcher's end."""
-    # Only the end of the launcher ends this.
+    """Waits for the launcher's end, and then kills the groups it has named."""
+    # Only the end of the launcher ends the watcher.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     groups: set[int] = set()
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What a user asks to plan, checked."""
+"""The options of `keras-dist plan`, checked."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ STRATEGIES = ("one-device", "mirrored", "central", "multi-worker")
 
 SHARDED = "optimizer sharded"
 
-# An update of theirs is no update of parts.
+# Optimizers that can't update a part of a variable without the rest of it.
 _NEED_WHOLE_VARIABLES = ("adafactor", "lamb", "muon")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy, and how many devices it is to have.
+    """A strategy, and the number of its devices.
 
     Args:
-        strategy: String, one of `STRATEGIES`.
-        devices: Integer, how many compute on each worker; `None` for 1 on one
-            device, and else 8.
-        workers: Integer, how many; `None` for 2 of `multi-worker`, and else 1.
-        parameter_devices: Integer, how many keep variables, of `central`.
-        is_sharded: Boolean, whether replicas share the optimizer's state.
+        strategy: One of `STRATEGIES`.
+        devices: Devices that compute on each worker; `None` for 1 with
+            `one-device`, else 8.
+        workers: `None` for 2 with `multi-worker`, else 1.
+        parameter_devices: Devices that keep the variables of `central`.
+        is_sharded: Whether replicas share the optimizer's state.
     """
 
     strategy: str = "mirrored"
@@ -32,10 +32,7 @@ class Choice:
     is_sharded: bool = False
 
     def check(self, optimizer: str | None) -> None:
-        """Refuses what no strategy does.
-
-        Args:
-            optimizer: String, its name, or `None`.
+        """Refuses combinations of options that no strategy supports.
 
         Raises:
             ValueError: If two options don't go together.
@@ -73,24 +70,24 @@ class Choice:
 
     @property
     def placement(self) -> Placement:
-        """The `Placement` that is asked for."""
+        """The `Placement` of the chosen strategy."""
         return self.placements[self.title]
 
     @property
     def title(self) -> str:
-        """What it is called in `placements`."""
+        """The key of the chosen strategy in `placements`."""
         if self.strategy in ("one-device", "central"):
             return self.strategy.replace("-", " ")
         return SHARDED if self.is_sharded else "mirrored"
 
     @property
     def num_devices(self) -> int:
-        """How many compute on each worker."""
+        """The number of devices that compute on each worker."""
         return self.devices or (1 if self.strategy == "one-device" else 8)
 
     @property
     def placements(self) -> dict[str, Placement]:
-        """What may be done with as many devices, by name."""
+        """All placements on as many devices, by name."""
         workers = self.workers or (2 if self.strategy == "multi-worker" else 1)
         devices = tuple(f"device {i}" for i in range(self.num_devices))
         keepers: tuple[str, ...] = ("parameter device",)

@@ -1,11 +1,11 @@
-"""What is trained, in bytes."""
+"""The bytes of a model and of its optimizer."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The type of variables under each of Keras' dtype policies. Gradients and
-# slots have it too; mixed policies compute in another one.
+# Bytes of one number of a variable under each dtype policy of Keras. Gradients
+# and slots have the same type; mixed policies compute in another one.
 VARIABLE_BYTES = {
     "float16": 2,
     "bfloat16": 2,
@@ -15,8 +15,8 @@ VARIABLE_BYTES = {
     "mixed_bfloat16": 4,
 }
 
-# Slots with the shape of their variable that Keras' optimizers make, as they
-# are by default. Adafactor and Muon are not here: theirs depend on shapes.
+# Slots with the shape of their variable that Keras' optimizers make by default.
+# Adafactor and Muon are missing: their slots depend on the variables' shapes.
 SLOTS = {
     "adadelta": 2,
     "adagrad": 1,
@@ -32,40 +32,37 @@ SLOTS = {
     "sgd": 0,
 }
 
-# The count of steps and the learning rate.
+# Bytes of the step counter and the learning rate.
 _COUNTERS = 8
-# Of the optimizer that Keras wraps around for float16: its own two of those,
-# the scale, and its age.
+# Bytes of the loss-scaling optimizer around it for float16: a step counter and
+# a learning rate of its own, the scale, and the steps since the scale changed.
 _SCALING = 16
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Numbers of one type, that can be cut into parts anywhere.
+    """Numbers of one type that can be split into parts anywhere.
 
-    Args:
-        length: Integer, how many.
-        num_bytes: Integer, of each.
+    There are `length` numbers, of `num_bytes` each.
     """
 
     length: int
     num_bytes: int
 
     def part(self, count: int) -> int:
-        """Bytes of one of `count` equal parts, the last of them padded."""
+        """Returns the bytes of one of `count` parts, the last one padded."""
         return math.ceil(self.length / count) * self.num_bytes
 
 
 @dataclass(frozen=True)
 class Load:
-    """A model and its optimizer.
+    """The bytes of a model's variables and of its optimizer's.
 
     Args:
-        trainable: Integer, bytes of trainable variables. Gradients have as
-            many.
-        frozen: Integer, bytes of the model's other variables.
-        slots: Tuple of `Flat`, what the optimizer keeps for each parameter.
-        counters: Integer, bytes of the optimizer's other variables.
+        trainable: Bytes of trainable variables. Gradients have as many.
+        frozen: Bytes of the model's other variables.
+        slots: What the optimizer keeps for each parameter.
+        counters: Bytes of the optimizer's other variables.
     """
 
     trainable: int
@@ -79,10 +76,9 @@ class Load:
         return self.trainable + self.frozen
 
     def optimizer(self, parts: int = 1) -> int:
-        """Bytes of the optimizer's variables where slots are cut.
+        """Returns the optimizer's bytes on each of `parts` replicas.
 
-        Args:
-            parts: Integer, over how many replicas.
+        Slots are split among the replicas, counters are not.
         """
         return self.counters + sum(flat.part(parts) for flat in self.slots)
 
@@ -93,13 +89,9 @@ def load_of_parameters(
     optimizer: str = "adam",
     slots: int | None = None,
 ) -> Load:
-    """The load of so many parameters, all of them trainable.
+    """Returns the load of a number of parameters, all of them trainable.
 
-    Args:
-        num_parameters: Integer.
-        dtype: String, a dtype policy of Keras.
-        optimizer: String, a name in `SLOTS`.
-        slots: Integer, slots for each parameter, in place of the optimizer's.
+    `slots` replaces the number of slots for each parameter that `SLOTS` has.
 
     Raises:
         ValueError: If a name is unknown.

@@ -1,4 +1,4 @@
-"""Where it is trained, and what devices hold then."""
+"""Placements of variables and replicas, and the memory that they take."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from keras_dist_cli.planning.load import Load
 
 @dataclass(frozen=True)
 class Placement:
-    """Where variables are, and where a step computes.
+    """The devices that keep variables, and those that compute.
 
     Args:
-        devices: Tuple of the names of a worker's devices that compute.
-        keepers: Tuple of the names of its parameter devices, where each
-            variable has one copy only; empty if each device has one.
-        num_workers: Integer, how many workers do the same.
-        is_sharded: Boolean, whether slots are cut over all replicas.
+        devices: Names of a worker's devices that compute.
+        keepers: Names of a worker's parameter devices, where each variable has
+            its only copy; empty if each device has a copy.
+        num_workers: Workers that all have such devices.
+        is_sharded: Whether slots are split over all replicas.
     """
 
     devices: tuple[str, ...]
@@ -25,12 +25,12 @@ class Placement:
 
     @property
     def num_replicas(self) -> int:
-        """Over all workers."""
+        """The number of replicas on all workers."""
         return len(self.devices) * self.num_workers
 
     @property
     def all_devices(self) -> tuple[str, ...]:
-        """Of a worker: those that compute, and then those that only keep."""
+        """A worker's devices: those that compute, then those that only keep."""
         return tuple(dict.fromkeys((*self.devices, *self.keepers)))
 
 
@@ -38,12 +38,8 @@ class Placement:
 class Memory:
     """Bytes on one device.
 
-    Args:
-        parameters: Integer, of the model's variables.
-        optimizer: Integer, of the optimizer's variables.
-        copies: Integer, of values that other devices keep, in a step.
-        gradients: Integer, in a step.
-        activations: Integer, in a step, as far as they are known.
+    `copies` are of values that other devices keep. They, `gradients` and
+    `activations` exist during a step only.
     """
 
     parameters: int = 0
@@ -54,26 +50,22 @@ class Memory:
 
     @property
     def kept(self) -> int:
-        """Between steps."""
+        """Bytes between steps."""
         return self.parameters + self.optimizer
 
     @property
     def most(self) -> int:
-        """In a step."""
+        """Bytes during a step."""
         return self.kept + self.copies + self.gradients + self.activations
 
 
 def memory(
     load: Load, placement: Placement, activations: int = 0
 ) -> dict[str, Memory]:
-    """What each device of a worker holds.
+    """Returns the memory of each device of a worker.
 
-    Several parameter devices are taken to keep equal parts.
-
-    Args:
-        load: `Load`.
-        placement: `Placement`.
-        activations: Integer, bytes of a replica's activations in a step.
+    Several parameter devices are assumed to keep equal parts. `activations` are
+    bytes for each replica.
     """
     keepers = placement.keepers
     if not keepers:

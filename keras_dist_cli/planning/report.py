@@ -1,4 +1,4 @@
-"""What `keras-dist plan` shows."""
+"""The output of `keras-dist plan`."""
 
 import dataclasses
 from typing import Any
@@ -28,14 +28,9 @@ def show(
     choice: Choice,
     activations: int = 0,
 ) -> None:
-    """Prints memory, traffic, and what others would take.
+    """Prints memory and traffic, and a comparison with other strategies.
 
-    Args:
-        console: The `rich` console to write to.
-        what: String, what is trained.
-        load: `Load`.
-        choice: `Choice`.
-        activations: Integer, bytes of a replica's activations in a step.
+    `what` describes the model; `activations` are bytes for each replica.
     """
     placement = choice.placement
     of_devices = memory(load, placement, activations)
@@ -97,21 +92,15 @@ def _beside(load: Load, choice: Choice, activations: int) -> Table:
 
 
 def total_of(sent: tuple[Transfer, ...]) -> int:
-    """Bytes of all kinds."""
+    """Returns the bytes of all transfers."""
     return sum(transfer.total for transfer in sent)
 
 
 def as_json(load: Load, choice: Choice, activations: int = 0) -> dict[str, Any]:
-    """All that was planned, in types that JSON has; in bytes.
+    """Returns the plan and those of other strategies, in types that JSON has.
 
-    Args:
-        load: `Load`.
-        choice: `Choice`.
-        activations: Integer, bytes of a replica's activations in a step.
-
-    Returns:
-        Dict with `"load"`, `"plan"`, the name of what was asked for, and
-        `"plans"`, a dict with each by its name.
+    `"plans"` has each one by its name, and `"plan"` the name of the chosen one.
+    Numbers are bytes.
     """
     return {
         "load": {

@@ -1,4 +1,4 @@
-"""Tables in a terminal, of what is planned."""
+"""Tables of a plan, for a terminal."""
 
 from collections.abc import Hashable
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from keras_dist_cli.planning.traffic import Transfer
 
 T = TypeVar("T", bound=Hashable)
 
-# What a column is like.
+# Options of a column.
 WORDS: dict[str, Any] = {"overflow": "fold"}
 WORD: dict[str, Any] = {"no_wrap": True}
 NUMBER: dict[str, Any] = {"justify": "right", "no_wrap": True}
@@ -36,11 +36,10 @@ _MEMORY = {
 
 
 def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
-    """A table with lines under its head only.
+    """Returns a table with a line under its head only.
 
-    Args:
-        title: String, which may have brackets in it.
-        columns: Pairs of a head, and `WORDS`, `WORD` or `NUMBER`.
+    Each column is a head with `WORDS`, `WORD` or `NUMBER`. Brackets in the
+    title are printed as they are.
     """
     made = Table(
         title=Text(title),
@@ -56,7 +55,7 @@ def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
 
 
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
-    """Pairs of a name and what it has, those that have the same as one."""
+    """Merges pairs that have the same second item; joins their names."""
     found: dict[T, list[str]] = {}
     for name, what in pairs:
         found.setdefault(what, []).append(name)
@@ -66,9 +65,9 @@ def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
 def transfer_rows(
     transfers: Sequence[Transfer],
 ) -> Iterable[tuple[str, str, str, str, str]]:
-    """Of each kind, and of those who send as much, a row.
+    """Yields a row for each kind of transfer and each set of equal senders.
 
-    What is the same as in the row above is empty.
+    Cells that would repeat the row above are empty.
     """
     for transfer in transfers:
         for index, (names, num_bytes) in enumerate(alike(transfer.sent)):
@@ -92,7 +91,7 @@ TRANSFER_COLUMNS = (
 
 
 def transfer_table(transfers: Sequence[Transfer]) -> Table:
-    """Who sends what."""
+    """Returns a table of the bytes that each device or worker sends."""
     made = table(TRANSFER_TITLE, *TRANSFER_COLUMNS)
     for row in transfer_rows(transfers):
         made.add_row(*row)
@@ -100,12 +99,7 @@ def transfer_table(transfers: Sequence[Transfer]) -> Table:
 
 
 def memory_table(title: str, memory: Mapping[str, Memory]) -> Table:
-    """What each device holds; a column for devices that hold the same.
-
-    Args:
-        title: String.
-        memory: Mapping from the names of devices to `Memory`.
-    """
+    """Returns a table of memory; devices that hold the same share a column."""
     groups = alike(memory.items())
     made = table(title, ("", WORD), *((names, NUMBER) for names, _ in groups))
     for head, field in _MEMORY.items():

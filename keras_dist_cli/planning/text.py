@@ -1,4 +1,4 @@
-"""Numbers and names as people write them."""
+"""Readable forms of numbers and names."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _NAME = re.compile(r"(.*\D)(\d+)")
 
 
 def bytes_text(num_bytes: int) -> str:
-    """Bytes with three digits or so, in powers of 1,000.
+    """Returns bytes with about three digits, in powers of 1,000.
 
     Example:
 
@@ -25,10 +25,10 @@ def bytes_text(num_bytes: int) -> str:
 
 
 def read_number(text: str) -> int:
-    """A count as people write it: `7e9`, `7B`, `350M`, `20_000`.
+    """Reads a count as people write it: `7e9`, `7B`, `350M`, `20_000`.
 
     Raises:
-        ValueError: If it is none, or less than 1.
+        ValueError: If the text is no number from 1 to 1e18.
     """
     match = _NUMBER.fullmatch(text.strip().replace("_", "").replace(",", ""))
     suffix = match[2].lower() if match else ""
@@ -45,7 +45,7 @@ def read_number(text: str) -> int:
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Names, those with following numbers as one: `cpu:0-3`.
+    """Joins names; numbers that follow each other become a range: `cpu:0-3`.
 
     Example:
 

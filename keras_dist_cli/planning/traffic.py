@@ -1,4 +1,4 @@
-"""What each step sends."""
+"""The bytes that each step sends."""
 
 import math
 from collections.abc import Mapping
@@ -11,11 +11,10 @@ from keras_dist_cli.planning.placement import Placement
 
 @dataclass(frozen=True)
 class Kept:
-    """What a parameter device keeps of a model.
+    """Bytes of the variables that a parameter device keeps.
 
-    Args:
-        weights: Integer, bytes of the model's variables.
-        trainable: Integer, bytes of those that are trained.
+    `weights` counts all of the model's variables there, `trainable` those that
+    are trained.
     """
 
     weights: int
@@ -24,13 +23,13 @@ class Kept:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a step sends, of one kind.
+    """One kind of traffic in a step.
 
     Args:
-        what: String, such as `"gradients, all-reduce"`.
-        between: String, `"devices"` of a worker, or `"workers"`.
-        sent: Tuple of pairs: the name of who sends, and bytes.
-        total: Integer, the bytes that all send, on all workers.
+        what: Such as `"gradients, all-reduce"`.
+        between: `"devices"` of a worker, or `"workers"`.
+        sent: Pairs of a sender's name and its bytes.
+        total: The bytes that all send, on all workers.
     """
 
     what: str
@@ -39,7 +38,7 @@ class Transfer:
     total: int
 
     def as_json(self) -> dict[str, Any]:
-        """In types that JSON has."""
+        """Returns the transfer in types that JSON has."""
         return {
             "what": self.what,
             "between": self.between,
@@ -53,13 +52,10 @@ def transfers(
     placement: Placement,
     kept: Mapping[str, Kept] | None = None,
 ) -> tuple[Transfer, ...]:
-    """What each step sends; the formulas are in the package's docstring.
+    """Returns the traffic of a step.
 
-    Args:
-        load: `Load`.
-        placement: `Placement`.
-        kept: Mapping from the name of each parameter device to its `Kept`, or
-            `None` for equal parts.
+    The package's docstring has the formulas. `kept` maps the name of each
+    parameter device to its `Kept`; `None` assumes equal parts.
     """
     if placement.keepers:
         local = _to_and_from_keepers(load, placement, kept)
@@ -81,7 +77,7 @@ def _all_reduce(
     times = placement.num_workers if between == "devices" else 1
     if count == 1:
         return ()
-    # Of the whole, because parts of it are rounded.
+    # Computed from the whole, because each part is rounded up.
     total = 2 * (count - 1) * num_bytes
     if not placement.is_sharded:
         each = math.ceil(total / count)

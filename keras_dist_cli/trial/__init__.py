@@ -1,1 +1,1 @@
-"""What `keras-dist test` tries, and what comes of it."""
+"""The trials of `keras-dist test`, and their results."""

@@ -1,4 +1,4 @@
-"""What `keras-dist test` shows."""
+"""The report of `keras-dist test`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,11 +28,7 @@ _STYLES = {
 
 
 class Bar:
-    """A bar on a terminal, nothing elsewhere.
-
-    Args:
-        console: The `rich` console to write to.
-    """
+    """A progress bar on a terminal; nothing elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -54,7 +50,7 @@ class Bar:
         self._progress.stop()
 
     def begin(self, backend: str, row: str, total: int) -> None:
-        """Shows what is tried now."""
+        """Shows the row that is being tried."""
         if backend not in self._tasks:
             self._tasks[backend] = self._progress.add_task("", total=None)
         self._progress.update(
@@ -64,18 +60,13 @@ class Bar:
         )
 
     def end(self, result: Result) -> None:
-        """Goes on."""
+        """Advances the bar of the result's backend."""
         if result.backend in self._tasks:
             self._progress.advance(self._tasks[result.backend])
 
 
 def show(console: Console, results: Sequence[Result]) -> None:
-    """Prints a table, what failing processes wrote, and how many there are.
-
-    Args:
-        console: The `rich` console to write to.
-        results: Sequence of `Result`.
-    """
+    """Prints a table, the output of failed processes, and a count by status."""
     made = table(
         "",
         ("Backend", WORD),
@@ -113,18 +104,16 @@ def show(console: Console, results: Sequence[Result]) -> None:
 
 
 def number_of(results: Sequence[Result], status: Status) -> int:
-    """How many results have a status."""
+    """Returns the number of results with a status."""
     return sum(each.status is status for each in results)
 
 
 def states_of(
     results: Sequence[Result], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Which backends start, as `keras-dist info` has it.
+    """Returns the state of each backend, in the form that `problem_of` takes.
 
-    Args:
-        results: Sequence of `Result`.
-        names: Sequence of the names of backends.
+    A backend that has a result of the row `STARTS` did not start.
     """
     states: dict[str, dict[str, Any]] = {
         name: {"works": True} for name in names
@@ -146,13 +135,10 @@ def as_json(
     versions: dict[str, str],
     problem: str,
 ) -> dict[str, Any]:
-    """All of it, in types that JSON has.
+    """Returns all results, in types that JSON has.
 
-    Args:
-        results: Sequence of `Result`.
-        seen: Dict of what each backend sees.
-        versions: Dict of versions.
-        problem: String, why `import keras` fails; empty if it does not.
+    `seen` is what each backend sees; `problem` is the reason why `import keras`
+    fails, empty if it works.
     """
     return {
         "versions": versions,

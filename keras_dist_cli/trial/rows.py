@@ -1,4 +1,4 @@
-"""Rows: what is tried with a backend, and what came of it."""
+"""Rows: the trials of a backend, and their results."""
 
 import enum
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ from typing import Any
 from keras_dist_cli.inspection.packages import Backend
 from keras_dist_cli.planning.text import names_text
 
-# Sums of float32 in another order end up a few 1e-7 apart. One batch whose
-# rows have the wrong weight makes it 1e-3 or more.
+# Another order of float32 sums changes weights by a few 1e-7. One batch whose
+# rows have the wrong weight changes them by 1e-3 or more.
 TOLERANCE = 1e-5
-# Accelerators may add and multiply in several ways.
+# Accelerators may choose among several algorithms for sums and products.
 ACCELERATOR_TOLERANCE = 2e-4
 
 
 class Place(enum.Enum):
-    """Which devices the process of a row is to see."""
+    """The devices that the process of a row sees."""
 
     CPU = "cpu"
     ACCELERATORS = "accelerators"
 
 
 class Status(enum.StrEnum):
-    """What came of a row."""
+    """The status of a row that was tried or skipped."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -34,15 +34,11 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """Something to try.
+    """One trial of a backend.
 
-    Args:
-        name: String, for the table.
-        place: `Place`.
-        job: String, what the backend's process is to do; empty to skip it.
-        arguments: Mapping of what it is given.
-        reason: String, why it is skipped.
-        fix: String, what to do so that it is not.
+    `job` names the work that the backend's process does with `arguments`.
+    Without a job, the row is skipped: `reason` says why, and `fix` what to do
+    about it.
     """
 
     name: str
@@ -55,17 +51,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it.
+    """The result of one row.
 
-    Args:
-        backend: String.
-        name: String, the row's.
-        status: `Status`.
-        details: String, what was found, or the reason.
-        fix: String, what to do.
-        seconds: Float.
-        last_lines: String, what its process wrote last, if it failed.
-        report: Dict, what `strategy.verify` found, of `--model`.
+    `details` is a finding or a reason, and `fix` what to do. `last_lines` is
+    the end of the process' output if it failed, or with `--model` the text of
+    the report. `report` is the report of `strategy.verify` on `--model`.
     """
 
     backend: str
@@ -80,14 +70,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for.
+    """The options of `keras-dist test`.
 
-    Args:
-        workers: Integer, processes to train over, or 0 for none.
-        devices: Integer, the most virtual CPU devices.
-        timeout: Float, seconds that a row may take.
-        model: String, `"module:function"` of a user's model to train, or
-            empty for ours.
+    `workers` is the number of processes to train over, or 0; `devices` the
+    largest number of virtual CPU devices; `timeout` the seconds that a row may
+    take; `model` the user's `"module:function"`, or empty.
     """
 
     workers: int = 0
@@ -99,12 +86,9 @@ class Settings:
 def rows_for(
     backend: Backend, seen: Mapping[str, Any], settings: Settings
 ) -> list[Row]:
-    """What to try with a backend that works.
+    """Returns the rows to try with a backend that starts.
 
-    Args:
-        backend: `Backend`.
-        seen: Mapping of what its process sees.
-        settings: `Settings`.
+    `seen` is the first answer of the backend's process.
     """
     accelerators = [d for d in seen["devices"] if not d.startswith("cpu:")]
     two = _cpus(min(2, settings.devices))
@@ -188,7 +172,8 @@ def _over_workers(num_accelerators: int, settings: Settings) -> list[Row]:
     count = settings.workers
     if not count:
         return [Row("workers", reason="not asked for", fix="--workers 2")]
-    # It ends its workers before its own process is ended.
+    # Shorter than the row's limit, so that the process can end its workers
+    # before it is killed.
     timeout = max(1.0, settings.timeout - 5.0)
     arguments: dict[str, Any] = {"workers": count, "timeout": timeout}
     if settings.model:

@@ -1,4 +1,4 @@
-"""Trial: tries all rows of a backend, whatever becomes of its process."""
+"""Runs all rows of one backend, even if its process ends or hangs."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from keras_dist_cli.trial.rows import rows_for
 STARTS = "starts"
 REPORT = "report it, with what `keras-dist info` prints: it should not happen"
 _LONGER = "try a longer --timeout; if it never ends, report it"
-# Each framework has its own way to multiply in full precision.
+# Each framework has its own variable for products in full precision.
 _EXACT = {
     "NVIDIA_TF32_OVERRIDE": "0",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
@@ -26,17 +26,12 @@ _EXACT = {
 
 
 class Trial:
-    """Tries what there is to try with one backend.
+    """Runs the rows of one backend.
 
     A process does one row after another. If it ends, or takes too long, that
-    row has failed, and another process does the others.
-
-    Args:
-        backend: `Backend`.
-        settings: `Settings`.
-        begin: Called with the backend's name, the name of the row that
-            begins, and how many rows there are (0 if not known yet).
-        end: Called with each `Result`.
+    row has failed, and a new process does the others. `begin` is called with
+    the backend's name, the name of the row that begins, and the number of rows
+    (0 if not known yet); `end` with each `Result`.
     """
 
     def __init__(
@@ -55,10 +50,9 @@ class Trial:
         self._has_accelerators = False
 
     def run(self) -> dict[str, Any] | None:
-        """Tries all rows.
+        """Runs all rows, and returns what the backend sees (or `None`).
 
-        Returns:
-            What its process sees, or `None` if it does not start.
+        It is `None` if the backend is not installed or can't start.
         """
         name = self._backend.name
         if not self._backend.is_installed:
@@ -89,7 +83,7 @@ class Trial:
         self._has_accelerators = any(
             row.place is Place.ACCELERATORS for row in rows
         )
-        # Those of one place after another, because of their process.
+        # Sorted by place, because each place needs a process of its own.
         for row in sorted(rows, key=self._moves):
             self._begin(self._backend.name, row.name, len(rows))
             self._end(self._try(row))
@@ -142,7 +136,7 @@ class Trial:
         )
 
     def _needed(self, row: Row) -> Place:
-        """Without accelerators, one process is for all rows."""
+        """Returns a row's place; without accelerators, all rows share one."""
         return row.place if self._has_accelerators else Place.ACCELERATORS
 
     def _start(self, place: Place) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""What `keras-dist test` and `keras-dist info` do with Keras.
+"""The parts of `keras-dist test` and `keras-dist info` that use Keras.
 
 Each backend has a process of its own, `python -m keras_dist.launch.self_test`,
-which tells what it sees and then does one job after another.
+which describes what it sees and then does one job after another.
 """

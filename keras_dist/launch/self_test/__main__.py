@@ -1,7 +1,8 @@
-"""The process of one backend: says what it sees, then does what it is told.
+"""The process of one backend, which describes itself and then does jobs.
 
-Its argument is a file descriptor for replies, a line of JSON each. The first
-says what there is; others answer the lines of JSON on standard input.
+The argument is a file descriptor for replies, a line of JSON each. The first
+reply describes the backend and its devices; the others answer the lines of JSON
+on standard input.
 """
 
 import json
@@ -32,10 +33,9 @@ _JOBS: dict[str, Callable[..., "str | Report"]] = {
 
 
 def main(channel: int) -> None:
-    """Answers until standard input is at its end.
+    """Replies to requests until standard input ends.
 
-    Args:
-        channel: Integer, the file descriptor for replies.
+    `channel` is the file descriptor for replies.
     """
     os.set_inheritable(channel, False)
     with os.fdopen(channel, "w") as replies:
@@ -64,7 +64,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             name = ""
         return {
             "error": f"{name}{error}",
-            # Its message says what to do.
+            # The messages of these errors say what to do.
             "is_ours": isinstance(error, KerasDistError),
             "is_late": isinstance(error, TimeoutError),
         }

@@ -1,4 +1,4 @@
-"""What replicas exchange: run, reduce and gather once."""
+"""A test of `run` and of the collectives of replicas."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +12,9 @@ from keras_dist.strategies.mirrored import MirroredStrategy
 
 
 def check_collectives(devices: Sequence[str]) -> str:
-    """Runs a function on each device and combines what comes back.
+    """Runs a function on each device, and checks collectives of its results.
 
-    Args:
-        devices: Sequence of names of devices.
-
-    Returns:
-        What was found, in words.
+    Returns the names of what was checked.
 
     Raises:
         DifferentNumbersError: If a number is not what it should be.

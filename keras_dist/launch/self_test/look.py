@@ -1,4 +1,4 @@
-"""What a backend's process sees."""
+"""A description of a backend's process."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from keras_dist.plugin.virtual import list_devices
 
 
 def look() -> dict[str, Any]:
-    """The backend, its devices and the cluster, in types that JSON has.
+    """Returns the backend, its devices and the cluster, in types that JSON has.
 
-    What can't be told is said instead, under `"error"`.
+    If the cluster can't be read, `"cluster"` has the reason under `"error"`.
     """
     return {
         "backend": keras.backend.backend(),

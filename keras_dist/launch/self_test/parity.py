@@ -1,7 +1,7 @@
 """A small training, under a strategy and with plain Keras.
 
-It has what goes wrong first: a last batch that does not divide, statistics of
-the whole batch, clipping by a norm that all gradients have a part in, a metric.
+It includes what fails first: a last batch that does not divide, statistics of
+the whole batch, clipping by the norm of all gradients, a metric.
 """
 
 import functools
@@ -29,27 +29,21 @@ Array = NDArray[np.float32]
 
 
 class DifferentNumbersError(Exception):
-    """A strategy gives other numbers than one device."""
+    """Raised when a strategy gives other numbers than one device."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training left behind.
-
-    Args:
-        weights: List of arrays.
-        logs: Dict of floats, of the epoch.
-    """
+    """The weights and the epoch's logs after a training."""
 
     weights: list[Array]
     logs: dict[str, float]
 
 
 def data() -> tuple[Array, Array]:
-    """Digits of scikit-learn if it is installed, else made-up ones.
+    """Returns digits of scikit-learn if it is installed, else made-up ones.
 
-    Returns:
-        Arrays of shape `(NUM_ROWS, NUM_FEATURES)` and `(NUM_ROWS,)`.
+    The arrays have the shapes `(NUM_ROWS, NUM_FEATURES)` and `(NUM_ROWS,)`.
     """
     if importlib.util.find_spec("sklearn") is not None:
         from sklearn.datasets import load_digits
@@ -65,7 +59,7 @@ def data() -> tuple[Array, Array]:
 
 
 def build_model() -> keras.Model:
-    """A compiled model with smooth activations.
+    """Returns a compiled model with smooth activations.
 
     At the kink of a ReLU, the last digit turns a gradient on or off.
     """
@@ -88,12 +82,7 @@ def build_model() -> keras.Model:
 
 
 def train(model: keras.Model, initial: Sequence[Array]) -> Outcome:
-    """Fits a model for an epoch.
-
-    Args:
-        model: The `keras.Model`.
-        initial: Sequence of arrays, the weights it starts with.
-    """
+    """Fits a model for one epoch, from the weights `initial` on."""
     model.set_weights(list(initial))
     x, y = data()
     history = model.fit(
@@ -105,29 +94,22 @@ def train(model: keras.Model, initial: Sequence[Array]) -> Outcome:
 
 @functools.cache
 def initial_weights() -> list[Array]:
-    """What every model starts with."""
+    """Returns the weights that every model starts with."""
     weights: list[Array] = build_model().get_weights()
     return weights
 
 
 @functools.cache
 def plain() -> Outcome:
-    """What plain Keras gives."""
+    """Returns the outcome with plain Keras."""
     return train(build_model(), initial_weights())
 
 
 def check_same(outcome: Outcome, tolerance: float) -> str:
-    """Compares with plain Keras.
-
-    Args:
-        outcome: `Outcome`.
-        tolerance: Float, the largest difference that is none.
-
-    Returns:
-        What was found, in words.
+    """Compares an outcome with that of plain Keras, and describes the result.
 
     Raises:
-        DifferentNumbersError: If anything differs by more.
+        DifferentNumbersError: If anything differs by more than `tolerance`.
     """
     expected = plain()
     weights = max(
@@ -147,11 +129,9 @@ def check_same(outcome: Outcome, tolerance: float) -> str:
 
 
 def make_strategy(kind: str, devices: Sequence[str]) -> Strategy:
-    """A strategy.
+    """Returns a strategy on these devices.
 
-    Args:
-        kind: String, `"one"`, `"mirrored"`, `"sharded"` or `"central"`.
-        devices: Sequence of names of devices.
+    `kind` is `"one"`, `"mirrored"`, `"sharded"` or `"central"`.
     """
     if kind == "one":
         return OneDeviceStrategy(devices[0])
@@ -161,18 +141,10 @@ def make_strategy(kind: str, devices: Sequence[str]) -> Strategy:
 
 
 def compare(kind: str, devices: Sequence[str], tolerance: float) -> str:
-    """Trains under a strategy and with plain Keras.
-
-    Args:
-        kind: As for `make_strategy`.
-        devices: Sequence of names of devices.
-        tolerance: Float, for `check_same`.
-
-    Returns:
-        What was found, in words.
+    """Trains under a strategy, and compares with plain Keras.
 
     Raises:
-        DifferentNumbersError: If numbers differ.
+        DifferentNumbersError: If anything differs by more than `tolerance`.
     """
     initial = initial_weights()
     with make_strategy(kind, devices).scope():
@@ -181,7 +153,7 @@ def compare(kind: str, devices: Sequence[str], tolerance: float) -> str:
 
 
 def as_worker(initial: Any) -> Outcome:
-    """The training of one of several workers."""
+    """Trains on one of several workers, and returns the outcome."""
     from keras_dist.strategies.multi_worker_mirrored import (
         MultiWorkerMirroredStrategy,
     )

@@ -1,4 +1,4 @@
-"""`keras-dist test --model`: a user's model in each way of training."""
+"""The trials of `keras-dist test --model`, with a user's model."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -16,20 +16,18 @@ from keras_dist.verification.report import Report
 
 
 class RefusedError(Exception):
-    """The model can't be trained in one of the ways, and says so."""
+    """Raised when the state of a user's optimizer can't be sharded."""
 
 
 def verify_model(model: str, kind: str, devices: Sequence[str]) -> Report:
     """Compares a user's model on devices of this process with one device.
 
-    Args:
-        model: String, `"module:function"`. It returns a compiled model, `x`,
-            and, if there are any, `y` and sample weights.
-        kind: String, `"one"`, `"mirrored"`, `"sharded"` or `"central"`.
-        devices: Sequence of names of devices.
+    `model` is `"module:function"`; the function returns a compiled model, `x`,
+    and, if there are any, `y` and sample weights. `kind` is that of
+    `make_strategy`.
 
     Raises:
-        UnsupportedModelError: If the function gives something else, or its
+        UnsupportedModelError: If the function returns something else, or its
             model is refused.
         RefusedError: If the optimizer's state can't be sharded.
     """
@@ -44,14 +42,11 @@ def verify_model(model: str, kind: str, devices: Sequence[str]) -> Report:
 def verify_workers(
     model: str, workers: int, devices: int | None, timeout: float
 ) -> Report:
-    """Compares a user's model over processes with one device in each.
+    """Compares a user's model over several processes with one device in each.
 
-    Args:
-        model: As for `verify_model`.
-        workers: Integer, number of processes.
-        devices: Integer, virtual CPU devices of each, or `None` for the
-            accelerators that each gets.
-        timeout: Float, seconds that all may take.
+    `devices` is the number of virtual CPU devices of each process, or `None`
+    for the accelerators that each gets. `timeout` is in seconds, for all of
+    them.
 
     Raises:
         UnsupportedModelError: As for `verify_model`.
@@ -60,7 +55,7 @@ def verify_workers(
     reports = launch(
         _as_worker, (model,), workers=workers, devices=devices, timeout=timeout
     )
-    # All workers have the same.
+    # All workers have the same report.
     return Report.from_dict(reports[0])
 
 

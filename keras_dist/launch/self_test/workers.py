@@ -1,4 +1,4 @@
-"""The training over several workers."""
+"""The training of the self test, over several workers."""
 
 from keras_dist.launch.function import launch
 from keras_dist.launch.self_test.parity import DifferentNumbersError
@@ -10,17 +10,11 @@ from keras_dist.launch.self_test.parity import initial_weights
 def compare_workers(
     workers: int, devices: int | None, timeout: float, tolerance: float
 ) -> str:
-    """Trains over several processes, and with plain Keras in this one.
+    """Trains over several processes, and compares with plain Keras in this one.
 
-    Args:
-        workers: Integer, number of processes.
-        devices: Integer, virtual CPU devices of each, or `None` for the
-            accelerators that each gets.
-        timeout: Float, seconds that all may take.
-        tolerance: Float, the largest difference that is none.
-
-    Returns:
-        What was found, in words.
+    `devices` is the number of virtual CPU devices of each process, or `None`
+    for the accelerators that each gets. `timeout` is in seconds, for all of
+    them.
 
     Raises:
         DifferentNumbersError: If numbers differ.
