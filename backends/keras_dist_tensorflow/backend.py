@@ -59,8 +59,8 @@ class TensorFlowBackend(
 
     def __init__(self) -> None:
         self._compiler = TensorFlowCompiler(1)
-        # Installed before the first strategy: optimizers are applied in
-        # meetings, which are outside of any strategy's scope.
+        # Wraps `apply` before a strategy does, because the wrapper in which
+        # replicas meet has to be outside of this one.
         install_barrier()
         self._workers: TensorFlowWorkers | None = None
 

@@ -80,7 +80,7 @@ def cut_batch(
 
 
 def _all_equal(counts: list[Any]) -> Any:
-    """Compares row counts; returns a tensor if only the data has them."""
+    """Returns whether row counts are equal, as a tensor if not known yet."""
     if all(n is counts[0] for n in counts):
         return True
     known = {n for n in counts if isinstance(n, int)}

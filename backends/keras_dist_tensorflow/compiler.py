@@ -32,7 +32,7 @@ _Named = Mapping[str, Any] | None
 
 
 class TensorFlowCompiler(Compiler):
-    """Traces each function once and keeps the trace while the function lives.
+    """Keeps the `tf.function`s of each function while the function lives.
 
     Attributes:
         scope: Callable that gives a context manager, entered around calls.

@@ -44,7 +44,7 @@ class Owner(enum.IntEnum):
     Of several workers' answers the largest counts, as the most certain.
     """
 
-    # A replica has one index and one row: `ROWS` and `BATCH` look alike.
+    # Each replica has one index and one row: `ROWS` and `BATCH` look alike.
     UNKNOWN = 0
     # One for each row: all equal, as many on each replica as it has rows.
     ROWS = 1

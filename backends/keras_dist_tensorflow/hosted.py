@@ -140,7 +140,7 @@ def _in_graph(graph: Any, scope: str, index: int) -> Iterator[None]:
 
 
 def capture_thread() -> Callable[[], None]:
-    """Returns a function that gives this thread's state to its own thread."""
+    """Captures this thread's state in a function that sets it in another."""
     with tf.init_scope():
         state = thread_state()
     return functools.partial(inherit_thread_state, state)

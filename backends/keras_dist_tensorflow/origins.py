@@ -1,4 +1,4 @@
-"""Origins of tensors: the indices of sparse gradients, traced to rows or not.
+"""Origins of tensors: indices that were computed from rows, and others.
 
 A sparse gradient has one row for each index that is looked up, and optimizers
 treat rows one by one: Adam squares each. If indices were computed from rows of
@@ -168,7 +168,7 @@ def _alike(how: Made, also: Made) -> bool:
 
 
 def _is_size_of_another_axis(how: Made) -> bool:
-    """Returns whether it takes sizes out of a shape, but not that of axis 0."""
+    """Returns whether an operation takes sizes of a shape, but not axis 0's."""
     if how.kind == "Unpack":
         return how.output > 0 and _is_shape(how.inputs[0])
     if how.kind not in ("StridedSlice", "GatherV2") or not _is_shape(

@@ -50,7 +50,7 @@ class ReplicaExecutor(StepExecutor):
     ) -> None:
         super().__init__(plan, workers)
         # On CPU devices, the collectives of two models can be mistaken for
-        # each other; sums on one device have no such keys.
+        # each other's; sums on one device can't.
         self._native = tf.distribute.MirroredStrategy(
             [native_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),

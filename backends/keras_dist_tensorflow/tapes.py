@@ -74,7 +74,7 @@ def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Scales `gradient` of sums over rows to that of the global batch."""
+    """Makes `gradient` scale gradients of sums over rows by `total / rows`."""
 
     @functools.wraps(original)
     def gradient(

@@ -12,7 +12,10 @@ from keras_dist_tensorflow import internals
 
 
 def register() -> None:
-    """Makes our values nests of `tf.nest`, and native values ours by type."""
+    """Registers our values as nests of `tf.nest`, and native ones as ours.
+
+    `for` loops over distributed datasets become part of a traced graph.
+    """
     DistributedValues.register(tf.distribute.DistributedValues)
     PerReplica.register(tf.types.experimental.distributed.PerReplica)
     kinds: tuple[Any, ...] = (PerReplica, Mirrored)

@@ -67,7 +67,7 @@ _moves_so_far = 0
 
 
 def moves_so_far() -> int:
-    """Returns how often a variable got a new `tf.Variable`, in the process."""
+    """Returns the number of `tf.Variable`s replaced so far in the process."""
     return _moves_so_far
 
 
@@ -208,7 +208,7 @@ _current = _Current()
 def creates_mirrored(
     native: tf.distribute.Strategy, primary: Device
 ) -> contextlib.AbstractContextManager[Any]:
-    """Returns a scope whose variables have a copy on each of native's devices.
+    """Returns a scope whose variables have a copy on each device of a strategy.
 
     Metric states have one copy, on `primary`. It is not the strategy's own
     scope, because models of other strategies, or of none, can't be read,

@@ -9,7 +9,7 @@ from keras_dist.training.keras_internals import thread_state
 
 
 def capture_thread() -> Callable[[], None]:
-    """Returns a function that gives this thread's state to its own thread."""
+    """Captures this thread's state in a function that sets it in another."""
     state = thread_state()
     gradients = torch.is_grad_enabled()
     types = {"cpu"}

@@ -1,10 +1,9 @@
 """Transfers of variables and gradients between devices, in large pieces.
 
-A replica on another device than the variables is sent all variables at its
-first read, in one copy. Its gradients come back in one copy, or in a few large
-ones. For that, variables that are read together lie in one piece of memory, of
-which each `Parameter` is a view. Devices that share memory, as virtual ones
-do, need no transfers.
+Variables that were read in one round are packed into one buffer, of which each
+`Parameter` is a view. From then on, a replica on another device is sent the
+whole pack at its first read. Its gradients come back in one copy, or in a few
+large ones. Devices that share memory, as virtual ones do, need no transfers.
 """
 
 import weakref
