@@ -1,4 +1,4 @@
-"""Addresses of workers: whether they can be used."""
+"""Addresses of workers, and checks that they can be used."""
 
 import errno
 import ipaddress
@@ -8,7 +8,7 @@ import time
 from keras_dist.core.cluster import Cluster
 from keras_dist.errors import ClusterError
 
-# Seconds that other workers' names may take to be known: some schedulers
+# Seconds to wait until other workers' host names resolve: some schedulers
 # announce a host when it starts.
 NAMING = 60.0
 
@@ -16,15 +16,12 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def check_addresses(cluster: Cluster, seconds: float) -> None:
-    """Refuses names that nobody knows, and an own port that is in use.
+    """Checks that all host names resolve and that this worker's port is free.
 
-    Args:
-        cluster: The `Cluster`.
-        seconds: Float, how long other workers' names may take to be known, up
-            to a minute.
+    Waits up to `seconds`, and at most a minute, for other workers' names.
 
     Raises:
-        ClusterError: If there is one.
+        ClusterError: For an unknown host or a port that can't be used.
     """
     deadline = time.monotonic() + min(seconds, NAMING)
     for index, address in enumerate(cluster.addresses):
@@ -41,13 +38,13 @@ def check_addresses(cluster: Cluster, seconds: float) -> None:
 
 
 def split(address: str) -> tuple[str, int]:
-    """The host and the port of `"host:port"`."""
+    """Splits `"host:port"`, without the brackets of an IPv6 address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def ip_addresses(host: str) -> list[IPAddress]:
-    """What a name stands for; nothing if nobody knows it."""
+    """Resolves a host name; returns an empty list if it is unknown."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -56,7 +53,7 @@ def ip_addresses(host: str) -> list[IPAddress]:
 
 
 def is_of_this_machine(ip: IPAddress) -> bool:
-    """Whether an interface of this machine has an address."""
+    """Returns whether an interface of this machine has an address."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -68,7 +65,8 @@ def is_of_this_machine(ip: IPAddress) -> bool:
 
 def _check_port(index: int, own: str) -> None:
     with socket.socket() as probe:
-        # As TensorFlow does, or a port that was in use just now is not free.
+        # As TensorFlow does: otherwise a port that was closed just now counts
+        # as in use.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", split(own)[1]))

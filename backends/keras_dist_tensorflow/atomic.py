@@ -1,8 +1,8 @@
-"""Steps that fail while they run assign nothing.
+"""Atomic steps: a step that fails while its graph runs assigns nothing.
 
-In a graph, an assignment runs as soon as its value is there, so that
+In a graph, an assignment runs as soon as its value is computed, so that
 `optimizer.iterations` may count a step whose forward pass fails elsewhere.
-Here assignments wait for the gradients, and so for all of what made them.
+Here assignments wait for all gradients, and so for all operations before them.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ _current = _Current()
 
 
 class Barrier:
-    """What assignments in a step's meetings wait for.
+    """Control dependencies of the assignments in a step's meetings.
 
     Attributes:
-        checks: List of operations that fail if a step must not go on.
+        checks: List of operations that fail if the step must not go on.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Barrier:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Makes what is added to the graph wait for what passed so far."""
+        """Makes new operations wait for the gradients and checks so far."""
         before, _current.barrier = _current.barrier, self
         try:
             with tf.control_dependencies([*self._tensors, *self.checks]):
@@ -47,20 +47,20 @@ class Barrier:
             _current.barrier = before
 
     def passed(self, tensors: list[Any]) -> None:
-        """Adds tensors to wait for."""
+        """Sets the tensors that later assignments wait for."""
         if not tf.executing_eagerly():
             self._tensors = tensors
 
 
 def wait_for(check: Any) -> None:
-    """Makes what a step assigns from now on wait for an operation."""
+    """Makes later assignments of the current step wait for an operation."""
     if _current.barrier is not None:
         _current.barrier.checks.append(check)
 
 
 @functools.cache
 def install_barrier() -> None:
-    """Makes the updates by optimizers that belong to a strategy wait."""
+    """Makes optimizers of a strategy update once all gradients are there."""
     for optimizer in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
@@ -70,7 +70,7 @@ def install_barrier() -> None:
 
 @functools.cache
 def install_building() -> None:
-    """Makes optimizers that a compiled function builds outlive its trace."""
+    """Makes a compiled function build optimizers outside of its graph."""
     for optimizer in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
@@ -90,7 +90,8 @@ def _built_outside(original: Any) -> Any:
         ):
             trainable_variables = list(trainable_variables)
             device = trainable_variables[0].value.device
-            # Else initial values would wait for gradients, maybe in a loop.
+            # In the graph, initial values would wait for the gradients, which
+            # may be in a loop.
             with (
                 tf.init_scope(),
                 tf.device(device),
@@ -117,8 +118,8 @@ def _waiting(original: Any) -> Any:
                 original(self, grads, trainable_variables)
         finally:
             _current.barrier = barrier
-        # Not those of an optimizer inside of another one, whose gradients
-        # may be in a branch.
+        # `None` for an optimizer inside of another one, such as that of
+        # `LossScaleOptimizer`: its gradients may be in a branch.
         if barrier is not None:
             barrier.passed(tensors)
 

@@ -1,4 +1,4 @@
-"""Devices and executors on TensorFlow."""
+"""The TensorFlow plugin: its devices, executors and workers."""
 
 import sys
 from collections.abc import Callable
@@ -55,11 +55,12 @@ class TensorFlowBackend(
     BenchmarksWorkers,
     MeasuresMemory,
 ):
-    """TensorFlow's logical devices."""
+    """The `Backend` over TensorFlow's logical devices."""
 
     def __init__(self) -> None:
         self._compiler = TensorFlowCompiler(1)
-        # Before any strategy is there: replicas meet outside of it.
+        # Wraps `apply` before a strategy does, because the wrapper in which
+        # replicas meet has to be outside of this one.
         install_barrier()
         self._workers: TensorFlowWorkers | None = None
 
@@ -126,7 +127,8 @@ class TensorFlowBackend(
         pieces = [prefix]
         for value in values:
             pieces += [value, sep]
-        # In one piece, because replicas print at the same time.
+        # One string, so that the lines of replicas that print at the same
+        # time do not mix.
         tf.print(
             *(pieces[:-1] if values else pieces),
             sep="",

@@ -1,4 +1,4 @@
-"""Cutting a global batch into the rows of each replica."""
+"""Splits of a global batch into the rows of each replica."""
 
 from typing import Any
 
@@ -17,22 +17,22 @@ def cut_batch(
     unequal: UnequalLengths | None = None,
     is_whole: bool = False,
 ) -> tuple[list[Any], list[Share], list[Any]]:
-    """The rows of each replica, in order.
+    """Splits a batch into the rows of each replica, in order.
 
-    A replica whose share is empty gets the first row all the same, because
-    every replica takes part in every meeting; its share says that the row
-    counts nowhere.
+    A replica with an empty share gets the first row all the same, because
+    every replica takes part in every meeting; its share has 0 rows, so that
+    the row has no weight.
 
     Args:
         batch: Nested structure of arrays, tensors, ragged or sparse tensors.
-            If they do not all have the same number of rows, nobody knows
-            which axis is the batch's: the first replica's share is all of
-            it.
+            If they differ in their numbers of rows, the batch axis is
+            ambiguous: the first replica's share is the whole batch.
         parts: Integer, number of replicas, over all workers.
-        own: Slice, which of them are asked for.
-        unequal: `UnequalLengths`, which says of a batch that it is not cut,
-            or `None` to say nothing.
-        is_whole: Boolean, whether the first replica's share is all of it.
+        own: Slice of the replicas whose rows are returned.
+        unequal: `UnequalLengths`, which warns of such an ambiguous batch, or
+            `None` for no warning.
+        is_whole: Boolean, whether the first replica's share is the whole
+            batch in any case.
 
     Returns:
         Tuple of a list of nested structures like `batch`, a list of
@@ -40,7 +40,7 @@ def cut_batch(
         all workers begins and, in the end, the number of rows.
 
     Raises:
-        ValueError: If there are no rows.
+        ValueError: If no array has rows.
     """
     leaves = tree.flatten(batch)
     rows = [_row_count(leaf) for leaf in leaves]
@@ -56,7 +56,7 @@ def cut_batch(
         _tell_unless(alike, known, unequal)
     if is_whole:
         alike = False
-    # If rows are not alike, all of them are the first replica's.
+    # If the numbers of rows differ, replica 0 has all of them.
     edges = [
         edge if index == 0 else _where(alike, edge, total)
         for index, edge in enumerate(bounds(total, parts))
@@ -80,7 +80,7 @@ def cut_batch(
 
 
 def _all_equal(counts: list[Any]) -> Any:
-    """Whether all are equal: a boolean, or a tensor if the data decides."""
+    """Returns whether row counts are equal, as a tensor if not known yet."""
     if all(n is counts[0] for n in counts):
         return True
     known = {n for n in counts if isinstance(n, int)}
@@ -108,7 +108,7 @@ def _tell_unless(
         tf.py_function(tell, counts, [])
         return False
 
-    # Only the data says it, while the graph runs.
+    # The numbers of rows are known only while the graph runs.
     tf.cond(alike, lambda: True, told)
 
 
@@ -119,7 +119,7 @@ def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
 
 
 def _row_count(leaf: Any) -> Any:
-    """Rows of a leaf: an integer, a scalar tensor, or `None` without any."""
+    """Returns a leaf's rows: an integer, a scalar tensor, or `None`."""
     shape = getattr(leaf, "shape", None)
     if shape is None or (
         shape.rank == 0 if isinstance(shape, tf.TensorShape) else not shape

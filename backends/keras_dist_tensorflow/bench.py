@@ -1,4 +1,4 @@
-"""What `keras-dist bench` compares our loops with on TensorFlow."""
+"""The native loop of `keras-dist bench` on TensorFlow."""
 
 import contextlib
 import itertools
@@ -21,11 +21,7 @@ NATIVE_LOOP_TEXT = (
 
 
 class NativeLoop(Loop):
-    """tf.function and, with several devices, tf.distribute.
-
-    Args:
-        setting: `Setting`.
-    """
+    """A tf.function and, with several devices, tf.distribute."""
 
     def __init__(self, setting: Setting) -> None:
         self._rows = setting.size.rows
@@ -90,15 +86,11 @@ class NativeLoop(Loop):
 
 
 def native_strategy(devices: Sequence[str]) -> Any:
-    """TensorFlow's own strategy.
-
-    Args:
-        devices: Sequence of device strings.
-    """
+    """Returns a `tf.distribute.MirroredStrategy` on devices."""
     on_cpu = devices[0].startswith("cpu")
     return tf.distribute.MirroredStrategy(
         list(devices),
-        # The default's collectives of a second model in a process can be
-        # mistaken for those of the first, on CPUs.
+        # On CPUs, the default's collectives of a second model in the process
+        # can be mistaken for those of the first.
         tf.distribute.ReductionToOneDevice() if on_cpu else None,
     )

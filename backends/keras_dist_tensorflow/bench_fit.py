@@ -1,4 +1,4 @@
-"""What `keras-dist bench fit` compares with on TensorFlow."""
+"""The native training loops of `keras-dist bench fit` on TensorFlow."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,19 +18,15 @@ TEXT = (
 
 
 class CustomLoop(ModelLoop):
-    """tf.function around a Keras model, in tf.distribute.
-
-    Args:
-        task: `Task`.
-        strategy: The `tf.distribute.Strategy`.
-    """
+    """A tf.function around a Keras model, in tf.distribute."""
 
     def __init__(self, task: Task, strategy: Any) -> None:
         with strategy.scope():
             super().__init__(task.model(), step=CustomLoop._replica_step)
         self._task = task
         self._strategy = strategy
-        # There is nothing to convert, and a copy would not be counted.
+        # No autograph: it would run a converted copy of the step, and calls of
+        # the step itself are counted.
         self._step = tf.function(self._whole_step, autograph=False)
 
     def _whole_step(self, *batch: Any) -> Any:
@@ -41,14 +37,15 @@ class CustomLoop(ModelLoop):
         model = self.model
         x, y = tf.nest.pack_sequence_as(self._task.data(1), rows)
         with tf.GradientTape() as tape:
-            # Keras divides it by the number of replicas here.
+            # In a native strategy Keras divides the loss by the number of
+            # replicas itself.
             loss = model.compute_loss(x, y, model(x, training=True))
         variables = model.trainable_variables
         model.optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
     def run(self, steps: int) -> float:
-        # A list of inputs would be taken for one array of them.
+        # `from_tensor_slices` takes a list of inputs for one array.
         arrays = tuple(tf.nest.flatten(self._task.data(steps)))
         dataset = tf.data.Dataset.from_tensor_slices(arrays)
         batches = dataset.batch(self._task.size.rows, drop_remainder=True)
@@ -61,7 +58,7 @@ class CustomLoop(ModelLoop):
 def native_fits(
     task: Task, devices: tuple[str, ...]
 ) -> dict[str, Callable[[], ModelLoop]]:
-    """Keras under TensorFlow's strategy, and a loop of its own in it."""
+    """Returns `fit` and a custom loop under TensorFlow's own strategy."""
     strategy = native_strategy(devices)
     return {
         "Mirrored": lambda: FitLoop(task, strategy.scope),

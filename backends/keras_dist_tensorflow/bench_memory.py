@@ -1,4 +1,4 @@
-"""What `keras-dist bench memory` counts on TensorFlow."""
+"""The memory count of `keras-dist bench memory` on TensorFlow."""
 
 import gc
 
@@ -13,11 +13,11 @@ TEXT = (
 
 
 def live_bytes() -> dict[Device, int]:
-    """Bytes of variables and tensors on each device."""
+    """Counts the bytes of live variables and eager tensors on each device."""
     totals: dict[Device, int] = {}
     seen = set()
     for each in gc.get_objects():
-        # Not `isinstance`: it would load what is imported when it is used.
+        # Not `isinstance`, which makes lazy modules load themselves.
         kind = type(each)
         if issubclass(kind, tf.Variable):
             if issubclass(kind, tf.distribute.DistributedValues):

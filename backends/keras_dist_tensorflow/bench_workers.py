@@ -1,4 +1,4 @@
-"""What `keras-dist bench workers` compares with on TensorFlow."""
+"""The native loops of `keras-dist bench workers` on TensorFlow."""
 
 import itertools
 from typing import Any
@@ -19,12 +19,9 @@ from keras_dist.plugin.workers import Workers
 
 
 class CustomLoop(Loop):
-    """tf.function around a Keras model, in tf.distribute.
+    """A tf.function around a Keras model, in tf.distribute.
 
-    Args:
-        setting: `Setting`.
-        worker: Integer, whose rows to train on.
-        strategy: The `tf.distribute.MultiWorkerMirroredStrategy`.
+    It trains on the rows of worker `worker`.
     """
 
     def __init__(self, setting: Setting, worker: int, strategy: Any) -> None:
@@ -65,13 +62,12 @@ class CustomLoop(Loop):
 class TensorFlowNativeWorkers(NativeWorkers):
     """One `tf.distribute.MultiWorkerMirroredStrategy` for all loops.
 
-    Args:
-        workers: `Workers`, whose runtime it shares.
+    It shares the runtime of keras_dist's workers.
     """
 
     def __init__(self, workers: Workers) -> None:
         self._worker = workers.cluster.index
-        # A process has one runtime, which a second server would end.
+        # A process has one runtime, and a second server would end it.
         with mock.patch.object(context.context(), "enable_collective_ops"):
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 _resolver(workers.cluster)
@@ -89,7 +85,7 @@ class TensorFlowNativeWorkers(NativeWorkers):
         return CustomLoop(setting, self._worker, self._strategy)
 
     def close(self) -> None:
-        """The runtime is ours, and goes on."""
+        """Does nothing: the runtime belongs to keras_dist and goes on."""
 
 
 def _resolver(cluster: Cluster) -> Any:

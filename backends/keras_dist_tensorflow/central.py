@@ -1,4 +1,4 @@
-"""Replicas that read one copy of each variable."""
+"""Central storage: replicas that read one copy of each variable."""
 
 import contextlib
 import functools
@@ -49,7 +49,7 @@ _current = _Current()
 
 @contextlib.contextmanager
 def _moving() -> Iterator[None]:
-    """Makes variables where this thread's device says."""
+    """Leaves new variables on this thread's device, not on the primary."""
     _current.is_moving = True
     try:
         yield
@@ -60,12 +60,8 @@ def _moving() -> Iterator[None]:
 class CentralExecutor(StepExecutor):
     """Keeps one copy of each variable, a plain `tf.Variable`.
 
-    Replicas are unrolled in one graph, each on its device. There they read
-    the copies; sums and updates are where the copies are.
-
-    Args:
-        plan: The `Plan` it is bound to.
-        workers: The `TensorFlowWorkers` of its cluster, or `None`.
+    Replicas are unrolled in one graph, each on its device, and read the
+    copies from there. Sums and updates run where the copies are.
     """
 
     def __init__(
@@ -75,7 +71,7 @@ class CentralExecutor(StepExecutor):
         internals.install_early_kernels()
         self.updater = AtOwners()
         self._threads = BatonPool(capture_thread)
-        # What was made and no step can have seen, by `id`.
+        # Variables made since the last step, by `id`: no trace has them.
         self._new: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )
@@ -145,7 +141,7 @@ class CentralExecutor(StepExecutor):
         fns = [
             functools.partial(on_replica, index) for index in range(len(shares))
         ]
-        # A trace happens once: it leaves no threads behind.
+        # A trace happens once: its pool of threads ends with it.
         kept = tf.executing_eagerly()
         pool = self._threads if kept else BatonPool(capture_thread)
         results = played(pool, round_, fns, self.plan.devices)
@@ -177,7 +173,7 @@ class CentralExecutor(StepExecutor):
 
 
 class CentralReplica(TensorFlowReplica):
-    """A replica that has no copy of any variable."""
+    """A replica without copies of variables of its own."""
 
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         self.check_write(variable)
@@ -185,14 +181,14 @@ class CentralReplica(TensorFlowReplica):
 
 
 class AtOwners:
-    """Stands for a native strategy in Keras' optimizers.
+    """Stand-in for a native strategy in Keras' optimizers.
 
     Each variable is updated on the device that keeps it.
     """
 
     @property
     def extended(self) -> "AtOwners":
-        """Where Keras looks for the methods."""
+        """This object, which has the methods that Keras calls itself."""
         return self
 
     def update(
@@ -203,14 +199,14 @@ class AtOwners:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls `fn(var, ...)` where the variable is."""
+        """Calls `fn(var, ...)` on the variable's device."""
         with tf.device(var.device):
             return fn(var, *args, **(kwargs or {}))
 
     def colocate_vars_with(
         self, colocate_with_variable: Any
     ) -> contextlib.AbstractContextManager[Any]:
-        """Makes variables where another one is."""
+        """Places new variables on the device of another one."""
         scope: contextlib.AbstractContextManager[Any] = tf.device(
             colocate_with_variable.device
         )

@@ -1,4 +1,4 @@
-"""Starting TensorFlow's runtime for several workers."""
+"""Start of TensorFlow's runtime for several workers."""
 
 import contextlib
 import ctypes
@@ -18,9 +18,10 @@ from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.addresses import check_addresses
 from keras_dist_tensorflow.listening import listen_to_own_address
 
-# Seconds that workers wait for one another to begin with, by default.
+# Default seconds that workers wait for one another when they start.
 JOINING = 300.0
-# Seconds without a sign of life after which a worker is lost, at most.
+# Seconds without a heartbeat after which a worker counts as lost; options with
+# a shorter timeout make them fewer.
 SILENCE = 30.0
 
 _JOB = "worker"
@@ -28,22 +29,19 @@ _TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 
 def task_name(index: int) -> str:
-    """TensorFlow's name of a worker."""
+    """Returns TensorFlow's name of a worker."""
     return f"/job:{_JOB}/replica:0/task:{index}"
 
 
 def tasks_in(text: str) -> list[int]:
-    """The workers that a message names, each once."""
+    """Returns the indices of the workers that a message names, each once."""
     return list(dict.fromkeys(int(task) for task in _TASK.findall(text)))
 
 
 def local_devices(kind: str) -> list[Any]:
-    """The logical devices of this worker.
+    """Returns this worker's logical devices of a kind, such as `"CPU"`.
 
     TensorFlow lists those of all workers.
-
-    Args:
-        kind: String, such as `"CPU"`.
     """
     devices = tf.config.list_logical_devices(kind)
     own = internals.runtime_task()
@@ -56,10 +54,6 @@ def local_devices(kind: str) -> list[Any]:
 
 def start(cluster: Cluster, options: CommunicationOptions) -> None:
     """Starts this worker's server and waits for the other workers.
-
-    Args:
-        cluster: The `Cluster`.
-        options: `CommunicationOptions`.
 
     Raises:
         ClusterError: If an address is taken or unknown.
@@ -93,17 +87,14 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
 
 @contextlib.contextmanager
 def reaction_kept(number: int) -> Iterator[None]:
-    """Gives a signal back to whom it belonged before.
+    """Restores the handler of signal `number` at the end, native ones too.
 
-    TensorFlow's coordination service catches SIGTERM, to ask whoever listens
-    for preemptions, and nobody does: a worker that is told to end went on.
-
-    Args:
-        number: Integer, the signal's.
+    TensorFlow's coordination service catches SIGTERM for listeners to
+    preemptions. There are none here, so a worker would survive the signal.
     """
     sigaction = ctypes.CDLL(None, use_errno=True).sigaction
-    # More than any system's structure has. Not Python's `signal.signal`, which
-    # works in the main thread alone and knows nothing of native handlers.
+    # `struct sigaction` is smaller on every system. Python's `signal.signal`
+    # works in the main thread alone and can't restore native handlers.
     before = ctypes.create_string_buffer(1024)
     if sigaction(number, None, before):
         raise OSError(ctypes.get_errno(), "sigaction")
@@ -115,9 +106,10 @@ def reaction_kept(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets Ctrl-C end the process where Python would not hear of it.
+    """Lets Ctrl-C end the process while TensorFlow waits in native code.
 
-    TensorFlow holds the interpreter's lock while it waits for workers.
+    TensorFlow holds the interpreter's lock while it waits for workers, so
+    Python's own handler would not run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -138,7 +130,8 @@ def _explained(
             f"Worker {cluster.index} can't listen at its address '{own}': "
             f"{error.message}. Choose a free port, or end what uses it."
         )
-    # After this TensorFlow lists who has not come; else the chief has not.
+    # TensorFlow lists missing workers after these words. Without a list the
+    # chief is missing.
     _, _, listed = error.message.partition("timed out task names:")
     missing = tasks_in(listed.partition("Additional")[0]) or [0]
     names = ", ".join(

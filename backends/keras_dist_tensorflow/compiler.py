@@ -1,4 +1,4 @@
-"""Functions that are compiled: a `tf.function` around the whole of them."""
+"""Compiled functions on TensorFlow: one `tf.function` around each."""
 
 import contextlib
 import functools
@@ -32,15 +32,9 @@ _Named = Mapping[str, Any] | None
 
 
 class TensorFlowCompiler(Compiler):
-    """Keeps a `tf.function` of each function, as long as that lives.
-
-    Args:
-        num_replicas: Integer, of the plan that it compiles for.
-        workers: `TensorFlowWorkers`, or `None`.
-        is_one_device: Boolean, whether all of the plan is on one device.
+    """Keeps the `tf.function`s of each function while the function lives.
 
     Attributes:
-        workers: As given.
         scope: Callable that gives a context manager, entered around calls.
     """
 
@@ -64,13 +58,14 @@ class TensorFlowCompiler(Compiler):
     def call(
         self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        if not tf.executing_eagerly():  # a part of what is being traced
+        if not tf.executing_eagerly():  # inlined into the outer trace
             return function.python_function(*args, **kwargs)
 
         def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
             return lambda args, kwargs: python_function(*args, **kwargs)
 
-        # It may ask which context it is in, so it is traced in each.
+        # The function may ask whether it is in replica context: each context
+        # has a trace of its own.
         kind = ("call", in_replica_function())
         return self._traced(function, kind, make)(args, kwargs)
 
@@ -82,7 +77,8 @@ class TensorFlowCompiler(Compiler):
         kwargs: Mapping[str, Any],
     ) -> Any:
         if internals.is_recording() or internals.is_computed_again():
-            # Gradients would not flow to where replicas meet.
+            # A tape cannot follow gradients through a `tf.function` to the
+            # all-reduces between replicas.
             return function.python_function(*args, **kwargs)
         return super().call_in_replica(function, call, args, kwargs)
 
@@ -138,7 +134,7 @@ class TensorFlowCompiler(Compiler):
 
         def call(args: Any, kwargs: Any) -> Any:
             check_arguments(function, args, kwargs)
-            # Or results would be copied to the default device.
+            # Without the scope, results are copied to the default device.
             with self._explaining(), self.scope():
                 return traced(args, kwargs)
 

@@ -1,9 +1,8 @@
 """Constant indices: one for each row of the batch, or the same for any batch.
 
 `ops.zeros((4,))` may be one index for each of the 4 rows that a replica has,
-or those of 4 positions. All equal, as many as there are rows, and made in the
-step itself: nothing else can be one for each row, for no row is computed from
-another.
+or the indices of 4 positions. Only indices that are all equal, as many as the
+replica has rows, and made in the step itself can be one for each row.
 """
 
 import dataclasses
@@ -27,11 +26,11 @@ _READS = ("ReadVariableOp", "Placeholder")
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-    """What is known of the rows of a step.
+    """Known numbers of rows of the current step.
 
     Args:
-        rows: Sequence with, for each replica, a set of the numbers of rows
-            that it may have, as far as known.
+        rows: Sequence with, for each replica, the set of known numbers of
+            rows that it may have.
         start: Integer, `tensors_so_far` when the step began.
     """
 
@@ -40,31 +39,27 @@ class StepSizes:
 
 
 class Owner(enum.IntEnum):
-    """Whose indices are that no row of the batch is in.
+    """Owner of indices that are not computed from the batch.
 
-    Of what workers say, the largest counts: it is the surest.
+    Of several workers' answers the largest counts, as the most certain.
     """
 
-    # As many on each replica as it has rows, which is one: can't be told.
+    # Each replica has one index and one row: `ROWS` and `BATCH` look alike.
     UNKNOWN = 0
-    # All equal, and as many on each replica as it has rows.
+    # One for each row: all equal, as many on each replica as it has rows.
     ROWS = 1
     # The same for any batch: one device has them once.
     BATCH = 2
-    # Each replica has its own, as by its number.
+    # Different on each replica, as if computed from the replica's id.
     REPLICA = 3
 
 
 def owner_of(nodes: Sequence[Node], sizes: StepSizes, name: str) -> Any:
-    """Who owns indices that are the same on this worker's replicas.
+    """Returns the `Owner` of indices, or an integer tensor of its value.
 
-    Args:
-        nodes: Sequence of each replica's indices.
-        sizes: `StepSizes`.
-        name: String, the variable's, for a warning where it can't be told.
-
-    Returns:
-        An `Owner`, or an integer tensor of its value if values decide.
+    `nodes` are each replica's indices, taken to be the same on all. A tensor
+    is returned where only their values tell. Warns of the variable's `name`
+    where the answer is a guess.
     """
     inner = [_as_made(node) for node in nodes]
     lengths = [_length(node, sizes.start) for node in inner]
@@ -88,15 +83,15 @@ def owner_of(nodes: Sequence[Node], sizes: StepSizes, name: str) -> Any:
 
 
 def _as_made(node: Node) -> Node:
-    """Indices before they were made a vector of."""
+    """Returns the indices before they were flattened to a vector."""
     inner, how = through(node, ("Identity", "Cast"))
     return inner if how is None or how.kind != "Reshape" else how.inputs[0]
 
 
 def _length(node: Node, start: int) -> int | None:
-    """How many there are along the first axis, if the step made them."""
+    """Returns the static length of indices, `None` if not made in the step."""
     source, how = through(node, SAME)
-    # What is read from a variable has a shape of its own.
+    # A variable's value has the variable's shape, whatever the batch.
     is_read = how is not None and how.kind in _READS
     if node.calls or is_read or is_made_outside(source.tensor, start):
         return None
@@ -105,7 +100,10 @@ def _length(node: Node, start: int) -> int | None:
 
 
 def _value_of(tensor: Any) -> bool | None:
-    """The value of a boolean that no batch decides; `None` if unknown."""
+    """Computes a boolean that depends on no batch; `None` if it can't.
+
+    In a graph, a copy of the operations before it runs in a session.
+    """
     if is_eager(tensor):
         return bool(tensor)
     graph = tensor.graph.as_graph_def()

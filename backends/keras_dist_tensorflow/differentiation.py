@@ -1,4 +1,4 @@
-"""Gradients: what a tape saw of variables and tensors."""
+"""Gradients of functions, by `tf.GradientTape`."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -15,15 +15,16 @@ def differentiate(
     variables: Sequence[keras.Variable],
     tensors: Sequence[Any],
 ) -> Differentiated:
-    """See `Differentiates.differentiate`."""
-    # A replica reads its own copy, or a tensor where it has assigned one.
+    """Implements `Differentiates.differentiate`."""
+    # In a replica this is its own copy, or the tensor that it has assigned.
     read = [variable.value for variable in variables]
-    # Made anew: what `fn` reaches in another way is not differentiated.
+    # New tensors: `fn` may use the caller's through a closure, and those uses
+    # are not differentiated.
     own = [tf.identity(tensor) for tensor in tensors]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch([*read, *own])
         value, aux = fn(*own)
-    # Out of the tape's scope; one that is open around it sees this.
+    # After the tape's scope, so that only tapes around it record this.
     gradients = tape.gradient(value, [*read, *own])
     of_tensors = [
         None if gradient is None else tf.convert_to_tensor(gradient)

@@ -1,4 +1,4 @@
-"""The first element of a dataset, looked at and put back."""
+"""Datasets whose first element is shown before it is used."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,11 @@ import tensorflow as tf
 
 
 class FirstSeen:
-    """A dataset of which the first element is shown before it is used.
+    """A dataset that calls `see` with its first element, and keeps it.
 
-    It is read once: another pass would change the order of a dataset that
-    shuffles, and take what a generator gives only once.
-
-    Args:
-        dataset: The `tf.data.Dataset`.
-        see: Callable that takes the first element, or `None` if there is
-            none.
+    An empty dataset calls `see(None)`. Each iteration is one pass over the
+    data: a second one would change the order of a dataset that shuffles, and
+    find a generator exhausted.
     """
 
     def __init__(

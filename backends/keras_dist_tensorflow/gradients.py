@@ -22,14 +22,14 @@ def weighted_sum(
 ) -> list[Any]:
     """Sums each variable's gradients, weighted by replica.
 
-    A weight of zero silences a replica, NaN included.
+    A weight of zero drops a replica's gradient even if it is NaN.
 
     Args:
-        gradients: For each replica, its gradients, `None` where it has none.
-            Dense, or `tf.IndexedSlices`.
+        gradients: For each replica, its gradients, dense or
+            `tf.IndexedSlices`, `None` where it has none.
         weights: For each replica, a float or float scalar tensor.
-        sizes: `StepSizes`, what is known of the replicas' rows.
-        names: Sequence of the variables' names.
+        sizes: `StepSizes`, the known numbers of the replicas' rows.
+        names: Sequence of the variables' names, for warnings.
 
     Returns:
         List with a gradient for each variable, `None` where no replica has
@@ -52,15 +52,10 @@ def weighted_sum(
 def finished(
     gradients: Sequence[Any], workers: "TensorFlowWorkers | None"
 ) -> list[Any]:
-    """Sums over workers of what `weighted_sum` returned on each.
+    """Sums the results of `weighted_sum` over workers.
 
-    Args:
-        gradients: Sequence with a gradient for each variable, or `None`.
-        workers: `TensorFlowWorkers`, or `None` if there is one only.
-
-    Returns:
-        List of gradients as an optimizer takes them: sparse ones have the
-        rows that one device's would have.
+    Returns gradients as an optimizer takes them. Sparse ones are
+    `tf.IndexedSlices` with the rows that one device's would have.
     """
     results = list(gradients)
     sparse = [

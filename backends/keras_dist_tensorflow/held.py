@@ -1,4 +1,4 @@
-"""A value that a replica assigned to a variable, in place of the variable."""
+"""Values that a replica has assigned and not yet written to the variable."""
 
 from typing import Any
 
@@ -8,19 +8,15 @@ from keras_dist_tensorflow import internals
 
 
 class HeldVariable(internals.BaseResourceVariable):
-    """Reads as a tensor, and is watched by tapes as a variable is.
+    """A tensor that tapes watch as they watch a variable.
 
-    So `tape.gradient(loss, variables)` finds what a replica computed from a
-    variable that it had assigned, whose only copy is to stay as it was until
-    all replicas agree.
-
-    Args:
-        value: Tensor.
-        name: String.
+    It replaces a variable that a replica has assigned, because the only copy
+    must not change before all replicas agree on its value. Being watched, it
+    lets `tape.gradient(loss, variables)` find the replica's computation.
     """
 
     def __init__(self, value: Any, name: str) -> None:
-        # Gradients end here, as they do at a variable.
+        # Gradients stop at this value, as they do at a variable.
         value = tf.stop_gradient(value)
         super().__init__(
             trainable=True,
@@ -38,9 +34,9 @@ class HeldVariable(internals.BaseResourceVariable):
         return self.handle
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Some of its rows."""
+        """Returns the rows at `indices`."""
         return tf.gather(self._read_variable_op(), indices, name=name)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """Some of its entries."""
+        """Returns the elements or slices at `indices`."""
         return tf.gather_nd(self._read_variable_op(), indices, name=name)

@@ -1,4 +1,4 @@
-"""Replicas on threads of ours, which meet in the caller's thread."""
+"""Replicas on keras_dist's own threads, which meet in the caller's thread."""
 
 import contextlib
 import functools
@@ -22,15 +22,15 @@ from keras_dist_tensorflow.variables import native_name
 
 
 class HostedRound(threads.Round):
-    """One run of replicas, whose meetings the caller's thread holds.
+    """One run of replicas whose meetings run in the caller's thread.
 
-    Replicas have threads of their own, so that tapes that are open in the
-    caller's see none of them, and those that a replica opens see no meeting.
-    The caller is the first in the round of those who hand on the baton.
+    Each replica has its own thread. So tapes that are open in the caller's
+    thread do not record replicas, and a replica's tapes do not record
+    meetings. The caller has turn 0 in the round; replica `i` has turn `i + 1`.
 
     Args:
         num_replicas: Integer.
-        place: `Device`, where meetings compute.
+        place: `Device` on which meetings compute.
     """
 
     def __init__(self, num_replicas: int, place: Device) -> None:
@@ -43,7 +43,8 @@ class HostedRound(threads.Round):
             try:
                 return fn()
             except BaseException as error:
-                # Replicas have named themselves in theirs.
+                # Set first, so that the base class adds no note: its index
+                # counts the caller, and `named` has noted the replica's.
                 self.error = self.error or error
                 raise
 
@@ -69,7 +70,7 @@ class HostedRound(threads.Round):
         return super().meet(index + 1, what, hold_here, value)
 
     def host(self) -> None:
-        """Holds the replicas' meetings, until all of them have ended."""
+        """Runs the replicas' meetings until every replica has ended."""
         while True:
             super().meet(0, "", list, None)
             arrived, self._waiting = self._waiting, {}
@@ -84,7 +85,7 @@ class HostedRound(threads.Round):
             self._result = self._hold(values)
 
     def _hold_meeting(self) -> None:
-        """Leaves it to the host, whose turn is next."""
+        """Does nothing: the host has the next turn and runs the meeting."""
 
 
 def played(
@@ -93,21 +94,15 @@ def played(
     fns: Sequence[Callable[[], Any]],
     devices: Sequence[Device],
 ) -> list[Any]:
-    """Runs replicas, each on its device, as a part of what the caller does.
+    """Runs replicas on their devices and returns a list of their results.
 
-    Args:
-        pool: The `BatonPool` that has the threads.
-        round_: The `HostedRound`.
-        fns: Sequence of callables, one for each replica.
-        devices: Sequence of each replica's `Device`.
-
-    Returns:
-        List of what they returned.
+    Their threads take over the caller's graph, variable creators and summary
+    settings. `fns` and `devices` have one element for each replica.
     """
     graph = None
     if not tf.executing_eagerly():
         graph = tf.compat.v1.get_default_graph()
-        # Else threads would share what is open in it: devices, for one.
+        # Otherwise threads share the graph's stacks, such as that of devices.
         graph.switch_to_thread_local()
         scope = graph.get_name_scope()
     else:
@@ -116,7 +111,7 @@ def played(
     summaries = internals.summary_settings()
 
     def on_thread(index: int) -> Any:
-        # The others' summaries would be the same ones once more.
+        # Only replica 0 writes summaries, or each is written once a replica.
         own = summaries if index == 0 else {**summaries, "writer": None}
         with (
             _in_graph(graph, scope, index),
@@ -132,7 +127,7 @@ def played(
 
 @contextlib.contextmanager
 def _in_graph(graph: Any, scope: str, index: int) -> Iterator[None]:
-    """Makes a thread trace what its caller traces."""
+    """Makes this thread add operations to the graph that the caller traces."""
     if graph is None:
         yield
         return
@@ -145,7 +140,7 @@ def _in_graph(graph: Any, scope: str, index: int) -> Iterator[None]:
 
 
 def capture_thread() -> Callable[[], None]:
-    """Reads this thread's state; the result gives it to another thread."""
+    """Captures this thread's state in a function that sets it in another."""
     with tf.init_scope():
         state = thread_state()
     return functools.partial(inherit_thread_state, state)

@@ -2,20 +2,20 @@
 
 | name | why |
 |---|---|
-| `Optimizer._distribution_strategy`, | an adopted optimizer knows variables |
-| `._trainable_variables_indices`, | by the names that they had before |
-| `._exclude_from_weight_decay`, | |
+| `Optimizer._distribution_strategy`, | an adopted optimizer has its |
+| `._trainable_variables_indices`, | strategy and its variables' keys from |
+| `._exclude_from_weight_decay`, | before they moved |
 | `._exclude_from_weight_decay_cache`, | |
-| `tf.Variable._unique_id` | such a name |
+| `tf.Variable._unique_id` | such a key |
 | `keras.Variable._value` | the framework's variable, in any scope |
-| `keras.Model._distribute_strategy` | the trainer asks it for one replica |
+| `keras.Model._distribute_strategy` | gives the trainer one replica |
 | `keras.Model._symbolic_build` | builds metrics and losses from shapes |
-| `._compile_metrics`, `._compile_loss` | whether that is needed |
-| `CompileMetrics._user_metrics`, | metrics that the model does not know of |
-| `._user_weighted_metrics` | yet start anew |
-| `keras.Layer._flatten_layers` | whether the model is built |
-| `keras.src.backend.tensorflow.nn.conv` | reads a kernel where variables |
-| | of another device can be read |
+| `._compile_metrics`, `._compile_loss` | tells if that is needed |
+| `CompileMetrics._user_metrics`, | metrics that are reset before the model |
+| `._user_weighted_metrics` | lists them |
+| `keras.Layer._flatten_layers` | tells if the model is built |
+| `keras.src.backend.tensorflow.nn.conv` | converts kernels outside of XLA, |
+| | which can't read variables of another device |
 
 | `tensorflow.python.autograph.operators.control_flow` | `for` over a |
 | | distributed dataset in a `tf.function` |
@@ -23,15 +23,16 @@
 | | `tf.function` takes and returns |
 | `tensorflow.python.eager.context` | starts the runtime of several |
 | | workers, and asks it about them; the global seed |
-| `tensorflow.python.eager.record` | whether a tape is open |
-| `tensorflow.python.pywrap_tfe` | whether tapes are stopped |
-| `tensorflow.python.eager.tape` | tapes watch a value that was assigned |
-| `tensorflow.python.framework.composite_tensor` | whether it is one |
-| `tensorflow.python.ops.resource_variable_ops.BaseResourceVariable` | what |
-| | such a value passes for |
+| `tensorflow.python.eager.record` | tells if a tape is open |
+| `tensorflow.python.pywrap_tfe` | tells if tapes are stopped |
+| `tensorflow.python.eager.tape` | makes tapes watch a `HeldVariable` |
+| `tensorflow.python.framework.composite_tensor` | the base class of sparse, |
+| | ragged and native per-replica values |
+| `tensorflow.python.ops.resource_variable_ops.BaseResourceVariable` | the |
+| | base class of `HeldVariable` |
 | `tensorflow.python.ops.summary_ops_v2._summary_state`, | a replica's |
-| `tf.Graph._variable_creator_stack` | thread writes and makes what its |
-| | caller would |
+| `tf.Graph._variable_creator_stack` | thread takes over its caller's |
+| | summary writer and variable creators |
 
 `tests/backends/tensorflow/test_internals.py` fails readably when one moves.
 """
@@ -67,24 +68,28 @@ value_operators.install_arithmetic(PerReplica, "PerReplica")
 
 
 def native_per_replica(values: Sequence[Any]) -> Any:
-    """A native per-replica value; it counts as one of ours."""
+    """Makes a native per-replica value, which also counts as one of ours."""
     return PerReplica(tuple(values))
 
 
 def is_composite(value: Any) -> bool:
-    """Whether a `tf.function` can return it: sparse, ragged, per replica."""
+    """Returns whether a value is composite: sparse, ragged or per-replica.
+
+    A `tf.function` can return native composite values.
+    """
     return isinstance(value, CompositeTensor)
 
 
 def is_recording() -> bool:
-    """Whether a tape or an accumulator watches what this thread computes."""
+    """Returns whether a tape or forward accumulator records this thread."""
     return bool(record.could_possibly_record())
 
 
 def is_computed_again() -> bool:
-    """Whether tapes of this thread are stopped, as in `tf.recompute_grad`.
+    """Returns whether this thread's tapes are stopped.
 
-    They see what is computed when that computes it again.
+    `tf.recompute_grad` stops them in the forward pass, and computes it again
+    under a tape.
     """
     return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
 
@@ -95,23 +100,18 @@ def watch(variable: BaseResourceVariable) -> None:
 
 
 def variable_creators() -> Any:
-    """Who makes variables in this thread, for `in_place_of`."""
+    """Returns this thread's variable creators, for `in_place_of`."""
     return tf.compat.v1.get_default_graph()._variable_creator_stack
 
 
 def summary_settings() -> dict[str, Any]:
-    """Where this thread writes summaries, for `in_place_of`."""
+    """Returns this thread's settings of summaries, for `in_place_of`."""
     return dict(vars(summary_ops_v2._summary_state))
 
 
 @contextlib.contextmanager
 def in_place_of(creators: Any, summaries: Mapping[str, Any]) -> Iterator[None]:
-    """Makes variables, and writes summaries, as another thread would.
-
-    Args:
-        creators: What `variable_creators` returned there.
-        summaries: What `summary_settings` returned there.
-    """
+    """Gives this thread another thread's variable creators and summaries."""
     graph = tf.compat.v1.get_default_graph()
     own = vars(summary_ops_v2._summary_state)
     before = graph._variable_creator_stack, dict(own)
@@ -126,9 +126,9 @@ def in_place_of(creators: Any, summaries: Mapping[str, Any]) -> Iterator[None]:
 
 @functools.cache
 def silence_advice() -> None:
-    """Drops what TensorFlow logs about replicas outside of `tf.function`.
+    """Silences TensorFlow's advice on `MirroredStrategy` run eagerly.
 
-    It advises to wrap native methods that the user has not called.
+    It is about native methods, which the user has not called.
     """
     tf.get_logger().addFilter(
         lambda record: "MirroredStrategy eagerly" not in str(record.msg)
@@ -136,10 +136,9 @@ def silence_advice() -> None:
 
 
 def register_loop(kind: type) -> None:
-    """Makes `for` loops over such datasets part of the graph.
+    """Makes `for` loops over objects of a class part of a traced graph.
 
-    Args:
-        kind: A class with `reduce(initial_state, reduce_func)`.
+    The class has a method `reduce(initial_state, reduce_func)`.
     """
 
     def loop(iterable: Any, *args: Any) -> None:
@@ -152,23 +151,23 @@ def register_loop(kind: type) -> None:
 
 
 def native_variable(variable: keras.Variable) -> Any:
-    """The `tf.Variable` behind a variable, or `None` before it has one."""
+    """Returns a variable's `tf.Variable`, or `None` before it has one."""
     if not isinstance(variable, keras.Variable):
-        return variable  # optimizers take a `tf.Variable` as well
+        return variable  # optimizers take a `tf.Variable` too
     return variable._value
 
 
 def replace_native_variable(variable: keras.Variable, native: Any) -> None:
-    """Puts another `tf.Variable` behind a variable."""
+    """Replaces the `tf.Variable` of a `keras.Variable`."""
     variable._value = native
 
 
 @functools.cache
 def install_early_kernels() -> None:
-    """Has convolutions read their kernel before they use it.
+    """Makes convolutions convert their kernel to a tensor first.
 
-    Keras has XLA compile those with groups, each on its own, and that reads
-    no variable of another device.
+    Keras compiles grouped convolutions with XLA, which can't read variables
+    of another device.
     """
     original = nn.conv
 
@@ -182,14 +181,14 @@ def install_early_kernels() -> None:
 
 
 def native_key(native: Any) -> Any:
-    """What optimizers know a `tf.Variable` by."""
+    """Returns the key by which optimizers identify a `tf.Variable`."""
     return native._unique_id
 
 
 def set_optimizer_strategy(
     optimizer: Any, native: tf.distribute.Strategy
 ) -> None:
-    """Tells an optimizer who updates its variables."""
+    """Sets the native strategy through which an optimizer updates."""
     optimizer._distribution_strategy = native
 
 
@@ -198,20 +197,17 @@ def adopt_optimizer(
     native: tf.distribute.Strategy,
     renamed: Mapping[Any, Any],
 ) -> None:
-    """Tells an optimizer its strategy, and its variables' new keys.
+    """Sets the strategy of an optimizer and replaces keys of its variables.
 
-    Args:
-        optimizer: A Keras optimizer, or `None`.
-        native: The strategy that updates its variables.
-        renamed: Mapping from keys of replaced variables to those that came
-            in their place.
+    Includes inner optimizers. `optimizer` may be `None`; `renamed` maps keys
+    of replaced variables to those of their replacements.
     """
     while optimizer is not None:
         known = vars(optimizer)
         set_optimizer_strategy(optimizer, native)
         if renamed:
             indices = optimizer._trainable_variables_indices
-            # A new one: TensorFlow saves no dict that was cleared.
+            # A new dict: TensorFlow can't save a tracked one that was cleared.
             optimizer._trainable_variables_indices = {
                 renamed.get(key, key): i for key, i in indices.items()
             }
@@ -226,7 +222,7 @@ def adopt_optimizer(
 
 
 def set_native_strategy(model: keras.Model, strategy: Any) -> None:
-    """Sets the strategy that Keras' trainer takes for a native one."""
+    """Sets the stand-in that Keras' trainer uses as native strategy."""
     object.__setattr__(model, "_distribute_strategy", strategy)
 
 
@@ -240,10 +236,10 @@ def forget_functions(model: keras.Model) -> None:
 
 
 def layers_are_built(model: keras.Model) -> bool:
-    """Whether calling the model would create no variable.
+    """Returns whether calling the model would create no variable.
 
-    A model that is trained by its own `train_step` and can't be called is
-    never built itself.
+    A model without `call`, trained by its own `train_step`, is never marked
+    as built: only its layers count.
     """
     return all(
         layer.built or not _has_own_call(layer)
@@ -256,7 +252,7 @@ def _has_own_call(layer: keras.Layer) -> bool:
 
 
 def compiled_parts_are_built(model: keras.Model) -> bool:
-    """Whether what `compile` made (metrics, loss) has its variables."""
+    """Returns whether the metrics and loss given to `compile` are built."""
     parts = (
         getattr(model, "_compile_metrics", None),
         getattr(model, "_compile_loss", None),
@@ -265,7 +261,7 @@ def compiled_parts_are_built(model: keras.Model) -> bool:
 
 
 def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics given to `compile`, while the model does not know them."""
+    """Returns metrics given to `compile` that the model doesn't list yet."""
     compiled = getattr(model, "_compile_metrics", None)
     if compiled is None or compiled.built:
         return []
@@ -283,7 +279,7 @@ def build_compiled_parts(model: keras.Model, batch: Any) -> None:
 
 
 def has_started() -> bool:
-    """Whether TensorFlow knows its devices already, once and for all."""
+    """Returns whether TensorFlow has started, so that its devices are final."""
     return bool(context.context()._initialized)
 
 
@@ -294,15 +290,15 @@ def configure_runtime(
     joining_ms: int,
     silence_ms: int,
 ) -> None:
-    """Prepares the runtime of a worker, before TensorFlow has started.
+    """Prepares this worker's runtime, before TensorFlow has started.
 
     Args:
         job: String, the name of the workers' job.
         addresses: Sequence of each worker's `"host:port"`.
-        index: Integer, which of them this one is.
-        joining_ms: Integer, how long the workers wait for one another.
-        silence_ms: Integer, after how long without a sign of life a worker is
-            lost.
+        index: Integer, this worker's position among them.
+        joining_ms: Integer, time that workers wait for one another.
+        silence_ms: Integer, time without a heartbeat after which a worker
+            counts as lost.
     """
     runtime = context.context()
     leader = f"/job:{job}/replica:0/task:0"
@@ -317,7 +313,7 @@ def configure_runtime(
         heartbeat_timeout_in_ms=silence_ms,
     )
     service = runtime.coordination_service
-    # Else they wait without end for those that don't come.
+    # Without this, workers wait for missing ones forever.
     service.cluster_register_with_barrier = True
     service.coordinated_job_list.add(name=job, num_tasks=len(addresses))
     runtime.enable_collective_ops(
@@ -337,12 +333,7 @@ def start_runtime() -> None:
 
 
 def is_healthy(task: str, timeout_ms: int) -> bool:
-    """Whether a worker answers.
-
-    Args:
-        task: String, TensorFlow's name of it.
-        timeout_ms: Integer.
-    """
+    """Returns whether a worker, by TensorFlow's name of it, answers in time."""
     try:
         context.context().check_collective_ops_peer_health(task, timeout_ms)
     except tf.errors.OpError:
@@ -351,33 +342,30 @@ def is_healthy(task: str, timeout_ms: int) -> bool:
 
 
 def wait_for_all_workers(name: str, timeout_ms: int) -> None:
-    """Waits until every worker has come to a place.
-
-    Args:
-        name: String, that of the place, where workers come once.
-        timeout_ms: Integer.
+    """Waits at a barrier of all workers, whose name is used only once.
 
     Raises:
-        tf.errors.OpError: If one does not come.
+        tf.errors.OpError: If a worker does not come in time.
     """
     context.context().wait_at_barrier(name, timeout_ms)
 
 
 def tell_all_workers(message: str) -> None:
-    """Makes collectives of all workers fail, with a message."""
+    """Makes the collectives of all workers fail with a message."""
     context.context().report_error_to_cluster(tf.errors.ABORTED, message)
 
 
 def runtime_task() -> int | None:
-    """Which of several workers this one is; `None` if it is alone."""
+    """Returns this worker's index among several, `None` without others."""
     server = context.context()._collective_ops_server_def
     return None if server is None else int(server.task_index)
 
 
 def random_state() -> str:
-    """The global seed, and where operations are that draw from it.
+    """Returns the global seed and the state of the draws of operations' seeds.
 
-    TensorFlow draws a seed wherever there is none: here one is set.
+    Sets a global seed if there is none, because TensorFlow draws a seed
+    wherever it finds none.
     """
     now = context.context()
     if context.global_seed() is None:
@@ -386,7 +374,7 @@ def random_state() -> str:
 
 
 def set_random_state(state: str) -> None:
-    """Goes back to what `random_state` returned, on any worker."""
+    """Restores a state that `random_state` returned, on any worker."""
     seed, (version, numbers, gauss) = json.loads(state)
     tf.random.set_seed(seed)
     context.context()._rng.setstate((version, tuple(numbers), gauss))

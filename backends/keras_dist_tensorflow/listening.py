@@ -1,8 +1,8 @@
-"""Who may connect to this worker's server.
+"""A packet filter that limits this worker's server to its own address.
 
-TensorFlow's server listens on every interface and can't be told not to. Once
-it has started, a filter on its socket drops what was sent to any address but
-the worker's own. That is for Linux only, and needs no privileges.
+TensorFlow's server listens on every interface, without an option for fewer.
+Once it has started, a filter on its socket drops packets to any address but
+the worker's own. This works on Linux only, and needs no privileges.
 """
 
 import ctypes
@@ -17,14 +17,14 @@ from keras_dist_tensorflow.addresses import ip_addresses
 from keras_dist_tensorflow.addresses import is_of_this_machine
 from keras_dist_tensorflow.addresses import split
 
-# Names of Linux' headers: sockets, and instructions of a packet filter.
+# Constants of Linux' headers: a socket option, and instructions of filters.
 _SO_ATTACH_FILTER = 26
 _LOAD_WORD = 0x20
 _LOAD_BYTE = 0x30
 _AND = 0x54
 _JUMP_IF_EQUAL = 0x15
 _RETURN = 0x06
-# Where the header of the network layer begins.
+# Offset at which a filter finds the IP header.
 _HEADER = 0xFFF00000
 _ALL = 0xFFFFFFFF
 
@@ -34,11 +34,8 @@ _Instruction = tuple[int, int, int, int]
 def listen_to_own_address(cluster: Cluster) -> None:
     """Drops connections to other addresses than that of this worker.
 
-    Nothing is done where the address belongs to no interface of this machine,
-    as behind a port that is forwarded.
-
-    Args:
-        cluster: The `Cluster`, whose server has started.
+    The server has started. Nothing is done where the address belongs to no
+    interface of this machine, as behind a forwarded port.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -47,7 +44,8 @@ def listen_to_own_address(cluster: Cluster) -> None:
     if not all(is_of_this_machine(ip) and not ip.is_unspecified for ip in ips):
         return
     if all(ip.is_loopback for ip in ips) and not _all_are_here(cluster):
-        # The machine's own name for itself; others know another address.
+        # This machine resolves its own name to loopback; other workers reach
+        # it at another address.
         return
     program = _program([ip for ip in ips if not ip.is_loopback])
     for number in os.listdir("/proc/self/fd"):
@@ -63,7 +61,7 @@ def _all_are_here(cluster: Cluster) -> bool:
 
 
 def _narrow(number: int, port: int, program: list[_Instruction]) -> None:
-    """Attaches a filter, if it is a socket that listens at a port."""
+    """Attaches a filter if file `number` is a socket listening at `port`."""
     try:
         copy = socket.socket(fileno=os.dup(number))
     except OSError:  # no socket, or closed by now
@@ -85,7 +83,7 @@ def _narrow(number: int, port: int, program: list[_Instruction]) -> None:
 
 
 def _program(ips: list[IPAddress]) -> list[_Instruction]:
-    """Instructions that keep what is sent to addresses or to loopback."""
+    """Returns a filter that accepts packets to some addresses and loopback."""
     loopback = [
         (_LOAD_WORD, 0, 0, _HEADER + 16),
         (_AND, 0, 0, 0xFF000000),
@@ -111,7 +109,7 @@ def _sent_to(offset: int, ips: list[IPAddress]) -> list[_Instruction]:
     for ip in ips:
         words = struct.unpack(f">{len(ip.packed) // 4}I", ip.packed)
         for place, word in enumerate(words):
-            # Past what is left of this address.
+            # Instructions until the next address.
             skipped = 2 * (len(words) - place - 1) + 1
             program += [
                 (_LOAD_WORD, 0, 0, _HEADER + offset + 4 * place),

@@ -1,4 +1,4 @@
-"""Several steps of replicas as one loop of a graph."""
+"""Several steps of the replicas as one `tf.while_loop`."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -18,14 +18,10 @@ Step = Callable[..., Any]
 
 
 def stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """The arguments of several steps as those of one loop.
+    """Stacks the arguments of several steps along a new first axis.
 
-    Args:
-        batches: Sequence of the arguments of each step, of equal shapes.
-
-    Returns:
-        A nest like a batch, of tensors with the steps along a new first
-        axis; `None` if batches hold anything but dense tensors and arrays.
+    Batches have equal shapes. Returns a nest like one batch, or `None` if
+    batches hold anything but dense tensors and arrays.
     """
     columns = list(zip(*map(leaves_of, batches), strict=True))
     if not columns or not all(
@@ -41,16 +37,10 @@ def stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 
 
 def loop_of(strategy: ReplicaMethods, step: Step, num_steps: int) -> Step:
-    """A loop of `run`, to be traced.
+    """Returns a function, to be traced, that loops over `strategy.run`.
 
-    Args:
-        strategy: The `Strategy`.
-        step: Callable, the replica function.
-        num_steps: Integer.
-
-    Returns:
-        A callable from what `stacked` returned, and from keyword arguments
-        that it ignores, to the stacked results.
+    It takes what `stacked` returned, and keyword arguments that it ignores,
+    and returns the results of all steps, stacked.
     """
 
     def loop(batches: tuple[Any, ...], _: Any) -> Any:
@@ -69,7 +59,8 @@ def loop_of(strategy: ReplicaMethods, step: Step, num_steps: int) -> Step:
                 for value in _components(leaf)
             ]
 
-        # On its own, because a loop has to know what its body returns.
+        # Traced first and on its own: the loop needs the number, dtypes and
+        # shapes of the body's results before it begins.
         body = tf.function(one, autograph=False).get_concrete_function(
             tf.TensorSpec((), tf.int32)
         )
@@ -89,7 +80,7 @@ def loop_of(strategy: ReplicaMethods, step: Step, num_steps: int) -> Step:
 
 
 def _collected(body: Any, num_steps: int) -> list[Any]:
-    """What a body returned for 0, 1, ..., stacked."""
+    """Calls the body for steps 0, 1, ... and stacks each of its results."""
     arrays = tuple(
         tf.TensorArray(output.dtype, num_steps, element_shape=output.shape)
         for output in body.outputs
@@ -120,7 +111,7 @@ def _components(leaf: Any) -> tuple[Any, ...]:
 
 
 def _joined(fn: Callable[[list[Any]], Any], leaves: Sequence[Any]) -> Any:
-    """`fn` of each replica's components; of the leaves, if there are none."""
+    """Applies `fn` per replica, or once if the leaves are not per-replica."""
     if isinstance(leaves[0], tf.Tensor) or not isinstance(
         leaves[0], DistributedValues
     ):

@@ -1,4 +1,4 @@
-"""Which worker was lost, of an error of TensorFlow's collectives."""
+"""Lost workers, found from the errors of TensorFlow's collectives."""
 
 import re
 
@@ -10,7 +10,7 @@ from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.cluster import task_name
 from keras_dist_tensorflow.cluster import tasks_in
 
-# Milliseconds that a worker has to answer.
+# Milliseconds in which a living worker answers.
 _ANSWER_MS = 3000
 _KINDS = (
     tf.errors.UnavailableError,
@@ -29,13 +29,7 @@ _SILENT = re.compile(r"stopped sending heartbeats\):\n((?:/job:.*\n?)+)")
 def explained(
     error: BaseException, cluster: Cluster, timeout: float
 ) -> BaseException:
-    """See `Workers.explain`.
-
-    Args:
-        error: Any exception.
-        cluster: The `Cluster`.
-        timeout: Float, seconds that a collective may take.
-    """
+    """Implements `Workers.explain`; a collective may take `timeout` seconds."""
     if not isinstance(error, _KINDS) or not any(
         word in error.message for word in _OF_WORKERS
     ):
@@ -66,7 +60,7 @@ def _reason(message: str, cluster: Cluster, timeout: float) -> str:
     ]
     if lost:
         return f"{_names(lost, cluster)} can't be reached"
-    # It may have ended, and been started again, by now.
+    # A worker named in the message may have ended and been restarted by now.
     lost = _others(tasks_in(message), cluster)
     if lost:
         return f"the connection to {_names(lost, cluster)} broke"

@@ -1,4 +1,4 @@
-"""Replicas of a step, and where they meet."""
+"""Replicas of a step and the meetings where they wait for each other."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Meetings(Protocol):
-    """What replicas meet through."""
+    """The interface through which replicas wait for each other."""
 
     def meet(
         self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
@@ -39,29 +39,26 @@ class Meetings(Protocol):
 
 
 class Round:
-    """One run of a step's replicas, on the native engine.
+    """One run of a step's replicas under a native `MirroredStrategy`.
 
     Values pass between replicas through this object rather than through
     TensorFlow: replicas are traced into one graph, one at a time.
-
-    Args:
-        num_replicas: Integer.
     """
 
     def __init__(self, num_replicas: int) -> None:
         self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
         self._result: Any = None
         self._barrier = Barrier()
-        # What was written in place and may have to be taken back.
+        # Pairs of a `tf.Variable` that was written in place and its old value.
         self.overwritten: list[tuple[Any, Any]] = []
 
     def undo(self) -> None:
-        """Takes back what replicas wrote in place since they last agreed."""
+        """Restores the variables that replicas wrote and did not commit."""
         for native, value in reversed(self.overwritten):
             native.assign(value)
 
     def places(self) -> list[str | None]:
-        """Where each replica was last seen."""
+        """Returns the name of each replica's last meeting, `None` before."""
         return [what or None for what, _ in self._arrived]
 
     def meet(
@@ -76,7 +73,7 @@ class Round:
             if len(set(names)) > 1:
                 raise divergence(names)
             values = [value for _, value in self._arrived]
-            # In the caller's thread, which runs no replica.
+            # `merge_call` runs this in the caller's thread, not in a replica's.
             with outside_replicas(state), self._barrier.hold():
                 self._result = fn(values)
 
@@ -87,14 +84,8 @@ class Round:
 class TensorFlowReplica(Replica):
     """One replica while its thread traces a step, or runs it eagerly.
 
-    Args:
-        index: Integer, its position among the replicas of this worker.
-        share: `Share`, its rows of the step's batch.
-        meetings: The `Meetings` it takes part in.
-        group: `Group`, the workers that this one is among.
-
     Attributes:
-        derivatives: Dict of the gradients that tapes have given it, by id.
+        derivatives: Dict from id to each gradient that a tape returned to it.
     """
 
     def __init__(
@@ -111,7 +102,7 @@ class TensorFlowReplica(Replica):
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> bool:
-        # Without a tape, nobody knows where they come from.
+        # Without a tape, the origin of gradients is unknown.
         return bool(self.derivatives) and any(
             gradient is not None and id(gradient) not in self.derivatives
             for gradient in gradients
@@ -143,7 +134,7 @@ class TensorFlowReplica(Replica):
         def tied(own: Any, total: Any) -> Any:
             def backward(gradient: Any) -> tuple[Any, None]:
                 weighted = scaled(self.share.keep(gradient), self.share.weight)
-                # It may be differentiated again.
+                # `all_sum` and not `_add`: second derivatives pass here too.
                 summed = self.all_sum(f"the gradient of {what}", weighted)
                 return scaled(summed, self.share.inverse), None
 
@@ -182,7 +173,7 @@ class TensorFlowReplica(Replica):
 
     @abstractmethod
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
-        """`hold`, of a variable that tapes watch."""
+        """Does `hold` for a trainable variable, which tapes watch."""
 
     def _add(self, values: list[Any]) -> Any:
         check_shapes(values)
@@ -192,14 +183,7 @@ class TensorFlowReplica(Replica):
 
 
 class MirroredReplica(TensorFlowReplica):
-    """A replica with a copy of each variable.
-
-    Args:
-        index: As for `TensorFlowReplica`.
-        share: As for `TensorFlowReplica`.
-        round_: The `Round` it takes part in.
-        group: As for `TensorFlowReplica`.
-    """
+    """A replica with its own copy of each variable."""
 
     def __init__(
         self, index: int, share: Share, round_: Round, group: Group = ALONE

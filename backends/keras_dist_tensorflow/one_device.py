@@ -1,4 +1,4 @@
-"""The identity executor: plain Keras on one device."""
+"""The executor for one device: plain Keras."""
 
 import contextlib
 import functools
@@ -30,11 +30,7 @@ from keras_dist_tensorflow.variables import snapshot
 
 
 class OneDeviceExecutor(Executor):
-    """Nothing to cut, nothing to meet: Keras' own steps.
-
-    Args:
-        plan: The `Plan` it is bound to.
-    """
+    """Runs Keras' own steps on one device, without splitting batches."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -61,7 +57,8 @@ class OneDeviceExecutor(Executor):
         native = internals.native_variable(variable)
         if native is None or devices_of(native) == (self.plan.primary,):
             return
-        # The scope may not be open, and may mean nothing where it is default.
+        # `_scope` is a null context where this device is TensorFlow's
+        # default, and the caller may have opened another device.
         with tf.device(native_name(self.plan.primary)):
             moved = copied(native)
         self._moves.move(variable, moved)
@@ -89,8 +86,8 @@ class OneDeviceExecutor(Executor):
         return tf.concat(values, axis)
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        # A step of the user's own may ask for variables before it calls the
-        # model, and on several replicas they are there.
+        # A user's own step may use the model's variables before it calls the
+        # model. On several replicas the model is built by then; here too.
         owner = type(model)
         return {
             name: built_first(

@@ -1,19 +1,20 @@
-"""The door to private names about single operations, and who runs them.
+"""The door to private names about single operations and tensors.
 
 | name | why |
 |---|---|
-| `tensorflow.python.distribute.values.DistributedVariable` | a variable with |
-| | a copy a device is a number where a plain one is |
+| `tensorflow.python.distribute.values.DistributedVariable` | `int(v)` and the |
+| | like for mirrored variables, as for plain ones |
 | `tensorflow.python.eager.context.context().op_callbacks` | threads of a |
-| | native strategy share them |
-| `tensorflow.python.framework.op_callbacks` | what operations replicas run |
-| | outside of graphs: where sparse gradients' indices come from |
-| `tensorflow.python.framework.ops.EagerTensor` | whether it is in a graph |
-| `EagerTensor._id`, `tensorflow.python.pywrap_tfe.TFE_Py_UID` | whether it |
-| | was made before a step |
-| `FuncGraph.function_captures.by_val_internal` | or before a step's graph: |
-| | small ones are in it as constants |
-| `tf.Graph._get_function` | what is in a `tf.function` in a graph |
+| | native strategy share the list |
+| `tensorflow.python.framework.op_callbacks` | records the operations that |
+| | replicas run eagerly: origins of sparse gradients' indices |
+| `tensorflow.python.framework.ops.EagerTensor` | tells eager tensors from |
+| | those of graphs |
+| `EagerTensor._id`, `tensorflow.python.pywrap_tfe.TFE_Py_UID` | tells if a |
+| | tensor was made before a step |
+| `FuncGraph.function_captures.by_val_internal` | the same in graphs, which |
+| | hold small captured tensors as constants |
+| `tf.Graph._get_function` | the body of a `tf.function` called in a graph |
 
 `tests/backends/tensorflow/test_origins.py` fails readably when one moves.
 """
@@ -33,21 +34,19 @@ from tensorflow.python.framework.ops import EagerTensor
 
 
 def is_eager(tensor: Any) -> bool:
-    """Whether a tensor has its value already, in no graph."""
+    """Returns whether a tensor is eager: it has a value and is in no graph."""
     return isinstance(tensor, EagerTensor)
 
 
 def tensors_so_far() -> int:
-    """A number that tensors which are made later have a larger one than."""
+    """Returns a number smaller than the `_id` of any tensor made later."""
     return int(pywrap_tfe.TFE_Py_UID())
 
 
 def is_made_outside(tensor: Any, start: int) -> bool:
-    """Whether a tensor was made before a step, or outside of its graph.
+    """Returns whether a tensor was made before a step or outside its graph.
 
-    Args:
-        tensor: Tensor.
-        start: Integer, `tensors_so_far` when the step began.
+    `start` is `tensors_so_far` when the step began.
     """
     if is_eager(tensor):
         return bool(tensor._id < start)
@@ -58,17 +57,17 @@ def is_made_outside(tensor: Any, start: int) -> bool:
 
 
 def body_of(call: tf.Operation) -> Any:
-    """The graph of the function that an operation calls; `None` if unknown."""
+    """Returns the graph of the called function, `None` if unknown."""
     name = call.get_attr("f").name
     try:
         return call.graph._get_function(name).graph
-    except AttributeError:  # made by no `tf.function`
+    except AttributeError:  # not the function of a `tf.function`
         return None
 
 
 @contextlib.contextmanager
 def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
-    """Tells `callback` of each operation that this thread runs."""
+    """Calls `callback` for each operation that this thread runs."""
     if callback in context.context().op_callbacks:
         yield  # a native replica's thread shares the list with the others
         return
@@ -81,10 +80,10 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
 
 @functools.cache
 def install_conversions() -> None:
-    """Makes `int(v)` and the like what they are on one device.
+    """Adds `int(v)`, `float(v)` and `complex(v)` to mirrored variables.
 
-    TensorFlow has left them out where a variable has a copy a device. Truth
-    stays that of any object: TensorFlow itself asks so whether there is one.
+    TensorFlow has them for plain variables only. `bool(v)` is not added:
+    TensorFlow itself uses it to ask whether there is a variable.
     """
     for kind in (complex, float, int):
         setattr(DistributedVariable, f"__{kind.__name__}__", _converting(kind))

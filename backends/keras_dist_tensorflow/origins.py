@@ -1,10 +1,10 @@
-"""Origins of the indices of sparse gradients: a replica's rows, or none.
+"""Origins of tensors: indices that were computed from rows, and others.
 
-One device has one row of a sparse gradient for each index that it looks up,
-and optimizers treat rows one by one: Adam squares each. Whether the rows of
-all replicas are one device's, or each replica has them all, shows in how the
-indices were computed. In a graph that can be read off. Outside of one,
-`noting` keeps what the replicas compute.
+A sparse gradient has one row for each index that is looked up, and optimizers
+treat rows one by one: Adam squares each. If indices were computed from rows of
+the batch, replicas have different ones, as one device would; otherwise each
+replica has the same ones. A graph has the operations that made the indices;
+outside of graphs, `noting` records them.
 """
 
 import contextlib
@@ -23,37 +23,36 @@ _MARK = "_keras_dist_rows"
 _MADE = "_keras_dist_made"
 _ROWS = "rows"
 _SHAPE = "shape"
-# What leaves indices what they are, by the place of the input that they are;
-# Keras counts negative ones from the end by the last.
+# Operations that pass indices on, and the position of the input with them.
+# Keras handles negative indices with `SelectV2`, of which that is the last.
 _PASSED_ON = {"Reshape": 0, "Identity": 0, "Cast": 0, "SelectV2": 2}
 SAME = tuple(_PASSED_ON)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class Node(NamedTuple):
-    """A tensor, and through which calls of functions it was reached."""
+    """A tensor, and the calls of functions in whose bodies it is."""
 
     tensor: Any
     calls: tuple[Any, ...] = ()
 
 
 class Made(NamedTuple):
-    """How a tensor was made: the operation's type, and its inputs."""
+    """The operation that made a tensor: its type, inputs and attributes."""
 
     kind: str
     inputs: list[Node]
     output: int = 0
-    # Whether it may give another value each time, on each replica.
+    # True if it may give another value each time, and on each replica.
     is_stateful: bool = True
     attributes: Any = None
 
 
 def mark_rows(values: Iterable[Any]) -> None:
-    """Marks what differs from replica to replica: rows of a batch.
+    """Marks tensors as rows of a batch, which differ between replicas.
 
-    Args:
-        values: Iterable of tensors, sparse and ragged ones among them.
-            Anything else is left as it is.
+    Of sparse and ragged tensors the components are marked; values that are
+    no tensors are skipped.
     """
     for value in values:
         if isinstance(value, tf.SparseTensor):
@@ -67,7 +66,7 @@ def mark_rows(values: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """Keeps how what this thread computes outside of graphs was made."""
+    """Records the origins of tensors that this thread computes eagerly."""
     if not tf.executing_eagerly():
         yield
         return
@@ -76,7 +75,10 @@ def noting() -> Iterator[None]:
 
 
 def made(node: Node) -> Made | None:
-    """How a tensor was made; `None` where that is the end."""
+    """Returns the operation that made a tensor, `None` if not recorded.
+
+    Calls of functions are followed into their bodies, and out of them.
+    """
     tensor, calls = node
     if is_eager(tensor):
         kept: Made | None = getattr(tensor, _MADE, None)
@@ -102,9 +104,9 @@ def made(node: Node) -> Made | None:
 
 
 def depends_on_rows(start: Node) -> bool:
-    """Whether a tensor was computed from what was marked.
+    """Returns whether a tensor was computed from marked rows.
 
-    The sizes of other axes than the first are the same on one device.
+    Sizes of axes other than the first don't count: all replicas have the same.
     """
     seen = set()
     waiting = [start]
@@ -124,7 +126,10 @@ def depends_on_rows(start: Node) -> bool:
 
 
 def are_equal(first: Node, second: Node) -> bool:
-    """Whether two tensors surely have one value: made in one way."""
+    """Returns whether two tensors were computed alike, so have equal values.
+
+    False if that is not known.
+    """
     seen = set()
     waiting = [(first, second)]
     while waiting:
@@ -143,7 +148,10 @@ def are_equal(first: Node, second: Node) -> bool:
 
 
 def through(node: Node, kinds: tuple[str, ...]) -> tuple[Node, Made | None]:
-    """Goes back as long as a tensor was made by one of some operations."""
+    """Goes back through operations of the given kinds that pass a tensor on.
+
+    Returns the tensor before them, and the operation that made it.
+    """
     how = made(node)
     while how is not None and how.kind in kinds:
         node = how.inputs[_PASSED_ON[how.kind]]
@@ -160,7 +168,7 @@ def _alike(how: Made, also: Made) -> bool:
 
 
 def _is_size_of_another_axis(how: Made) -> bool:
-    """Whether it is a part of a shape, without the number of rows."""
+    """Returns whether an operation takes sizes of a shape, but not axis 0's."""
     if how.kind == "Unpack":
         return how.output > 0 and _is_shape(how.inputs[0])
     if how.kind not in ("StridedSlice", "GatherV2") or not _is_shape(
@@ -177,7 +185,7 @@ def _is_size_of_another_axis(how: Made) -> bool:
             return False
     if begin.min() < 0 and axes[0] is None:
         return False
-    # A mask for "from the start" comes with a 0.
+    # `begin_mask` needs no look: TensorFlow sets `begin` to 0 with it.
     return bool((begin % (axes[0] or begin.max() + 1)).min() > 0)
 
 
@@ -205,7 +213,7 @@ def _note(
     op_name: Any = None,
     graph: Any = None,
 ) -> None:
-    """Keeps how integers were made; of others, that rows are in them."""
+    """Records origins: operations of integers, marks of all other tensors."""
     if graph is not None:
         return
     kind = kind.decode() if isinstance(kind, bytes) else kind
@@ -215,7 +223,8 @@ def _note(
             nodes = [Node(each) for each in inputs]
             setattr(output, _MADE, Made(kind, nodes, place))
             continue
-        # The others' inputs may be large, and are not to be kept.
+        # Recording inputs keeps them alive, and those of other dtypes may be
+        # large.
         if has_rows is None:
             has_rows = any(depends_on_rows(Node(each)) for each in inputs)
         if has_rows:

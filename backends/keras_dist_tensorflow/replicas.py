@@ -1,4 +1,4 @@
-"""Replicas on native mirrored variables."""
+"""Mirrored replicas: `tf.distribute.MirroredStrategy` as the engine."""
 
 import contextlib
 from collections.abc import Callable
@@ -39,22 +39,18 @@ T = TypeVar("T")
 class ReplicaExecutor(StepExecutor):
     """Keeps a copy of each variable on each device.
 
-    `tf.distribute.MirroredStrategy` is the engine.
-
-    Args:
-        plan: The `Plan` it is bound to.
-        workers: The `TensorFlowWorkers` of its cluster, or `None`.
+    `tf.distribute.MirroredStrategy` keeps the copies and runs the replicas.
     """
 
-    # TensorFlow reads what has a copy a device under the strategy only.
+    # TensorFlow reads mirrored variables under their own strategy only.
     shares_layers = False
 
     def __init__(
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        # On CPU devices, collectives of a second model can mix with the
-        # first one's; sums on one device can't.
+        # On CPU devices, the collectives of two models can be mistaken for
+        # each other's; sums on one device can't.
         self._native = tf.distribute.MirroredStrategy(
             [native_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
@@ -119,7 +115,8 @@ class ReplicaExecutor(StepExecutor):
 
         try:
             if _in_native_replica() and tf.executing_eagerly():
-                # An update in an update: no native replica may run others.
+                # An update within an update: a native replica cannot call
+                # `run`, so the replicas run from a thread without a strategy.
                 apart(run, self.plan.primary)
             else:
                 run()

@@ -1,13 +1,14 @@
 """Sums of sparse gradients, with the rows that one device would have.
 
-A gradient has a part for each place where a model looks the variable up:
+A gradient has a part for each lookup of the variable in the model, of one of
+three kinds:
 
-* Indices that come from rows of the batch: one device has the rows of all
-  replicas, one after the other.
-* Indices that are the same on each replica, as those of positions are: one
-  device has them once, and each of its rows is the sum of the replicas' rows.
-* Indices of which there is one each, as sparse inputs have them: one device
-  has one of each index of all replicas.
+* Rows: indices are computed from rows of the batch. The sum has the rows of
+  all replicas, one after the other.
+* Common: indices are the same on each replica, such as positions. The sum has
+  each index once, with the sum of the replicas' rows.
+* Unique: indices are made distinct by the model, as for sparse inputs. The sum
+  has each index of any replica once.
 """
 
 import dataclasses
@@ -37,15 +38,14 @@ _COMMON = "common"
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The rows of one place where a variable is looked up.
+    """The rows that one lookup of a variable adds to its gradient.
 
     Args:
         kind: String, one of the three kinds above.
-        values: Tensor.
-        indices: Vector of as many.
-        counts: Vector of how many of them each replica has, if they may yet
-            turn out to be common.
-        owner: `Owner` of a part of common indices, or a tensor of its value.
+        values: Tensor with a row for each index.
+        indices: Vector.
+        counts: For common indices, a vector of each replica's number of them.
+        owner: For common indices, their `Owner`, or a tensor of its value.
     """
 
     kind: str
@@ -59,16 +59,14 @@ class _Part:
 class SparseSum:
     """A sum of sparse gradients, in parts.
 
-    Args:
-        parts: Sequence of `_Part`s.
-        dense_shape: As that of `tf.IndexedSlices`.
+    `dense_shape` is that of `tf.IndexedSlices`.
     """
 
     parts: Sequence[_Part]
     dense_shape: Any
 
     def slices(self) -> tf.IndexedSlices:
-        """The sum as one gradient."""
+        """Returns the sum as one gradient."""
         values, indices = zip(*map(_finished, self.parts), strict=True)
         if len(self.parts) == 1:
             return tf.IndexedSlices(values[0], indices[0], self.dense_shape)
@@ -82,12 +80,7 @@ class SparseSum:
     def over_workers(
         sums: Sequence["SparseSum"], workers: "TensorFlowWorkers"
     ) -> "list[SparseSum]":
-        """The sums of what each worker has.
-
-        Args:
-            sums: Sequence of `SparseSum`s, of as many parts on each worker.
-            workers: `TensorFlowWorkers`.
-        """
+        """Sums over workers; each has equally many sums, of as many parts."""
         sent = [
             each
             for total in sums
@@ -115,15 +108,11 @@ def summed_rows(
 ) -> SparseSum:
     """Sums the sparse gradients of this worker's replicas.
 
-    Args:
-        gradients: Sequence with a `tf.IndexedSlices` for each replica.
-        dense_shape: Of the sum.
-        sizes: `StepSizes`, what is known of the replicas' rows.
-        name: String, the variable's.
+    `name` is the variable's, for warnings.
     """
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
-    if any(other != kinds[0] for other in kinds):  # they took other ways
+    if any(other != kinds[0] for other in kinds):  # replicas differ in lookups
         lists = [[(_ROWS, Node(g.indices), g)] for g in gradients]
     parts = []
     for column in zip(*lists, strict=True):
@@ -139,7 +128,7 @@ def summed_rows(
 
 
 def _split(gradient: tf.IndexedSlices) -> list[tuple[str, Node, Any]]:
-    """The parts of a gradient: kind, origin of the indices, and rows."""
+    """Splits a gradient into parts: kind, origin of the indices, and rows."""
     nodes = _places(Node(gradient.indices))
     kinds = [_kind_of(node) for node in nodes]
     if len(nodes) == 1 or (set(kinds) == {_ROWS}):
@@ -168,7 +157,7 @@ def _split(gradient: tf.IndexedSlices) -> list[tuple[str, Node, Any]]:
 
 
 def _places(start: Node) -> list[Node]:
-    """The indices of each place that tapes have joined to one vector."""
+    """Returns the indices of each lookup, which tapes concatenate."""
     node, how = through(start, SAME)
     if how is None or how.kind != "ConcatV2":
         return [start]
@@ -201,7 +190,7 @@ def _common_part(
     sizes: StepSizes,
     name: str,
 ) -> _Part:
-    """The part of indices that no row is in."""
+    """Sums the rows of indices that are not computed from the batch."""
     counts = tf.stack([tf.shape(each)[0] for each in indices])
     owner = owner_of(nodes, sizes, name)
     if any(not are_equal(nodes[0], other) for other in nodes[1:]):
@@ -222,7 +211,10 @@ def _are_as_long(vectors: Sequence[Any]) -> bool:
 
 
 def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:
-    """The owner, if all have the same indices; some may have less of them."""
+    """Returns the owner, or `REPLICA` if replicas have other indices.
+
+    A replica may have fewer: the first ones of the longest vector.
+    """
     padded = _of_each(indices, counts, -1)
     longest = tf.reduce_max(padded, axis=0)
     are_same = tf.reduce_all((padded == longest) | (padded == -1))
@@ -230,7 +222,7 @@ def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:
 
 
 def _of_each(rows: Any, counts: Any, default: int) -> Any:
-    """Rows with an axis of replicas before theirs, filled up to the most."""
+    """Adds a leading axis of replicas, padded to the longest one's rows."""
     ragged = tf.RaggedTensor.from_row_lengths(rows, counts, validate=False)
     return ragged.to_tensor(tf.cast(default, rows.dtype))
 
@@ -240,7 +232,7 @@ def _number(owner: Any) -> Any:
 
 
 def _finished(part: _Part) -> tuple[Any, Any]:
-    """The rows and indices that one device would have."""
+    """Returns the rows and indices that one device would have."""
     if part.kind == _UNIQUE:
         indices, places = tf.unique(part.indices)
         size = tf.size(indices)
@@ -263,7 +255,7 @@ def _finished(part: _Part) -> tuple[Any, Any]:
 
 
 def _as_sent(part: _Part) -> list[Any]:
-    """What other workers have to know of a part."""
+    """Returns the tensors of a part that are sent to other workers."""
     sent = [part.values, part.indices]
     if part.kind == _COMMON:
         sent += [part.counts, tf.reshape(_number(part.owner), [1])]
@@ -271,7 +263,7 @@ def _as_sent(part: _Part) -> list[Any]:
 
 
 def _received(part: _Part, everyone: Sequence[Any]) -> _Part:
-    """A part as all workers have it together."""
+    """Makes a part of the concatenated tensors of all workers."""
     values, indices, *more = everyone
     if not more:
         return _Part(part.kind, values, indices)

@@ -1,4 +1,4 @@
-"""What runs the steps of a model once a replica, over Keras' own trainer."""
+"""Steps of `fit`, run once on each replica under Keras' own trainer."""
 
 import contextlib
 import warnings
@@ -69,18 +69,14 @@ DIVERGED = "Replicas left different values in a variable that aggregates none."
 
 
 class StepExecutor(Executor, StepRunner):
-    """Runs each step of a model once a replica.
+    """Runs each step of a model once on each replica.
 
-    An engine keeps variables and plays replicas. Data, gradients, metrics and
-    losses are not its affair, and are here.
-
-    Args:
-        plan: The `Plan` it is bound to.
-        workers: The `TensorFlowWorkers` of its cluster, or `None`.
+    Subclasses keep the variables and run the replicas (`play`). This class
+    splits the data and combines gradients, metrics and losses.
 
     Attributes:
-        updater: What Keras' optimizers take for the native strategy that
-            updates their variables.
+        updater: The native strategy, or its stand-in, through which Keras'
+            optimizers update variables.
     """
 
     workers: TensorFlowWorkers | None
@@ -112,13 +108,8 @@ class StepExecutor(Executor, StepRunner):
     ) -> dict[int, T]:
         """Calls `fn(index, replica)` on the device of each local replica.
 
-        Args:
-            fn: Callable.
-            shares: Sequence of each replica's `Share`.
-            group: The `Group` of all of them.
-
-        Returns:
-            Dict from index to what it returned.
+        Returns a dict from index to the result of the call. `shares` has one
+        element for each local replica.
         """
 
     @property
@@ -145,7 +136,8 @@ class StepExecutor(Executor, StepRunner):
         return device_of(tensor) or self.plan.primary
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        # A native one can be an argument and a result of a `tf.function`.
+        # A native per-replica value can be an argument and a result of a
+        # `tf.function`; ours can't.
         if not tf.executing_eagerly() and all(_is_number(v) for v in values):
             values = [tf.convert_to_tensor(value) for value in values]
         if all(tf.is_tensor(value) for value in values):
@@ -193,7 +185,7 @@ class StepExecutor(Executor, StepRunner):
     def prepare(self, model: keras.Model) -> None:
         check_layers(model)
         hook_metrics(model)
-        # Each thread has its own, and a trace must not make variables.
+        # Each thread has its own seed, and a trace must not create variables.
         make_global_seed()
         self._moves.follow(model, self.updater)
         if model.jit_compile:
@@ -207,7 +199,7 @@ class StepExecutor(Executor, StepRunner):
             model.jit_compile = False
 
     def recover(self, model: keras.Model) -> None:
-        # A trace that failed would fail the next `fit` in another way.
+        # A trace that failed would make the next `fit` fail with another error.
         internals.forget_functions(model)
 
     def run(
@@ -249,7 +241,7 @@ class StepExecutor(Executor, StepRunner):
         return [results[index] for index in range(count)]
 
     def check_arguments(self, nest: Any) -> None:
-        # What differs from replica to replica are rows of a batch.
+        # Per-replica arguments are taken for rows of a batch.
         values = [
             leaf.values
             for leaf in leaves_of(nest)
@@ -261,10 +253,9 @@ class StepExecutor(Executor, StepRunner):
         return nest if tf.executing_eagerly() else map_nest(_own_value, nest)
 
     def _mark(self, each: Sequence[Sequence[Any]]) -> None:
-        """Marks the replicas' rows, for sums of sparse gradients.
+        """Marks each replica's tensors as rows, for sums of sparse gradients.
 
-        Args:
-            each: Sequence of each replica's tensors.
+        Their origins tell which indices come from the batch.
         """
         mark_rows(leaf for own in each for leaf in own)
         rows = [_row_counts(own) for own in each]
@@ -301,7 +292,10 @@ class StepExecutor(Executor, StepRunner):
         weights: Sequence[Any],
         names: Sequence[str],
     ) -> list[Any]:
-        """Sums over this worker's replicas, for `finished`."""
+        """Sums gradients over this worker's replicas, as input of `finished`.
+
+        Sparse sums stay in parts, because workers may have to sum those.
+        """
         return weighted_sum(gradients, weights, self._sizes, names)
 
     @contextlib.contextmanager
@@ -319,9 +313,10 @@ class StepExecutor(Executor, StepRunner):
 
 
 def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
-    """Builds nothing: steps build the model from shapes, and draw no batch.
+    """Returns a `_maybe_symbolic_build` that leaves building to the steps.
 
-    Metrics that Keras would have built by now start anew, as it lets them.
+    Steps build the model from shapes and draw no batch. Metrics that Keras
+    would build and reset here are reset.
     """
 
     def _maybe_symbolic_build(
@@ -334,10 +329,10 @@ def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
 
 
 def _own_value(leaf: Any) -> Any:
-    """The value of a variable that differs from replica to replica.
+    """Replaces a variable that differs between replicas with its value.
 
-    A graph has no variables to return, and later, in cross-replica context,
-    such a one reads as what the replicas' values combine to.
+    A graph can't return variables, and in cross-replica context the variable
+    would read as the combination of all replicas' values.
     """
     if not isinstance(leaf, keras.Variable):
         return leaf
@@ -349,15 +344,15 @@ def _own_value(leaf: Any) -> Any:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """A tensor, so that what is computed of rows is known to be.
+    """Converts an array to a tensor, which can carry the mark of rows.
 
-    `train_on_batch` gives arrays of NumPy to a step that is not compiled.
+    `train_on_batch` gives NumPy arrays to a step that is not compiled.
     """
     return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _row_counts(leaves: Sequence[Any]) -> set[int]:
-    """How many rows a replica may have, where that is known."""
+    """Returns the known sizes of the first axes of a replica's tensors."""
     shapes = [tf.TensorShape(x.shape) for x in leaves if tf.is_tensor(x)]
     return {shape[0] for shape in shapes if shape.rank} - {None}
 
@@ -367,8 +362,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _message(error: Callable[[], Exception]) -> str:
-    """What to say of values that a graph does not know yet."""
+    """Returns the error's text, or `DIVERGED` if it needs values in a graph."""
     try:
         return str(error())
-    except NotImplementedError:  # it would have printed them
+    except NotImplementedError:  # the text has the values in it
         return DIVERGED

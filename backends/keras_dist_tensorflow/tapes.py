@@ -1,9 +1,9 @@
-"""What replicas have to know of a `tf.GradientTape`.
+"""`tf.GradientTape` in replicas: gradients of sums scaled, and remembered.
 
-TensorFlow sums a target with a value a row. In a step of `fit` gradients are
-added up weighted by `rows / total`, which is right for means over rows; a
-sum's are made that much larger. And each replica remembers its gradients, to
-tell them from those that a step has changed.
+A tape sums over the elements of a target that has one value for each row. A
+step of `fit` adds gradients up with weights `rows / total`, which is right for
+means over rows; gradients of sums are multiplied by `total / rows` first. And
+each replica remembers its gradients, to notice if a step has changed them.
 """
 
 import functools
@@ -26,15 +26,15 @@ from keras_dist_tensorflow.meetings import TensorFlowReplica
 
 @functools.cache
 def install_tapes() -> None:
-    """Makes what TensorFlow differentiates with know of replicas."""
+    """Wraps `tf.GradientTape.gradient` and `tf.custom_gradient`."""
     tape = tf.GradientTape
     tape.gradient = _rehearsed(_remembered(_counted(tape.gradient)))
-    # Keras' own calls it.
+    # `keras.ops.custom_gradient` calls this one.
     tf.custom_gradient = hook_custom_gradient(tf.custom_gradient)
 
 
 def _rehearsed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A tape's `gradient`, which a rehearsal only asks what it is of."""
+    """Makes `gradient` note its targets and return zeros in a rehearsal."""
 
     @functools.wraps(original)
     def gradient(
@@ -58,7 +58,7 @@ def _rehearsed(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A tape's `gradient`, of which replicas remember the results."""
+    """Makes the current replica remember what `gradient` returns."""
 
     @functools.wraps(original)
     def gradient(self: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A tape's `gradient`, with sums over rows as large as one device's."""
+    """Makes `gradient` scale gradients of sums over rows by `total / rows`."""
 
     @functools.wraps(original)
     def gradient(
@@ -120,8 +120,9 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
                     )
                 ],
             )
-        # On the way in: sums over replicas on the way back, as those of batch
-        # statistics, then weigh each replica's part as it is a mean.
+        # Scaled before the backward pass and not after: sums over replicas
+        # within it, as those of batch statistics, weigh each replica as if
+        # the target were a mean.
         weights = [None] * len(targets)
         if output_gradients is not None:
             weights = tf.nest.flatten(output_gradients)
@@ -146,7 +147,7 @@ def _has_axis(target: Any) -> bool:
 
 
 def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
-    """Which targets have as many values a row on each replica."""
+    """Finds the targets with equally many values for each row everywhere."""
     rows = step.share.rows
     may_be = [_may_be_sum(each, step.share) for each in targets]
     if not isinstance(rows, int):
@@ -173,18 +174,21 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
 
 
 def _may_be_sum(target: Any, share: Share) -> bool:
-    """Whether a target's elements may be of rows, so that their sum is."""
+    """Returns whether a target's elements may belong to rows of the batch.
+
+    The tape's sum over them is a sum over rows then.
+    """
     if not _has_axis(target) or _is_stack_of_scalars(target):
         return False
     size, rows = target.shape[0], share.rows
     if size is None or not isinstance(rows, int):
         return size is None
-    # Several values a row count as well.
+    # A target may have several values for each row.
     return bool(size % max(rows, 1) == 0)
 
 
 def _is_stack_of_scalars(target: Any) -> bool:
-    """Whether a target is a list of losses, each of them of all rows."""
+    """Returns whether a target is a stack of losses, each over all rows."""
     if tf.executing_eagerly() or not isinstance(target, tf.Tensor):
         return False
     is_stack: bool = target.op.type == "Pack" and target.shape.rank == 1

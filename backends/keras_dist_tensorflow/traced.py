@@ -1,4 +1,4 @@
-"""One `tf.function`, and what passes into it and out of it."""
+"""A `tf.function` with conversions of its arguments and results."""
 
 import contextlib
 import weakref
@@ -30,10 +30,10 @@ DIVERGED = "Replicas left different values"
 
 
 class Traced:
-    """A function of `args` and `kwargs`, traced as often as it has to be.
+    """A function of `args` and `kwargs`, traced once for each signature.
 
     Args:
-        name: String, what it is called in messages and profiles.
+        name: String, its name in messages and profiles.
         fn: Callable.
         jit_compile: Boolean or `None`, as for `tf.function`.
     """
@@ -46,25 +46,25 @@ class Traced:
         self._fn = fn
         self._jit_compile = jit_compile
         self._moves = moves_so_far()
-        # In a trace it would be a variable too many.
+        # Made now: a trace must not create this variable.
         make_global_seed()
-        # Whether it was traced once without an error.
+        # True after the first call that did not fail.
         self._has_run = False
         self._function = self._new_function()
 
     @property
     def is_outdated(self) -> bool:
-        """Whether variables it may have captured were replaced since."""
+        """True once a variable that a trace may have captured was replaced."""
         return self._moves != moves_so_far()
 
     @property
     def tracing_count(self) -> int:
-        """How often it was traced."""
+        """The number of traces so far."""
         count: int = self._function.experimental_get_tracing_count()
         return count
 
     def concrete(self, args: Any, kwargs: Any) -> Any:
-        """The concrete function for such arguments."""
+        """Returns the concrete function for arguments of this signature."""
         inputs = map_nest(_closed, (args, kwargs))
         return self._function.get_concrete_function(*inputs)
 
@@ -77,7 +77,8 @@ class Traced:
                 raise ReplicaDivergenceError(error.message) from error
             raise
         except Exception as error:
-            # TensorFlow would take variables for made by a trace that failed.
+            # After a failed first trace, TensorFlow believes that it created
+            # the function's variables: start with a new `tf.function`.
             if not self._has_run:
                 self._function = self._new_function()
             if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
@@ -118,9 +119,9 @@ class Traced:
 
 
 class _Static:
-    """What passes a `tf.function` as it is, in either direction.
+    """A Python value that enters or leaves a `tf.function` unchanged.
 
-    To TensorFlow it is a nest without tensors, of a structure of its own.
+    TensorFlow sees a nest without tensors, whose structure is the value.
     """
 
     def __init__(self, value: Any) -> None:
@@ -135,7 +136,7 @@ class _Static:
 
 
 class _Same:
-    """A variable as an argument: it is itself, whatever its value."""
+    """A variable as an argument, compared by identity and not by value."""
 
     def __init__(self, variable: keras.Variable) -> None:
         self._id = id(variable)
@@ -153,7 +154,7 @@ class _Same:
 
 
 def _closed(leaf: Any) -> Any:
-    """An argument as a `tf.function` is given it."""
+    """Converts an argument to what a `tf.function` takes."""
     if isinstance(leaf, keras.Variable):
         return _Static(_Same(leaf))
     if isinstance(leaf, (np.ndarray, np.generic)):
@@ -176,7 +177,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _closed_result(leaf: Any) -> Any:
-    """A result as a `tf.function` can return it."""
+    """Converts a result to what a `tf.function` can return."""
     if isinstance(leaf, (keras.Variable, np.ndarray, np.generic)):
         return tf.convert_to_tensor(leaf)
     if type(leaf) in (PerReplica, Mirrored):

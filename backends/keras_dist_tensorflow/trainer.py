@@ -1,4 +1,4 @@
-"""What Keras' trainer sees of replicas: nothing."""
+"""Keras' trainer: a stand-in for its strategy, and steps that build models."""
 
 import contextlib
 import functools
@@ -18,7 +18,7 @@ from keras_dist_tensorflow.variables import outside_of_traces
 
 
 class OneReplica:
-    """Stands for a native strategy in Keras' trainer, with one replica.
+    """Stand-in for a native strategy with one replica, for Keras' trainer.
 
     The data pipeline, the loop and the callbacks see global batches only.
     """
@@ -38,25 +38,28 @@ class OneReplica:
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> Any:
-        """The dataset itself."""
+        """Returns the dataset itself."""
         return dataset
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The value, as one of one."""
+        """Returns the value in a tuple of one."""
         return (value,)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """The value itself."""
+        """Returns the value itself."""
         return value
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Changes nothing: models know their scope."""
+        """Returns an empty context: each model enters its own scope."""
         return contextlib.nullcontext()
 
 
 @functools.cache
 def install_plain_models() -> None:
-    """Tells models of no strategy that share variables with one that has."""
+    """Makes models outside any strategy retrace once their variables moved.
+
+    A distributed model that shares their layers may move them.
+    """
     for name in ("train", "test", "predict"):
         method = f"make_{name}_function"
         original = getattr(Trainer, method)
@@ -73,7 +76,7 @@ def _knowing_its_variables(
     @functools.wraps(original)
     def make(self: keras.Model, force: bool = False) -> Any:
         if binding_of(self) is None:
-            # What was traced with variables that moved would keep them.
+            # A trace keeps the `tf.Variable`s that it captured.
             now = [id(internals.native_variable(v)) for v in self.variables]
             force = force or traced.get(self, now) != now
             traced[self] = now
@@ -85,15 +88,10 @@ def _knowing_its_variables(
 def built_first(
     model: keras.Model, name: str, step: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """A step that builds the model from the shapes of its first batch.
+    """Returns `step`, preceded by building the model from the batch's shapes.
 
-    That is where Keras builds on TensorFlow, and it draws no batch of its own
-    from the user's data, which would change a shuffled order.
-
-    Args:
-        model: A `keras.Model`.
-        name: String, `"train_step"` or another one.
-        step: Callable that takes a global batch.
+    On TensorFlow, Keras builds inside the step too. Drawing a batch from the
+    user's data beforehand would change a shuffled order.
     """
 
     def built(data: Any) -> Any:
@@ -114,12 +112,13 @@ def _build(model: keras.Model, name: str, data: Any) -> None:
     binding = binding_of(model)
     assert binding is not None
     # A user's own step may call the model, its loss and its metrics in other
-    # ways than Keras does, or not at all. And Keras hides an error of theirs
-    # in a `RuntimeError`, which the step itself will raise as it is.
+    # ways than Keras does, or not at all: errors of building are ignored. In
+    # Keras' own step an error of the user's layers is a `RuntimeError` here,
+    # and the step raises the original one.
     is_own = getattr(type(model), name) is not getattr(keras.Model, name)
     tolerated = contextlib.suppress(Exception if is_own else RuntimeError)
     batch = tree.map_structure(_symbolic, data)
-    # Out of the step's graph: variables outlive it.
+    # Variables outlive the step's graph: they are made outside of it.
     with outside_of_traces():
         if layers:
             with tolerated, binding.strategy.scope():

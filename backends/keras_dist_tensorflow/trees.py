@@ -1,4 +1,4 @@
-"""Per-replica values as TensorFlow sees them."""
+"""Mutual registration of keras_dist's and TensorFlow's per-replica values."""
 
 from typing import Any
 
@@ -12,12 +12,15 @@ from keras_dist_tensorflow import internals
 
 
 def register() -> None:
-    """Makes TensorFlow know our values, and native values count as ours."""
+    """Registers our values as nests of `tf.nest`, and native ones as ours.
+
+    `for` loops over distributed datasets become part of a traced graph.
+    """
     DistributedValues.register(tf.distribute.DistributedValues)
     PerReplica.register(tf.types.experimental.distributed.PerReplica)
     kinds: tuple[Any, ...] = (PerReplica, Mirrored)
     for kind in kinds:
-        # The protocol of `tf.nest` for nests that are no containers.
+        # The protocol of `tf.nest` for classes that are no containers.
         kind.__tf_flatten__ = _flatten
         kind.__tf_unflatten__ = classmethod(_unflatten)
     internals.register_loop(DistributedDataset)

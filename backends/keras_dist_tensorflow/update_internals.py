@@ -1,13 +1,13 @@
-"""The door to private names about who updates variables, and where.
+"""The door to private names about updates of variables by optimizers.
 
 | name | why |
 |---|---|
-| `StrategyExtended._use_merge_call` | an optimizer updates where replicas |
-| | have met already |
-| `StrategyExtended._update` | it may be given variables of no strategy, |
-| | which have one copy only |
-| `LossScaleOptimizer._tf_apply`, | the former refuses to run there, the |
-| `._common_apply` | latter does the same and doesn't |
+| `StrategyExtended._use_merge_call` | an optimizer updates in a meeting, |
+| | where replicas have merged already |
+| `StrategyExtended._update` | an optimizer may have variables of no |
+| | strategy, with one copy only |
+| `LossScaleOptimizer._tf_apply`, | the former refuses cross-replica context; |
+| `._common_apply` | the latter does the same and allows it |
 
 `tests/backends/tensorflow/test_internals.py` fails readably when one moves.
 """
@@ -29,7 +29,10 @@ _current = _Current()
 
 
 def install_applying(native: tf.distribute.Strategy) -> None:
-    """Prepares a strategy for `applying`, to variables of none as well."""
+    """Prepares a native strategy for updates inside of `applying`.
+
+    Variables outside any strategy are updated on their own device.
+    """
     extended = native.extended
     use_merge_call = extended._use_merge_call
     update, colocate = extended._update, extended.colocate_vars_with
@@ -40,7 +43,7 @@ def install_applying(native: tf.distribute.Strategy) -> None:
     def _update(var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         if is_distributed(var):
             return update(var, fn, args, kwargs, group)
-        with tf.device(var.device):  # there is one copy of it
+        with tf.device(var.device):  # its only copy
             return fn(var, *args, **kwargs)
 
     def colocate_vars_with(variable: Any) -> Any:
@@ -54,7 +57,7 @@ def install_applying(native: tf.distribute.Strategy) -> None:
 
 
 def is_distributed(native: Any) -> bool:
-    """Whether a `tf.Variable` has a copy for each replica of a strategy."""
+    """Returns whether a `tf.Variable` has a copy for each native replica."""
     return isinstance(native, tf.distribute.DistributedValues)
 
 
@@ -63,7 +66,7 @@ def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Makes `optimizer.apply` legal in cross-replica context."""
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scales:
-        # `object`: Keras tracks what is set in the other way.
+        # `object.__setattr__`: Keras' own would track the attribute.
         object.__setattr__(optimizer, "_tf_apply", optimizer._common_apply)
     _current.is_applying = True
     try:

@@ -1,4 +1,4 @@
-"""Variables: made on the plan's devices, or moved there with their values."""
+"""Creation of variables on the plan's devices, and moves to these devices."""
 
 import contextlib
 import functools
@@ -22,24 +22,24 @@ _ON_READ = tf.VariableSynchronization.ON_READ
 
 
 def native_name(device: Device) -> str:
-    """TensorFlow's name of a device."""
+    """Returns TensorFlow's name of a device."""
     return f"/device:{device.type.upper()}:{device.index}"
 
 
 def components(native: Any) -> tuple[Any, ...]:
-    """The copies of a variable, primary first; itself if there is one."""
+    """Returns a variable's copies, primary first, or a plain one in a tuple."""
     if isinstance(native, tf.distribute.DistributedValues):
         return tuple(native.values)
     return (native,)
 
 
 def devices_of(native: Any) -> tuple[Device, ...]:
-    """The devices that hold a copy of a `tf.Variable`."""
+    """Returns the devices that hold a copy of a `tf.Variable`."""
     return tuple(parse_device(copy.device) for copy in components(native))
 
 
 def device_of(tensor: Any) -> Device | None:
-    """The device of a tensor; in a trace, which has none yet, `None`."""
+    """Returns a tensor's device, or `None` if it has none, as in a trace."""
     if not isinstance(tensor, tf.Tensor) or not tensor.device:
         return None
     return parse_device(tensor.device)
@@ -49,9 +49,9 @@ def copied(
     native: Any,
     synchronization: Any = tf.VariableSynchronization.AUTO,
 ) -> Any:
-    """A new `tf.Variable` with the value of another.
+    """Makes a new `tf.Variable` with the value of another.
 
-    It is made where the scopes that are open say.
+    The open device and creator scopes decide where.
     """
     return tf.Variable(
         components(native)[0].read_value(),
@@ -67,22 +67,22 @@ _moves_so_far = 0
 
 
 def moves_so_far() -> int:
-    """How many variables got another `tf.Variable`, of any strategy."""
+    """Returns the number of `tf.Variable`s replaced so far in the process."""
     return _moves_so_far
 
 
 class Moves:
-    """Which variables were replaced, and who has not been told yet."""
+    """Replaced `tf.Variable`s, and the models and optimizers that follow."""
 
     def __init__(self) -> None:
         self._renamed: dict[Any, Any] = {}
-        # By model and by optimizer, how many moves they know of.
+        # For each model and optimizer, the number of moves that it follows.
         self._told: weakref.WeakKeyDictionary[Any, int] = (
             weakref.WeakKeyDictionary()
         )
 
     def move(self, variable: keras.Variable, to: Any) -> None:
-        """Puts another `tf.Variable` behind a variable."""
+        """Replaces the `tf.Variable` of a `keras.Variable`."""
         global _moves_so_far
         _moves_so_far += 1
         old = internals.native_variable(variable)
@@ -92,11 +92,9 @@ class Moves:
     def follow(
         self, model: keras.Model, native: tf.distribute.Strategy
     ) -> None:
-        """Brings a model's compiled steps and its optimizer up to date.
+        """Updates a model's compiled steps and its optimizer after moves.
 
-        Args:
-            model: A `keras.Model`.
-            native: The strategy that updates its variables.
+        `native` is the strategy that updates the model's variables.
         """
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
@@ -114,35 +112,33 @@ class Moves:
 
 
 def default_device() -> str:
-    """Where this thread makes tensors."""
+    """Returns the name of the device where this thread makes tensors."""
     with tf.init_scope():
         device: str = tf.constant(0.0).device
     return device
 
 
 def put(value: Any, device: Device) -> Any:
-    """A tensor on a device."""
+    """Copies a value to a device, as a tensor."""
     with tf.device(native_name(device)):
         return tf.identity(ops.convert_to_tensor(value))
 
 
 def is_native(value: Any) -> bool:
-    """Whether it is a variable of TensorFlow's, not one of Keras'."""
+    """Returns whether a value is a `tf.Variable`, not a `keras.Variable`."""
     return isinstance(value, tf.Variable)
 
 
 def snapshot(value: Any, index: int) -> Any:
-    """What a variable of TensorFlow's keeps now; anything else as it is.
+    """Replaces a `tf.Variable` with its current value on replica `index`.
 
-    Args:
-        value: Anything.
-        index: Integer, the replica whose copy is read.
+    Anything else is returned as it is.
     """
     if not is_native(value):
         return value
     copies = components(value)
     own = copies[index % len(copies)]
-    # A read is on the current device, and not on the variable's.
+    # Without this, the value is read to the current device.
     with tf.device(own.device):
         return own.read_value()
 
@@ -150,8 +146,8 @@ def snapshot(value: Any, index: int) -> Any:
 def apart(fn: Callable[[], Any], device: Device) -> Any:
     """Calls `fn` eagerly on a device, under no strategy and in no trace.
 
-    A thread of its own starts with none, which nothing else can be made to
-    forget.
+    A new thread starts without either; there is no other way out of a native
+    replica's context.
     """
     results: list[Any] = []
 
@@ -172,9 +168,9 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
 
 
 class VariableComponent(Component):
-    """A replica's own value of a variable, in a `tf.Variable` of its own.
+    """One replica's value of a variable, kept in a plain `tf.Variable`.
 
-    Functions that are traced read and write it each time they run.
+    So traced functions read and write it each time they run.
     """
 
     def __init__(self, value: Callable[[], Any], device: Device) -> None:
@@ -191,17 +187,18 @@ class VariableComponent(Component):
 
 
 def is_metric_state(variable: Any) -> bool:
-    """Whether only the primary holds a `keras.Variable`.
+    """Returns whether a variable is a metric's state, kept on the primary.
 
-    Metrics are updated once, on gathered rows, so that states which are no
-    sums come out right. TensorFlow would give each replica a state of its own
-    and sum them when they are read.
+    Metrics are updated once, on gathered rows, which is right for states that
+    are no sums too. TensorFlow would give each replica a state of its own and
+    sum the states when they are read.
     """
     return bool(variable.synchronization == "on_read")
 
 
 class _Current(threading.local):
-    # Scopes can be nested: what an inner one decided holds.
+    # True while a scope makes a variable with one copy: scopes around it must
+    # not give it more.
     makes_one_copy = False
 
 
@@ -211,21 +208,19 @@ _current = _Current()
 def creates_mirrored(
     native: tf.distribute.Strategy, primary: Device
 ) -> contextlib.AbstractContextManager[Any]:
-    """A scope where variables get a copy on each device of a strategy.
+    """Returns a scope whose variables have a copy on each device of a strategy.
 
-    It is not the strategy's own scope, in which models of other strategies,
-    or of none, can't be read, called or trained.
-
-    Args:
-        native: The strategy.
-        primary: The device of what has one copy only.
+    Metric states have one copy, on `primary`. It is not the strategy's own
+    scope, because models of other strategies, or of none, can't be read,
+    called or trained in that.
     """
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        # Somebody else's trace: our own make variables outside of it.
+        # In a trace: ours make their variables outside of it, so this one is
+        # the user's.
         if _current.makes_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
-        if tf.distribute.get_strategy() is native:  # where replicas meet
+        if tf.distribute.get_strategy() is native:  # in a meeting
             if kwargs.get("synchronization") is not _ON_READ:
                 return next_creator(**kwargs)
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
@@ -249,11 +244,11 @@ def creates_mirrored(
 
 @contextlib.contextmanager
 def outside_of_traces() -> Iterator[None]:
-    """As `tf.init_scope`, and a trace in which variables are made counts.
+    """Opens `tf.init_scope`, without a second trace for variables made in it.
 
-    Else TensorFlow throws that trace away and makes it a second time. For what
-    is made before a step's first operation: a loss that was scaled before its
-    optimizer was built has the initial scale in it.
+    TensorFlow traces a function twice if the first trace made variables. Use
+    this before a step's first operation only: in a trace that is kept, a loss
+    scaled before its optimizer was built has the initial scale in it.
     """
 
     def unlifted(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -266,10 +261,10 @@ def outside_of_traces() -> Iterator[None]:
 
 @functools.cache
 def install_slots() -> None:
-    """Makes optimizers treat variables as the strategy of these does.
+    """Makes optimizers use the native strategy that has their variables.
 
-    Slots are on the devices of the variables that they are for. Keras asks
-    the strategy in whose native scope the optimizer was made.
+    Slots are made on the devices of their variables. Keras itself uses the
+    strategy in whose native scope the optimizer was made.
     """
     optimizer = keras.optimizers.Optimizer
     original = optimizer.add_variable_from_reference
@@ -283,7 +278,7 @@ def install_slots() -> None:
 
         is_inside = tf.distribute.has_strategy()
         if is_inside and tf.distribute.get_replica_context() is not None:
-            return slot()  # a native program's own replica
+            return slot()  # a replica of the user's own tf.distribute program
         reference = internals.native_variable(reference_variable)
         if update_internals.is_distributed(reference):
             native = reference.distribute_strategy
@@ -296,7 +291,8 @@ def install_slots() -> None:
             return slot()
         made = slot()
         copies = internals.native_variable(made)
-        if update_internals.is_distributed(copies):  # of what has one copy only
+        # The slot has copies, though the variable has one.
+        if update_internals.is_distributed(copies):
             internals.set_optimizer_strategy(self, copies.distribute_strategy)
         return made
 
@@ -304,7 +300,7 @@ def install_slots() -> None:
 
     @functools.wraps(original_build)
     def build(self: Any, variables: Any) -> Any:
-        # Not all have slots, and each updates its variables by its strategy.
+        # Not every optimizer has slots, but each has to know its strategy.
         for variable in variables:
             native = internals.native_variable(variable)
             if update_internals.is_distributed(native):

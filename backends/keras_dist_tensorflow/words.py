@@ -1,7 +1,7 @@
-"""Tensors of any dtype as 32-bit words, and back.
+"""Conversion of tensors of any dtype to 32-bit words and back.
 
-So tensors of many dtypes make one message, and TensorFlow's collectives,
-which know few dtypes, send them all.
+Tensors of many dtypes fit in one message then, and TensorFlow's collectives,
+which support few dtypes, can send them.
 """
 
 from typing import Any
@@ -10,16 +10,10 @@ import tensorflow as tf
 
 
 def to_words(tensor: Any) -> Any:
-    """The elements of a tensor as words.
-
-    Args:
-        tensor: Tensor of numbers or booleans.
-
-    Returns:
-        Int32 tensor with one axis.
+    """Converts a tensor of numbers or booleans to an int32 vector.
 
     Raises:
-        TypeError: If it holds anything else, such as strings.
+        TypeError: For any other dtype, such as strings.
     """
     size = _size(tensor.dtype)
     if tensor.dtype == tf.bool:
@@ -33,12 +27,9 @@ def to_words(tensor: Any) -> Any:
 
 
 def from_words(words: Any, dtype: tf.DType, shape: Any) -> Any:
-    """A tensor of what `to_words` made of one.
+    """Converts the result of `to_words` back to a tensor.
 
-    Args:
-        words: Int32 tensor with one axis.
-        dtype: The tensor's dtype.
-        shape: Its shape, a list of integers and scalar tensors, or a tensor.
+    `shape` is a list of integers and scalar tensors, or a tensor.
     """
     size = _size(dtype)
     if size > 4:
@@ -55,7 +46,7 @@ def from_words(words: Any, dtype: tf.DType, shape: Any) -> Any:
 
 
 def shape_of(tensor: Any) -> Any:
-    """A tensor's shape: of integers if that is known, else a tensor."""
+    """Returns a tensor's shape: a list of integers if known, or a tensor."""
     static = tensor.shape
     if static.is_fully_defined():
         return static.as_list()
@@ -63,7 +54,7 @@ def shape_of(tensor: Any) -> Any:
 
 
 def size_of(tensor: Any) -> Any:
-    """A tensor's number of elements: an integer if that is known."""
+    """Returns a tensor's size: an integer if that is known, or a tensor."""
     count = tensor.shape.num_elements()
     return tf.size(tensor) if count is None else count
 

@@ -1,4 +1,4 @@
-"""The workers of a cluster, by TensorFlow's collectives."""
+"""Communication between workers, by TensorFlow's collectives."""
 
 import contextlib
 from collections.abc import Callable
@@ -24,13 +24,13 @@ from keras_dist_tensorflow.words import shape_of
 from keras_dist_tensorflow.words import size_of
 from keras_dist_tensorflow.words import to_words
 
-# Seconds that a collective waits for workers that are alive, by default.
+# Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
-# Seconds that a worker that has ended waits for the others to end.
+# Seconds that a worker waits at its end for the others to end.
 PARTING = 10.0
-# Other groups, such as a native strategy's, count theirs from 1.
+# Group key. Other groups, such as a native strategy's, count from 1.
 _GROUP = 0x6B64
-# What is summed as it is; the place is a part of the key.
+# Dtypes that are summed without a cast; the position is a part of the key.
 _SUMMED = (
     tf.float32,
     tf.float64,
@@ -41,21 +41,17 @@ _SUMMED = (
 )
 _NUM_KINDS = 8
 _GATHERED = 7
-# Elements in one collective: keys have 31 bits.
+# Most elements of one collective: keys, which include the size, have 31 bits.
 _MOST = 2**31 // _NUM_KINDS - 1
 
 
 class TensorFlowWorkers(Workers):
     """Collectives on one device of each worker.
 
-    A collective's key is what it does and its size. So a key never stands for
-    two shapes, whatever functions a worker has traced and in which order, and
-    the runtime has few to remember. What has the same key comes one after the
-    other: a token orders all collectives of a worker.
-
-    Args:
-        cluster: The `Cluster`.
-        options: `CommunicationOptions`.
+    A collective's key is its kind and its size. So a key never stands for two
+    shapes, whatever functions a worker has traced and in which order, and the
+    runtime remembers few keys. Collectives with the same key never overlap: a
+    token orders all collectives of a worker.
 
     Raises:
         ClusterError: If an address is taken or unknown.
@@ -79,11 +75,9 @@ class TensorFlowWorkers(Workers):
         return self._summed(tensors, lambda dtype: dtype)
 
     def sum_gradients(self, tensors: Sequence[Any]) -> list[Any]:
-        """`sum`, in the dtype that gradients travel in.
+        """Sums dense gradients in the dtype that options set for the network.
 
-        Args:
-            tensors: Sequence of dense tensors, those of the first layers
-                first.
+        Gradients of the first layers come first in `tensors`.
         """
         wire = self.options.dtype and tf.as_dtype(self.options.dtype)
 
@@ -97,7 +91,7 @@ class TensorFlowWorkers(Workers):
             return [[] for _ in range(self.cluster.num_workers)]
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            # One more, because TensorFlow crashes where there are none.
+            # One word more: TensorFlow crashes on an empty collective.
             words = [*map(to_words, tensors), tf.zeros([1], tf.int32)]
             sizes = [size_of(each) for each in words]
             rows = self._gathered(tf.concat(words, axis=0))
@@ -159,11 +153,7 @@ class TensorFlowWorkers(Workers):
             return [int(number) for number in joined.numpy()]
 
     def concatenate_rows(self, tensors: Sequence[Any]) -> list[Any]:
-        """Joins the workers' tensors along their first axes.
-
-        Args:
-            tensors: Sequence of tensors with at least one axis.
-        """
+        """Concatenates the workers' tensors along their first axes."""
         if not tensors:
             return []
         everyone = self._gather_ragged(tensors)
@@ -180,7 +170,7 @@ class TensorFlowWorkers(Workers):
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """Raises `WorkerLostError` for what that is the cause of."""
+        """Turns errors that a lost worker caused into `WorkerLostError`."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -200,25 +190,20 @@ class TensorFlowWorkers(Workers):
                     f"Worker {self.cluster.index} at {own} {reason}"
                 )
             else:
-                # The chief's server is better there until the others end.
+                # Other workers need the chief's server until they end.
                 with interruptible():
                     internals.wait_for_all_workers(
                         "keras_dist/leave", round(PARTING * 1000)
                     )
         except tf.errors.OpError:
-            # Whoever is lost has ended; so does this worker.
-            return
+            return  # Some worker is lost: there is nothing to wait for.
 
     def _gather_by_rows(
         self, tensors: Sequence[Any], rows: Sequence[Any]
     ) -> list[list[Any]]:
-        """`gather`, of tensors that mostly have the rows of their worker.
+        """Gathers tensors with `rows[w]` rows on worker `w`, or scalars.
 
-        That is one collective; a second one if they have not.
-
-        Args:
-            tensors: Sequence of tensors, some with axes.
-            rows: Sequence with the number of each worker's rows.
+        Takes one collective, and a second one if a tensor has another size.
         """
         own, most = rows[self.cluster.index], tf.reduce_max(tf.stack(rows))
         sizes = [tf.shape(t)[0] for t in tensors if t.shape.rank]
@@ -241,7 +226,7 @@ class TensorFlowWorkers(Workers):
         return result
 
     def _gather_ragged(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """`gather`, of tensors whose first axes may be of any size."""
+        """Gathers tensors whose first axes may differ between workers."""
         count = self.cluster.num_workers
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -283,13 +268,13 @@ class TensorFlowWorkers(Workers):
             return results
 
     def _packs(self, tensors: Sequence[Any]) -> list[list[int]]:
-        """Which tensors travel together: those of a dtype, last ones first.
+        """Groups tensors by dtype for one collective each; returns positions.
 
-        Gradients of the last layers are there first.
+        The last tensors come first, as gradients of the last layers do.
         """
         limit = self.options.bytes_per_pack or None
         packs: list[list[int]] = []
-        # By dtype, the pack that is being filled, and its size.
+        # By dtype, the pack that is being filled, and its bytes.
         open_: dict[tf.DType, tuple[list[int], int]] = {}
         for place in reversed(range(len(tensors))):
             tensor = tensors[place]
@@ -319,7 +304,7 @@ class TensorFlowWorkers(Workers):
         return reduced
 
     def _gathered(self, flat: Any) -> list[Any]:
-        """The flat int32 tensor of each worker."""
+        """Gathers a flat int32 tensor; all workers' have the same size."""
         count = self.cluster.num_workers
         with self.explaining():
             joined = tf.raw_ops.CollectiveGatherV2(
@@ -344,7 +329,10 @@ class TensorFlowWorkers(Workers):
 
 
 def _sendable(tensor: Any, dtype: tf.DType) -> Any:
-    """A tensor of a dtype that is summed, with the same sums."""
+    """Converts a tensor to `dtype`, or to one that collectives can sum.
+
+    Small integers are widened; complex numbers become pairs of floats.
+    """
     if tensor.dtype.is_complex:
         half = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
         return tf.bitcast(tensor, half)
@@ -354,13 +342,13 @@ def _sendable(tensor: Any, dtype: tf.DType) -> Any:
                 "Only numbers can be summed over workers. Received: a tensor "
                 f"of dtype '{dtype.name}'."
             )
-        # Where it overflows, it does so as its own dtype would.
+        # Overflows as its own dtype would, once `_received` casts it back.
         dtype = tf.int64 if dtype.size > 2 else tf.int32
     return tf.cast(tensor, dtype)
 
 
 def _received(total: Any, like: Any) -> Any:
-    """What has been summed, as it was before `_sendable`."""
+    """Undoes `_sendable` on a sum: the dtype and static shape of `like`."""
     if like.dtype.is_complex:
         total = tf.bitcast(total, like.dtype)
     return _like(tf.cast(total, like.dtype), like)

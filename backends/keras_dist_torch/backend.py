@@ -1,4 +1,4 @@
-"""Devices and executors on PyTorch."""
+"""The PyTorch plugin: its devices, executors and workers."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class TorchBackend(
     BenchmarksWorkers,
     MeasuresMemory,
 ):
-    """PyTorch: its accelerators, and a CPU with any number of names.
+    """The `Backend` over PyTorch's GPUs and any number of virtual CPU devices.
 
     PyTorch has one CPU device. Virtual ones share its memory and its threads;
     they differ in name, and in the replica that runs on them.
@@ -65,7 +65,7 @@ class TorchBackend(
 
     def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
         if self._listed and num_devices != self._num_cpus:
-            # Nothing in PyTorch would mind, but the same script has to work
+            # PyTorch itself would allow this, but the same script has to work
             # on every backend.
             raise VirtualDevicesError(
                 f"set_virtual_devices({num_devices}) came after devices were "

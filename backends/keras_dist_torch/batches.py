@@ -1,4 +1,4 @@
-"""Cutting a global batch into rows for replicas."""
+"""Splits of a global batch into the rows of each replica."""
 
 from typing import Any
 from typing import TypeVar
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def count_rows(batch: Any) -> tuple[int, bool]:
-    """Rows of a batch, and whether all its arrays have as many.
+    """Counts a batch's rows; also returns whether all arrays have as many.
 
     Raises:
-        ValueError: If it holds no array with rows.
+        ValueError: If no array has rows.
     """
     rows = lengths_of(batch)
     if not rows:
@@ -27,7 +27,7 @@ def count_rows(batch: Any) -> tuple[int, bool]:
 
 
 def lengths_of(batch: Any) -> list[int]:
-    """The numbers of rows of a batch's arrays."""
+    """Returns the numbers of rows of a batch's arrays."""
     return [
         int(leaf.shape[0])
         for leaf in nests.flatten(batch)
@@ -36,21 +36,22 @@ def lengths_of(batch: Any) -> list[int]:
 
 
 def cut(batch: Any, rows: slice, device: torch.device) -> Any:
-    """Some rows of a batch, on a device."""
+    """Takes some rows of a batch and moves them to a device."""
 
     def part(leaf: Any) -> Any:
         own = leaf[rows] if is_row_shaped(leaf) else leaf
         if not isinstance(own, torch.Tensor):
             return own
-        # `data`, because slices of one tensor count in-place changes (Keras
-        # makes some to weights) together: autograd would blame the others.
+        # `data`, because slices of one tensor share a version counter: autograd
+        # would take an in-place change of one, as Keras makes to weights, for
+        # a change of the others.
         return own.data.to(device)
 
     return nests.map_leaves(part, batch)
 
 
 def move(value: T, device: torch.device) -> T:
-    """Puts every tensor of a nested value on a device; others stay."""
+    """Moves all tensors of a nested value to a device."""
 
     def moved(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.device != device:

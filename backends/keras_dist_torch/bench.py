@@ -1,4 +1,4 @@
-"""What `keras-dist bench` compares our loops with on PyTorch."""
+"""The native loops of `keras-dist bench` on PyTorch."""
 
 import itertools
 from collections.abc import Sequence
@@ -22,11 +22,7 @@ NATIVE_LOOP_TEXT = (
 
 
 class NativeLoop(Loop):
-    """An eager loop.
-
-    Args:
-        setting: `Setting`.
-    """
+    """An eager loop of torch.nn and torch.optim, without Keras."""
 
     def __init__(self, setting: Setting) -> None:
         device = _device(setting)
@@ -50,11 +46,7 @@ class NativeLoop(Loop):
 
 
 class KerasLoop(Loop):
-    """An eager loop around a Keras model and optimizer.
-
-    Args:
-        setting: `Setting`.
-    """
+    """An eager loop around a Keras model and optimizer."""
 
     def __init__(self, setting: Setting) -> None:
         device = _device(setting)
@@ -102,7 +94,7 @@ def _placed(
     return [
         (
             torch.from_numpy(x).to(device),
-            # Its cross entropy takes no int32.
+            # PyTorch's cross entropy takes no int32 labels.
             torch.from_numpy(y).to(device, torch.int64),
         )
         for x, y in setting.batches()

@@ -1,4 +1,4 @@
-"""What `keras-dist bench fit` compares with on PyTorch."""
+"""The native training loops of `keras-dist bench fit` on PyTorch."""
 
 import contextlib
 import functools
@@ -34,12 +34,7 @@ TEXT = (
 
 
 class EagerLoop(ModelLoop):
-    """An eager loop around a Keras model and optimizer.
-
-    Args:
-        task: `Task`.
-        device: String, where.
-    """
+    """An eager loop around a Keras model and optimizer, on one device."""
 
     def __init__(self, task: Task, device: str) -> None:
         with on_device(device):
@@ -72,12 +67,7 @@ class EagerLoop(ModelLoop):
 
 
 class DataParallelLoop(EagerLoop):
-    """The same in DistributedDataParallel, on one worker's rows.
-
-    Args:
-        task: `Task`.
-        cluster: `Cluster`, whose workers have a replica each.
-    """
+    """An `EagerLoop` in DistributedDataParallel, on one worker's rows."""
 
     def __init__(self, task: Task, cluster: Cluster) -> None:
         super().__init__(task, "cpu:0")
@@ -91,7 +81,7 @@ class DataParallelLoop(EagerLoop):
 
 @contextlib.contextmanager
 def loops_of_worker(task: Task) -> Iterator[dict[str, Loop]]:
-    """What each of several processes runs: DDP's loop, and `fit` with ours."""
+    """Gives one process of several its loops: DDP, and `fit` in keras_dist."""
     strategy = MultiWorkerMirroredStrategy()
     workers = strategy.executor.workers
     assert workers is not None
@@ -108,7 +98,7 @@ def loops_of_worker(task: Task) -> Iterator[dict[str, Loop]]:
 def native_fits(
     task: Task, devices: tuple[str, ...]
 ) -> dict[str, Callable[[], Loop]]:
-    """A loop written by hand, and those of a process for each CPU device."""
+    """Returns an eager loop and, on several CPU devices, loops of processes."""
     loops: dict[str, Callable[[], Loop]] = {
         "loop": lambda: EagerLoop(task, devices[0])
     }
@@ -122,7 +112,7 @@ def native_fits(
 
 
 def collectives(loop: Loop, steps: int) -> int:
-    """How often the first replica met the others."""
+    """Counts the meetings of the first replica with the others."""
     with Profile({TorchReplica.meet.__code__}) as profile:
         loop.run(steps)
     return profile.of_wanted

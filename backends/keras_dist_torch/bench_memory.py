@@ -1,4 +1,4 @@
-"""What `keras-dist bench memory` counts on PyTorch."""
+"""The memory count of `keras-dist bench memory` on PyTorch."""
 
 import gc
 
@@ -20,10 +20,9 @@ TEXT = (
 
 
 def live_bytes(model: keras.Model) -> dict[Device, int]:
-    """Bytes of storages, on the device that they are kept for.
+    """Counts the bytes of live storages by device.
 
-    Args:
-        model: A `keras.Model`.
+    Storages on the CPU count for the virtual device whose variable they hold.
     """
     keepers = _keepers(model)
     storages = {}
@@ -43,7 +42,7 @@ def live_bytes(model: keras.Model) -> dict[Device, int]:
 
 
 def _keepers(model: keras.Model) -> dict[int, Device]:
-    """The device of each storage of a variable, by its address."""
+    """Maps the addresses of the variables' storages to their devices."""
     binding = binding_of(model)
     if binding is None:
         return {}
@@ -51,7 +50,8 @@ def _keepers(model: keras.Model) -> dict[int, Device]:
     keepers = {}
     for variable in all_variables(model):
         devices = strategy.executor.devices_of(variable)
-        # Those of parts have one each; a value that is whole has one.
+        # A variable in parts has a tensor for each device, any other one
+        # tensor: it counts for the first device.
         for tensor, device in zip(_tensors(variable), devices, strict=False):
             keepers[tensor.untyped_storage().data_ptr()] = device
     return keepers

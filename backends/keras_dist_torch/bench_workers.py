@@ -1,4 +1,4 @@
-"""What `keras-dist bench workers` compares with on PyTorch."""
+"""The native loops of `keras-dist bench workers` on PyTorch."""
 
 import itertools
 import os
@@ -25,9 +25,7 @@ from keras_dist_torch.workers import TorchWorkers
 class DataParallelLoop(Loop):
     """A Keras model in DistributedDataParallel, with torch's optimizer.
 
-    Args:
-        setting: `Setting`.
-        worker: Integer, whose rows to train on.
+    It trains on the rows of worker `worker`.
     """
 
     def __init__(self, setting: Setting, worker: int) -> None:
@@ -46,7 +44,7 @@ class DataParallelLoop(Loop):
         model, optimizer = self._model, self._optimizer
         for x, y in itertools.islice(itertools.cycle(self._batches), steps):
             optimizer.zero_grad()
-            # Its cross entropy takes no int32.
+            # PyTorch's cross entropy takes no int32 labels.
             loss = torch.nn.functional.cross_entropy(
                 model(torch.from_numpy(x)), torch.from_numpy(y).long()
             )
@@ -56,16 +54,15 @@ class DataParallelLoop(Loop):
 
 
 class TorchNativeWorkers(NativeWorkers):
-    """DistributedDataParallel over a gloo group of its own.
+    """DistributedDataParallel over a gloo process group of its own.
 
-    Args:
-        workers: `TorchWorkers`, whose store the group meets in.
+    The group's rendezvous uses the store of keras_dist's workers.
     """
 
     def __init__(self, workers: Workers) -> None:
         assert isinstance(workers, TorchWorkers)
         self._worker = workers.cluster.index
-        # The profiler says when it starts and stops.
+        # Otherwise the profiler logs its start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with _on_loopback():
             dist.init_process_group(
@@ -101,7 +98,7 @@ class TorchNativeWorkers(NativeWorkers):
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Keeps gloo from listening where others can reach it."""
+    """Makes gloo listen on the loopback interface only."""
     names = [name for _, name in socket.if_nameindex()]
     before = os.environ.get("GLOO_SOCKET_IFNAME")
     loopback = next((name for name in names if name.startswith("lo")), None)

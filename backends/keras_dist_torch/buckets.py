@@ -1,4 +1,4 @@
-"""Buckets: gradients that travel between workers together."""
+"""Buckets of gradients, each summed over workers in one collective."""
 
 import itertools
 from collections.abc import Callable
@@ -11,24 +11,27 @@ import torch
 from keras_dist_torch.hooks import after_accumulation
 from keras_dist_torch.workers import TorchWorkers
 
-# Bytes of a bucket, where the options leave it to us.
+# Bytes of a bucket, unless options set them.
 BUCKET_BYTES = 25 * 2**20
-# Of a variable: in which order its gradient is, and where.
+# Attribute of a variable: the `Order` of its gradient, and the position in it.
 _PLACE = "_keras_dist_bucket"
 
 
 class Order:
-    """How an optimizer's gradients are put into buckets, on every worker.
+    """The assignment of an optimizer's gradients to buckets.
+
+    It is the same on every worker.
 
     Args:
         variables: Sequence of the variables.
-        limit: Integer, bytes of a bucket; one larger gradient is one bucket.
+        limit: Integer, bytes of a bucket; a larger gradient is a bucket alone.
 
     Attributes:
         likes: List with the shape and dtype of each gradient.
-        buckets: List with the positions in each bucket. The last variables
-            come first, because their gradients do.
-        is_early: Whether buckets may leave before all gradients are there.
+        buckets: List with the positions of the gradients in each bucket. The
+            last variables come first, because their gradients do.
+        is_early: Boolean, whether buckets may be sent before all gradients
+            are computed.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], limit: int) -> None:
@@ -46,7 +49,7 @@ class Order:
             setattr(variable, _PLACE, (self, position))
 
     def _numbered(self, limit: int) -> list[tuple[int, int]]:
-        """Each position, last first, and its bucket's number."""
+        """Returns pairs of a position, the last first, and its bucket."""
         found: list[tuple[int, int]] = []
         number = size = 0
         before = None
@@ -60,7 +63,7 @@ class Order:
         return found
 
     def is_of(self, variables: Sequence[keras.Variable]) -> bool:
-        """Whether these are its variables."""
+        """Returns whether the order was made for these variables."""
         return len(self.likes) == len(variables) and all(
             vars(variable).get(_PLACE) == (self, position)
             for position, variable in enumerate(variables)
@@ -68,17 +71,17 @@ class Order:
 
 
 class Bucket:
-    """Gradients whose sum over workers is under way.
+    """Gradients whose sum over workers is in progress.
 
-    After the gradients, each worker says which of them it has; the others are
-    zeros.
+    The summed tensor holds the gradients, zeros where this worker has none,
+    and after them a 1 for each gradient that it has and a 0 for the others.
 
     Args:
         likes: Sequence of the gradients' shapes and dtypes; one dtype.
         gradients: Sequence of tensors, `None` where this worker has none.
-        device: Where they are.
+        device: `torch.device` of the sum.
         workers: `TorchWorkers`.
-        flag: Boolean, added up beside them.
+        flag: Boolean, summed as the last element.
     """
 
     def __init__(
@@ -106,11 +109,9 @@ class Bucket:
         self._wait: Callable[[], None] = workers.start_sum(flat)
 
     def finish(self) -> tuple[list[torch.Tensor | None], bool]:
-        """Waits for the sums.
+        """Waits for the sums, `None` where no worker has a gradient.
 
-        Returns:
-            List of tensors, `None` where no worker has a gradient; and
-            whether any worker's flag is set.
+        The second result is true if any worker's flag is set.
         """
         self._wait()
         sizes = [torch.Size(shape).numel() for shape, _ in self._likes]
@@ -127,15 +128,15 @@ class Bucket:
 class Overlap:
     """Sums gradients over workers while the backward pass still runs.
 
-    Buckets leave in one order on every worker, each as soon as all local
-    replicas have its gradients; the last one with the update. What the
-    optimizer is given then may be something else, such as the sum of two
-    passes, and may be so on one worker only: the last bucket says so to all.
-    They are sent again then, and not early any more.
+    Buckets are sent in the same order on every worker, each as soon as all
+    local replicas have its gradients; the last one is sent with the update.
+    The optimizer may then be given other gradients, such as the sum of two
+    passes, and maybe on one worker only. The flag of the last bucket tells
+    all workers. They send all buckets again then, and none early any more.
 
     Args:
         workers: `TorchWorkers`.
-        device: Where sums go.
+        device: `torch.device` of the sums.
         weights: Sequence with the weight of each replica that takes part.
     """
 
@@ -148,17 +149,17 @@ class Overlap:
         self._workers = workers
         self._device = device
         self._weights = list(weights)
-        # By order and position: each replica's gradient, and its version.
+        # By order, position and replica: the gradient, and its version.
         self._ready: dict[Order, dict[int, dict[int, tuple[Any, int]]]] = {}
         self._sent: dict[Order, list[Bucket]] = {}
 
     def watch(self, variable: Any, leaf: torch.Tensor, replica: int) -> None:
-        """Waits for a replica's gradient of a variable.
+        """Sends a variable's bucket early, once its gradients are there.
 
         Args:
             variable: The `keras.Variable`.
-            leaf: Tensor that the replica reads it as.
-            replica: Integer, its position among those that take part.
+            leaf: Tensor with which the replica reads it.
+            replica: Integer, position among the replicas that take part.
         """
         order, position = vars(variable).get(_PLACE, (None, 0))
         if order is None or not order.is_early or len(order.buckets) == 1:
@@ -175,12 +176,12 @@ class Overlap:
         own: list[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """Sums over workers, with what is under way already.
+        """Sums gradients over workers, using buckets sent already.
 
         Args:
             gradients: For each replica that takes part, its gradients.
             own: List with their weighted sums, `None` for variables without.
-            variables: Sequence of the variables that they belong to.
+            variables: Sequence of the gradients' variables.
 
         Returns:
             List like `own`, `None` where no worker has a gradient.
@@ -212,7 +213,7 @@ class Overlap:
         return summed
 
     def close(self) -> None:
-        """Waits for what nobody asked for."""
+        """Waits for buckets that were sent early and not asked for."""
         for buckets in self._sent.values():
             for bucket in buckets:
                 bucket.finish()
@@ -235,7 +236,7 @@ class Overlap:
     ) -> None:
         ready = self._ready.setdefault(order, {})
         own = (gradient, gradient._version)
-        # A later one is another: what was sent is the first.
+        # Only the first one of each replica: that is what is sent.
         ready.setdefault(position, {}).setdefault(replica, own)
         sent = self._sent.setdefault(order, [])
         while len(sent) < len(order.buckets) - 1:
@@ -277,5 +278,5 @@ class Overlap:
 
 
 def weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor:
-    """A replica's part of a sum; with no weight, NaN is silenced too."""
+    """Multiplies a gradient by a weight; weight 0 gives zeros even for NaN."""
     return gradient * weight if weight else torch.zeros_like(gradient)

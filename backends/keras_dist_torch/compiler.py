@@ -1,4 +1,4 @@
-"""Functions that are compiled: PyTorch's own way, where that is asked for."""
+"""Compiled functions on PyTorch: `torch.compile`, only if asked for."""
 
 import contextlib
 import weakref
@@ -27,7 +27,7 @@ from keras_dist_torch.snapshots import value_now
 
 
 class TorchCompiler(Compiler):
-    """Calls functions as they are; with `jit_compile`, by `torch.compile`."""
+    """Calls functions eagerly, or with `jit_compile` by `torch.compile`."""
 
     def __init__(self) -> None:
         self._have_run: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -51,7 +51,7 @@ class TorchCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        # It is a part of the replica function, and gradients flow through it.
+        # A call within a replica function, and gradients flow through it.
         return self.call(function, args, kwargs)
 
     def run(
@@ -88,12 +88,12 @@ class TorchCompiler(Compiler):
 
 
 def _traced(leaf: Any) -> Any:
-    """An array as a tensor, as it reaches the function on other backends."""
+    """Converts an array to a tensor, as other backends do for functions."""
     if isinstance(leaf, (PerReplica, Mirrored)):
         return type(leaf)([map_nest(_traced, value) for value in leaf.values])
     if isinstance(leaf, (torch.Tensor, keras.Variable)):
         return leaf
-    # NumPy's, or a tensor of another framework, such as `tf.data` gives.
+    # A NumPy array, or another framework's tensor, such as from `tf.data`.
     if hasattr(leaf, "__array__") and hasattr(leaf, "shape"):
         return ops.convert_to_tensor(leaf)
     return leaf

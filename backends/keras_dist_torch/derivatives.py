@@ -1,7 +1,7 @@
-"""What autograd gave a replica, to tell it from what a step made of it.
+"""Records of computed gradients, to notice if a step has changed them.
 
 A step may change gradients in place, or through `.data`, so that they are the
-same tensors. So replicas remember how each was when the backward pass ended.
+same tensors. So replicas remember each gradient's version and size.
 """
 
 import functools
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A gradient as it was when autograd had computed it.
+    """The state of a gradient when autograd had computed it.
 
     Args:
-        tensor: Weak reference to it.
-        version: Integer, how often it had been changed in place.
+        tensor: Weak reference to the gradient.
+        version: Integer, its number of in-place changes.
         size: Float, the sum of its absolute values.
     """
 
@@ -41,9 +41,9 @@ class _Seen:
     size: float
 
     def is_now(self, gradient: torch.Tensor) -> bool:
-        """Whether a tensor in the same memory is as this one was."""
+        """Returns whether a tensor in the same memory is unchanged."""
         tensor = self.tensor()
-        # `tensor.data` is changed without a trace, but for its values.
+        # A change through `tensor.data` shows in the values only.
         return (
             tensor is not None
             and tensor._version == self.version
@@ -54,7 +54,7 @@ class _Seen:
 class Derivatives:
     """The gradients that autograd gave a replica in one step.
 
-    It keeps no tensor alive.
+    No tensor is kept alive.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Derivatives:
         self._is_changed = False
 
     def add(self, gradients: Iterable[Any]) -> None:
-        """Remembers gradients as they are now."""
+        """Records the current state of gradients."""
         for gradient in gradients:
             if _is_dense(gradient):
                 self._seen[gradient.data_ptr()] = _Seen(
@@ -70,13 +70,13 @@ class Derivatives:
                 )
 
     def check(self, gradients: Iterable[Any]) -> None:
-        """Looks at gradients that more is about to be added to."""
+        """Notes changes of gradients before autograd adds to them."""
         self._is_changed |= not all(map(self._is_as_computed, gradients))
 
     def are_changed(self, gradients: Sequence[Any]) -> bool:
-        """Whether some gradient is not one of these, or not as it was."""
+        """Returns whether some gradient is not recorded, or has changed."""
         if not self._seen:
-            return False  # Nobody knows where they come from.
+            return False  # Without records, their origin is unknown.
         return self._is_changed or not all(map(self._is_as_computed, gradients))
 
     def _is_as_computed(self, gradient: Any) -> bool:
@@ -85,13 +85,13 @@ class Derivatives:
         seen = self._seen.get(gradient.data_ptr())
         if seen is not None and seen.is_now(gradient):
             return True
-        # Zeros stand for `None`, or begin a sum.
+        # Steps may replace `None` with zeros, or start a sum from zeros.
         return not _size(gradient)
 
 
 @functools.cache
 def install_derivatives() -> None:
-    """Makes autograd tell replicas what it has computed."""
+    """Makes autograd record in replicas the gradients that it computes."""
     torch.autograd.grad = _remembered(torch.autograd.grad)
     torch.autograd.backward = _watched(torch.autograd.backward)
     core = keras_internals.backend_core
@@ -167,6 +167,6 @@ def _is_dense(gradient: Any) -> bool:
 
 
 def _size(gradient: torch.Tensor) -> float:
-    """The sum of what is finite of the absolute values."""
+    """Returns the sum of absolute values, with 0 for NaN and 1 for infinity."""
     with torch.no_grad():
         return float(gradient.detach().abs().nan_to_num(0.0, 1.0).sum())

@@ -1,4 +1,4 @@
-"""Gradients: leaves that a function reads, and graphs kept where nested."""
+"""Gradients of functions by autograd, nested ones included."""
 
 import contextlib
 import threading
@@ -28,17 +28,18 @@ def differentiate(
     variables: Sequence[keras.Variable],
     tensors: Sequence[Any],
 ) -> Differentiated:
-    """See `Differentiates.differentiate`."""
+    """Implements `Differentiates.differentiate`."""
     is_nested = _current.depth > 0
     with torch.enable_grad(), _deeper():
-        # Made anew: what `fn` reaches in another way is not differentiated.
+        # New tensors: `fn` may use the caller's through a closure, and those
+        # uses are not differentiated.
         own = [_argument(tensor) for tensor in tensors]
         leaves, overlay = _leaves(variables)
         with overlay:
             value, aux = fn(*own)
         gradients = _gradients(value, [*leaves, *own], is_nested)
     if not is_nested:
-        # Nobody will ask for more, so free what was kept for it.
+        # No derivative of these will be asked for: free their graphs.
         value, aux = keras.tree.map_structure(_detached, (value, aux))
     return value, aux, gradients
 
@@ -61,12 +62,12 @@ def _argument(tensor: torch.Tensor) -> torch.Tensor:
 def _leaves(
     variables: Sequence[keras.Variable],
 ) -> tuple[list[torch.Tensor], contextlib.AbstractContextManager[Any]]:
-    """What the variables read as, and a scope in which they do."""
+    """Returns leaves of autograd for variables, and a scope that reads them."""
     leaves = [variable.value for variable in variables]
     overlaid = []
     for index, variable in enumerate(variables):
         if not leaves[index].requires_grad:
-            # Memory of its own: `fn` may assign the variable.
+            # A copy, because `fn` may assign the variable.
             leaves[index] = leaves[index].detach().clone().requires_grad_()
             overlaid.append((variable, leaves[index]))
     if not overlaid:

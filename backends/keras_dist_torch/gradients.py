@@ -1,4 +1,4 @@
-"""Gradients of replicas: summed between them, and their leaves cleared."""
+"""Sums of gradients over replicas, and patches of torch and Keras for them."""
 
 import functools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from keras_dist_torch.hooks import install_hooks
 
 
 class AllSum(torch.autograd.Function):
-    """Sum over replicas; the backward pass meets as the forward one does."""
+    """All-reduce of a tensor over replicas, in the backward pass as well."""
 
     @staticmethod
     def forward(
@@ -40,7 +40,7 @@ class AllSum(torch.autograd.Function):
         share = ctx.replica.share
         weighted = gradient * share.weight
         what = f"the gradient of {ctx.what}"
-        # Not `_sum`: this pass may be differentiated again.
+        # Not `_sum`: second derivatives pass here too.
         total = AllSum.apply(weighted, ctx.replica, what, None)
         return total * share.inverse, None, None, None
 
@@ -54,7 +54,7 @@ def _sum(replica: Replica, what: str, value: torch.Tensor) -> torch.Tensor:
         workers = replica.group.workers
         return total if workers is None else workers.sum([total])[0]
 
-    # Each replica its own tensor: what it does to it is its own affair.
+    # A clone for each replica, which may change it in place.
     return replica.meet(what, add, value).clone()
 
 
@@ -65,13 +65,7 @@ def weighted_sum(
 ) -> list[Any]:
     """Sums each variable's gradients, weighted by replica, on one device.
 
-    Args:
-        gradients: For each replica, its gradients, `None` where it has none.
-        weights: For each replica, a float.
-        device: Where the sums go.
-
-    Returns:
-        List with a tensor for each variable, `None` where no replica has one.
+    `gradients` has a list for each replica. A gradient and a sum may be `None`.
     """
     total: list[Any] = [None] * len(gradients[0])
     for own, weight in zip(gradients, weights, strict=True):
@@ -79,7 +73,7 @@ def weighted_sum(
         if not present:
             continue
         here = [own[i].to(device) for i in present]
-        # With no weight, NaN is silenced too.
+        # A weight of zero drops a gradient even if it is NaN.
         terms = (
             torch._foreach_mul(here, weight)
             if weight
@@ -101,7 +95,7 @@ def weighted_sum(
 
 
 def install() -> None:
-    """Makes torch and Keras treat gradients as replicas need it."""
+    """Patches torch and Keras for gradients of replicas, once."""
     _install_zero_grad()
     _install_clipping()
     install_derivatives()
@@ -110,7 +104,7 @@ def install() -> None:
 
 @functools.cache
 def _install_zero_grad() -> None:
-    """Makes a layer's `zero_grad` clear the replica's gradients in a step."""
+    """Makes `zero_grad` of a layer clear the current replica's gradients."""
     original = keras.Layer.zero_grad
 
     @functools.wraps(original)
@@ -130,7 +124,7 @@ def _install_zero_grad() -> None:
 
 @functools.cache
 def _install_clipping() -> None:
-    """Makes torch's clipping of gradients an error in a step on replicas."""
+    """Makes torch's functions that clip gradients raise in a step."""
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         original = getattr(torch.nn.utils, name)
         refusing = _refusing(original)

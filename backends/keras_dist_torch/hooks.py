@@ -1,7 +1,8 @@
-"""Hooks of the user's own on tensors that autograd finds gradients of.
+"""The user's own hooks on gradients, in a step on several replicas.
 
-Those of layers' results see gradients as large as one device's, as functions of
-`keras.ops.custom_gradient` do. Those of variables would see a replica's part.
+Hooks on results of layers see gradients scaled to those of one device, as
+functions of `keras.ops.custom_gradient` do. Hooks on variables are refused:
+they would see the gradient of one replica's rows.
 """
 
 import functools
@@ -17,7 +18,7 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 
-# As torch has it: for hooks of this package's own.
+# The original method, for hooks of this package.
 after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
 
 
@@ -25,7 +26,7 @@ def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
     """Refuses a variable whose tensor has hooks.
 
     Raises:
-        UnsupportedModelError: If it has.
+        UnsupportedModelError: If the tensor has any.
     """
     if parameter._backward_hooks:
         _refuse("register_hook", variable.path)
@@ -35,7 +36,10 @@ def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
 
 @functools.cache
 def install_hooks() -> None:
-    """Makes hooks that a step registers see the gradients of one device."""
+    """Makes hooks that a step registers see gradients scaled to one device's.
+
+    Hooks on variables are refused.
+    """
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         original = getattr(torch.Tensor, name)
         setattr(torch.Tensor, name, _registering(original))

@@ -4,11 +4,11 @@
 |---|---|
 | `keras.Variable._value` | the Parameter itself, whatever scope is open; a |
 | | property of variables that are kept in parts |
-| `keras.Variable._direct_assign` | where those are written |
+| `keras.Variable._direct_assign` | writes variables that are kept in parts |
 | `keras.src.utils.torch_utils.TorchModuleWrapper` | refused: its parameters |
-| | are read past Keras' variables |
-| `torch_device` in `keras.src.backend.common.global_state` | which |
-| | `keras.device` is open |
+| | are not read through Keras' variables |
+| `torch_device` in `keras.src.backend.common.global_state` | the device of |
+| | the open `keras.device` |
 """
 
 import keras
@@ -25,17 +25,17 @@ __all__ = [
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
-    """The tensor that a variable keeps, or `None` before it has one."""
+    """Returns the tensor of a variable, or `None` before it has one."""
     value: torch.Tensor | None = variable._value
     return value
 
 
 def forget_parameter(variable: keras.Variable) -> None:
-    """Frees the tensor that a variable keeps."""
+    """Frees the tensor of a variable."""
     del vars(variable)["_value"]
 
 
 def device_scope() -> str | None:
-    """The device of the `keras.device` that is open, if one is."""
+    """Returns the device of the open `keras.device`, `None` without one."""
     device: str | None = global_state.get_global_attribute("torch_device")
     return device

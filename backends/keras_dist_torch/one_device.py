@@ -1,4 +1,4 @@
-"""The identity executor: plain Keras on one device."""
+"""The executor for one device, plain Keras, and the base of all executors."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from keras_dist_torch.snapshots import value_now
 
 
 def torch_device(device: Device) -> torch.device:
-    """The PyTorch device behind a name; every virtual CPU is the CPU."""
+    """Returns PyTorch's device; every virtual CPU device is its one CPU."""
     if device.type == "cpu":
         return torch.device("cpu")
     return torch.device("cuda", device.index)
@@ -38,9 +38,9 @@ def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
 
 
 class TorchExecutor(Executor):
-    """What both executors share: variables are kept on the primary device.
+    """Keeps each variable on the primary device: the base of all executors.
 
-    Of several devices that keep one copy of each variable, on their owner.
+    With central storage, each variable is on the device that owns it.
     """
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
@@ -111,7 +111,7 @@ class TorchExecutor(Executor):
 
 
 class OneDeviceExecutor(TorchExecutor):
-    """Nothing to cut, nothing to meet: Keras' own steps."""
+    """Runs Keras' own steps on one device, without splitting batches."""
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         return {}

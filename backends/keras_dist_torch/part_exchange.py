@@ -1,7 +1,7 @@
-"""How parts of gradients come to their replicas, and parts of variables back.
+"""Exchange of parts: gradients to their replicas, updated variables back.
 
-A tensor of shape (number of parts, S) holds, in each row, that part of every
-variable, one after the other.
+Between workers it uses tensors of shape (number of parts, S). Row `p` is the
+concatenation of part `p` of every variable.
 """
 
 from abc import ABC
@@ -22,12 +22,7 @@ PartsOfAll = list[list[Any]]
 
 
 class Exchange(ABC):
-    """The two ways between whole variables and their parts.
-
-    Args:
-        sharded: `ShardedOptimizer`.
-        cut: `Cut`.
-    """
+    """Sums of gradients in parts, and assignments of parts to variables."""
 
     def __init__(self, sharded: ShardedOptimizer, cut: Cut) -> None:
         self.sharded = sharded
@@ -43,7 +38,7 @@ class Exchange(ABC):
         Args:
             gradients: For each local replica that takes part, a gradient of
                 each variable, or `None`.
-            weights: For each of these, its weight.
+            weights: For each local replica that takes part, its weight.
 
         Returns:
             For each local replica, its part of each sum, on its device; and,
@@ -52,24 +47,20 @@ class Exchange(ABC):
 
     @abstractmethod
     def parameters(self) -> PartsOfAll:
-        """For each local replica, its part of each variable, to write to."""
+        """Returns each local replica's parts of the variables, to write to."""
 
     @abstractmethod
     def give_back(self, parameters: PartsOfAll) -> None:
-        """Gives variables the parts that all replicas have written.
-
-        Args:
-            parameters: What `parameters` returned.
-        """
+        """Assigns the parts that all replicas have written to the variables."""
 
     def flat(self, index: int) -> torch.Tensor:
-        """A variable's own tensor, flat: a view wherever that can be."""
+        """Returns a variable's tensor, flat, and as a view if it can be one."""
         parameter = parameter_of(self.sharded.trainable_variables[index])
         assert parameter is not None
         return parameter.detach().reshape(-1)
 
     def write(self, index: int, flat: torch.Tensor) -> None:
-        """Gives a variable its elements, if it does not have them already."""
+        """Copies elements to a variable, unless they are a view of it."""
         parameter = parameter_of(self.sharded.trainable_variables[index])
         assert parameter is not None
         if flat.data_ptr() != parameter.data_ptr():
@@ -77,7 +68,7 @@ class Exchange(ABC):
 
 
 class LocalExchange(Exchange):
-    """Between replicas of one process: each reads what it needs."""
+    """Exchange between the replicas of one process, by plain copies."""
 
     def sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
@@ -88,7 +79,7 @@ class LocalExchange(Exchange):
         ]
         is_one_device = len(set(self.cut.devices)) == 1
         if is_one_device:
-            # In one go; parts are views then.
+            # Sums whole gradients at once, of which the parts are views.
             device = self.cut.devices[0]
             gradients = [weighted_sum(gradients, weights, device)]
             weights = []
@@ -134,7 +125,7 @@ class LocalExchange(Exchange):
 
 
 class WorkerExchange(Exchange):
-    """Between workers: one reduce-scatter, one all-gather, for each dtype."""
+    """Exchange between workers: a reduce-scatter and an all-gather by dtype."""
 
     def __init__(self, sharded: ShardedOptimizer, cut: Cut) -> None:
         super().__init__(sharded, cut)
@@ -168,7 +159,10 @@ class WorkerExchange(Exchange):
     def _scatter(
         self, rows: torch.Tensor, has: list[float]
     ) -> tuple[torch.Tensor, list[float]]:
-        """This worker's rows of the sum, and how many have each gradient."""
+        """Sums rows over workers; returns this worker's, and sums of flags.
+
+        A flag in `has` is 1 if this worker has that gradient.
+        """
         workers, local = self.cut.workers, len(self.cut.devices)
         assert workers is not None
         count = workers.cluster.num_workers
@@ -185,7 +179,7 @@ class WorkerExchange(Exchange):
         indices: Sequence[int],
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Whole tensors, cut: a row for each part of all workers."""
+        """Splits whole tensors into a row for each part of all workers."""
         num_parts = self.cut.num_parts
         columns = []
         for value, index in zip(values, indices, strict=True):
@@ -231,7 +225,7 @@ class WorkerExchange(Exchange):
 
 
 def _filled(flat: torch.Tensor, size: int) -> torch.Tensor:
-    """A flat tensor, with zeros after it if it is shorter."""
+    """Pads a flat tensor with zeros to a size."""
     missing = size - flat.numel()
     if not missing:
         return flat

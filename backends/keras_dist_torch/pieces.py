@@ -1,4 +1,4 @@
-"""Variables of an optimizer that are kept in parts."""
+"""Optimizer variables that are kept in parts, one for each replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,13 @@ from keras_dist_torch.workers import TorchWorkers
 
 
 class Cut:
-    """Where the parts of variables go: this worker's on its devices.
+    """The places of the parts of variables: one on each replica's device.
 
     Args:
-        num_parts: Integer, replicas of all workers.
+        num_parts: Integer, number of replicas of all workers.
         first: Integer, the part of this worker's first replica.
-        devices: Sequence of `torch.device`, of each local replica.
-        primary: `torch.device` where whole values are put together.
+        devices: Sequence with the `torch.device` of each local replica.
+        primary: `torch.device` on which whole values are put together.
         workers: `TorchWorkers`, or `None`.
     """
 
@@ -40,15 +40,11 @@ class Cut:
 
 
 class Pieces:
-    """The parts of one tensor that this worker has.
-
-    Args:
-        cut: `Cut`.
-        value: Tensor, whole.
+    """This worker's parts of one tensor.
 
     Attributes:
-        tensors: List with the part of each local replica, on its device.
-        held: The whole value, while it stands in for the parts.
+        tensors: List with the flat part of each local replica, on its device.
+        held: The whole value, while it is used in place of the parts.
     """
 
     def __init__(self, cut: Cut, value: torch.Tensor) -> None:
@@ -63,11 +59,11 @@ class Pieces:
 
     @property
     def workers(self) -> TorchWorkers | None:
-        """Those that have the other parts."""
+        """The workers that have the other parts, `None` if all are here."""
         return self._cut.workers
 
     def write(self, value: torch.Tensor) -> None:
-        """Cuts a whole value."""
+        """Splits a whole value into the parts."""
         if self.held is not None:
             self.held.copy_(value)
             return
@@ -78,7 +74,10 @@ class Pieces:
             tensor[own.numel() :].zero_()
 
     def read(self) -> torch.Tensor:
-        """The whole value, on the primary device: put together for it."""
+        """Puts the whole value together on the primary device.
+
+        With several workers, all of them have to call it.
+        """
         if self.held is not None:
             return self.held
         here = torch.cat([t.to(self._cut.primary) for t in self.tensors])
@@ -89,7 +88,7 @@ class Pieces:
         return here[: self._parts.num_elements].reshape(self._parts.shape)
 
     def like(self) -> torch.Tensor:
-        """A tensor for a whole value, on the primary device."""
+        """Returns zeros of the whole value's shape, on the primary device."""
         return torch.zeros(
             self._parts.shape,
             dtype=self.tensors[0].dtype,
@@ -97,7 +96,7 @@ class Pieces:
         )
 
     def release(self) -> None:
-        """Cuts what was held, and holds it no more."""
+        """Splits the held value into the parts and holds it no longer."""
         value, self.held = self.held, None
         if value is not None:
             self.write(value)
@@ -106,9 +105,9 @@ class Pieces:
 class ShardedVariable(MirroredVariable):
     """A variable of an optimizer, of which each replica has a part.
 
-    It reads, saves and loads as any other: the whole value is put together
-    when it is read, and cut when it is assigned. On several workers that
-    takes all of them.
+    It is read, saved and loaded as any other: the whole value is put together
+    when it is read, and split when it is assigned. With several workers, all
+    of them have to read it together.
     """
 
     _pieces: Pieces
@@ -127,7 +126,7 @@ class ShardedVariable(MirroredVariable):
             self._pieces.write(value)
 
     def write_plainly(self, value: Any) -> Any:
-        # What it is given, because reading takes all workers.
+        # Returns the given value, because reading takes all workers.
         return keras.Variable.assign(self, value)
 
     def __repr__(self) -> str:
@@ -140,16 +139,14 @@ class ShardedVariable(MirroredVariable):
 
 
 def piece(flat: torch.Tensor, part: int, size: int) -> torch.Tensor:
-    """A view of one part of a flat tensor, as long as there is any of it."""
+    """Returns a view of one part; the last parts may be shorter or empty."""
     return flat[part * size : (part + 1) * size]
 
 
 def cut_variable(variable: Any, cut: Cut) -> None:
-    """Keeps a variable in parts from now on; it stays the same object.
+    """Turns a `MirroredVariable` into a `ShardedVariable`, in place.
 
-    Args:
-        variable: A `MirroredVariable`.
-        cut: `Cut`.
+    Nothing is done without a value.
     """
     value = parameter_of(variable)
     if value is None or isinstance(variable, ShardedVariable):
@@ -162,5 +159,5 @@ def cut_variable(variable: Any, cut: Cut) -> None:
 
 
 def in_parts(variables: Sequence[Any]) -> list[ShardedVariable]:
-    """Those of some variables that are kept in parts."""
+    """Returns those of the variables that are kept in parts."""
     return [v for v in variables if isinstance(v, ShardedVariable)]

@@ -1,4 +1,4 @@
-"""Replicas as threads of one process, over Keras' own trainer."""
+"""Replicas as threads of one process, under Keras' own trainer."""
 
 import contextlib
 import functools
@@ -54,21 +54,18 @@ from keras_dist_torch.transfers import Transfers
 from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
-# Compiled regions end where replicas meet.
+# Meetings and transfers, which `torch.compile` must not trace.
 _meet: Callable[..., Any] = torch._dynamo.disable(Round.meet)
 _all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
 _delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
 
 class ReplicaExecutor(TorchExecutor, StepRunner):
-    """Runs each step of a model once a replica.
+    """Runs each step of a model once on each replica.
 
-    Replicas on one device read the same memory; on another device, a copy
-    made at first read in each step. The update happens once, on the primary,
-    or where the one copy of a variable is.
-
-    Args:
-        plan: The `Plan` it is bound to.
+    Replicas on the variables' device read the same memory; those on another
+    device read a copy made at the first read in each step. The update happens
+    once, on the device of the variables.
     """
 
     workers: TorchWorkers | None
@@ -83,7 +80,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         ]
         self._open: set[Transfers] = set()
         self._unequal = UnequalLengths()
-        # Threads and meetings are not to be traced by torch.compile.
+        # `torch.compile` must not trace threads.
         self._play = torch._dynamo.disable(BatonPool(capture_thread).run)
 
     @property
@@ -125,7 +122,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
             for index, (start, stop) in enumerate(parts)
             if stop > start
         ]
-        # A worker without rows takes part with one that counts nowhere.
+        # A worker without rows runs one replica, with weight 0.
         round_members = round_members or [(0, 0, 0)]
         round_ = Round(len(round_members))
         shares = [Share(stop - start, rows) for _, start, stop in round_members]
@@ -157,19 +154,20 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         return ranges(self._edges(*count_rows(batch)))
 
     def _edges(self, rows: int, alike: bool) -> list[int]:
-        """Where the share of each replica of all workers begins, and the end.
+        """Returns each global replica's first row and, at the end, `rows`.
 
-        Of arrays of unequal lengths nobody knows which axis is the batch's.
+        If arrays differ in length, the batch axis is ambiguous: replica 0 gets
+        everything.
         """
         edges = bounds(rows, self.plan.num_replicas) if alike else [0]
         return edges + [rows] * (self.plan.num_replicas + 1 - len(edges))
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Torch's own random numbers differ between workers inside.
+        """Seeds torch's global generators differently on each worker, inside.
 
-        Keras draws masks of dropout from them. Outside they stay the same on
-        all workers, which shuffle alike.
+        Keras draws masks of dropout from them. Outside, their states stay
+        equal on all workers, so that all shuffle alike.
         """
         if self.workers is None:
             yield
@@ -183,8 +181,8 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         with torch.random.fork_rng(devices=gpus):
             seed = int(torch.randint(2**62, ()))
             seed += SEED_STRIDE * self.plan.first_replica
-            # `torch.manual_seed` writes down who called it, once for each kind
-            # of accelerator that is not there.
+            # Not `torch.manual_seed`: it records the caller's stack once for
+            # each kind of accelerator that is not there.
             torch.default_generator.manual_seed(seed)
             for index in gpus:
                 torch.cuda.default_generators[index].manual_seed(seed)
@@ -192,8 +190,8 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
             yield
             is_used = not all(map(torch.equal, before, states()))
         if is_used:
-            # The next step has others. One that draws nothing leaves all as
-            # it is on one device.
+            # Gives the next step another seed. A step that draws nothing
+            # leaves the generator as one device would.
             torch.randint(2**62, ())
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
@@ -215,7 +213,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 
     @contextlib.contextmanager
     def _transfers(self, members: Sequence[int]) -> Iterator[Transfers | None]:
-        """What moves while some replicas run; `None` if nothing ever does."""
+        """Opens the transfers of a round, `None` if devices share memory."""
         if not any(self._are_away):
             yield None
             return
@@ -299,7 +297,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 class TorchReplica(Replica):
     """One replica on one thread.
 
-    It keeps no tensors: autograd nodes refer to it.
+    It keeps no tensors, because autograd nodes keep it alive.
     """
 
     def __init__(
@@ -380,10 +378,10 @@ class TorchReplica(Replica):
 
 
 def _check_memory(plan: Plan) -> None:
-    """Refuses variables in several memories: an update would mix them.
+    """Refuses variables on several memories, which one update would mix.
 
     Raises:
-        DeviceError: If they are.
+        DeviceError: If parameter devices have separate memories.
     """
     if (
         plan.is_central

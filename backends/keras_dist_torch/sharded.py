@@ -1,4 +1,4 @@
-"""Replicas that each keep and update a part of the optimizer's state."""
+"""Sharded optimizer state: each replica keeps and updates a part of it."""
 
 import contextlib
 import functools
@@ -32,20 +32,21 @@ from keras_dist_torch.pieces import in_parts
 from keras_dist_torch.replicas import ReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
-# Of a variable: that it is a slot. Of an optimizer: its parts.
+# Attribute of a variable that is an optimizer's slot.
 _SLOT = "_keras_dist_slot"
+# Attribute of an optimizer: its `_OptimizerParts`.
 _PARTS = "_keras_dist_parts"
 
 
 class _Whole(threading.local):
-    """The variables that stand whole while an update of this thread runs."""
+    """Variables that are held whole while an update of this thread runs."""
 
     def __init__(self) -> None:
-        # `None` while none runs.
+        # `None` while no update runs.
         self._held: list[Pieces] | None = None
 
     def hold(self, variables: Sequence[Any]) -> None:
-        """Puts those of some variables together that are in parts."""
+        """Puts together the variables that are in parts, during an update."""
         if self._held is None:
             return
         for variable in in_parts(variables):
@@ -56,8 +57,8 @@ class _Whole(threading.local):
 
     @contextlib.contextmanager
     def held(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Variables are whole inside, and so is what is made inside."""
-        if self._held is not None:  # by an optimizer around this one
+        """Holds variables whole inside the context, those made in it too."""
+        if self._held is not None:  # an outer optimizer's update is running
             self.hold(variables)
             yield
             return
@@ -76,15 +77,11 @@ _whole = _Whole()
 
 
 class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
-    """A `ReplicaExecutor` whose replicas update a part of each variable each.
+    """A `ReplicaExecutor` whose replicas each update a part of each variable.
 
-    Gradients of a part are summed where its replica is, and updated there.
-    The new parts go back to the variables. It begins when the backward pass
-    has ended: nothing travels earlier.
-
-    Args:
-        plan: The `Plan` it is bound to.
-        workers: `TorchWorkers`, or `None`.
+    The gradients of a part are summed on its replica's device, which updates
+    the part and gives it back to the variable. Gradients are sent when the
+    backward pass has ended, none during it.
     """
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
@@ -105,7 +102,7 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
         super().place(variable)
         if _SLOT in vars(variable):
             cut_variable(variable, self._cut)
-            # An update builds its optimizer, and goes on to write there.
+            # The update that builds its optimizer writes to slots next.
             _whole.hold([variable])
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
@@ -134,7 +131,7 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
         each = [sharded.aligned(own, variables) for own in gradients]
         exchange = parts.exchange
         sums, present = exchange.sum(each, weights)
-        # Warns as Keras does, and raises if there is none at all.
+        # Warns of missing gradients as Keras does, and raises if there is none.
         asked = sharded.aligned([True] * len(gradients[0]), variables)
         indices = [index for index, is_asked in enumerate(asked) if is_asked]
         sharded.checked(
@@ -165,7 +162,7 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
         states: Sequence[Sequence[Any]],
         sums: Sequence[Sequence[Any]],
     ) -> list[torch.Tensor]:
-        """What the parts' amounts add up to; one small collective, or none."""
+        """Sums the parts' amounts over replicas, in at most one collective."""
         amounts = [
             sharded.amounts(state, own)
             for state, own in zip(states, sums, strict=True)
@@ -182,7 +179,7 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
     def _parts_of(self, optimizer: Any) -> "_OptimizerParts":
         parts: _OptimizerParts | None = vars(optimizer).get(_PARTS)
         if parts is None or not parts.is_of(optimizer, self._cut):
-            # Shapes and names are all that is wanted of what it makes.
+            # Of the variables that it makes, only shapes and names are used.
             with keras.device("meta"):
                 sharded = ShardedOptimizer(optimizer, self.plan.num_replicas)
             parts = _OptimizerParts(sharded, self._cut)
@@ -217,7 +214,7 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
 
 
 class _OptimizerParts:
-    """The parts that this worker has of one optimizer's variables."""
+    """This worker's parts of one optimizer's variables."""
 
     def __init__(self, sharded: ShardedOptimizer, cut: Cut) -> None:
         self.sharded = sharded
@@ -232,7 +229,7 @@ class _OptimizerParts:
         return self._cut is cut and self.sharded.is_of(optimizer)
 
     def states(self) -> list[list[torch.Tensor]]:
-        """For each local replica, what its part's update reads and writes."""
+        """Returns the tensors that each local replica's update works on."""
         return [
             [self._state(v, index, device) for v in self.sharded.variables]
             for index, device in enumerate(self._cut.devices)
@@ -245,11 +242,11 @@ class _OptimizerParts:
             return variable._pieces.tensors[index]
         parameter = parameter_of(variable)
         assert parameter is not None
-        # Every part's update adds to the count of steps.
+        # A copy, because every part's update increments the count of steps.
         return parameter.detach().to(device, copy=True)
 
     def keep(self, state: Sequence[torch.Tensor]) -> None:
-        """Takes over variables without parts from what a part made of them."""
+        """Sets the variables without parts to one part's updated state."""
         for variable, value in zip(self.sharded.variables, state, strict=True):
             if not isinstance(variable, ShardedVariable):
                 parameter = parameter_of(variable)
@@ -258,7 +255,7 @@ class _OptimizerParts:
 
 
 class _Slots(Owners):
-    """Notes which variables are made for another one."""
+    """`Owners` that marks slots, the variables made for another one."""
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
@@ -279,11 +276,12 @@ def _take_chiefs(pieces: Pieces, cut: Cut) -> None:
 
 @functools.cache
 def install_apply() -> None:
-    """Makes optimizers that are called outside of replicas update it all.
+    """Makes optimizers hold whole variables when called outside of replicas.
 
-    They write into tensors: for that time they need whole ones.
+    Keras' updates write into tensors in place, and need whole ones meanwhile.
     """
-    # In one order, whichever strategy is the first.
+    # Installed first, so that the order of wrappers is the same whichever
+    # strategy is made first.
     hooks.install()
     for cls in (
         keras.optimizers.Optimizer,

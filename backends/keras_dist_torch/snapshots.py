@@ -1,4 +1,4 @@
-"""Snapshots: tensors that stay as they are when variables are assigned to."""
+"""Snapshots: tensors that don't change when variables are assigned."""
 
 from typing import Any
 
@@ -7,16 +7,19 @@ import torch
 
 
 def snapshot(value: Any) -> Any:
-    """A tensor with memory of its own; anything else as it is."""
+    """Copies a tensor that may share memory with a variable.
+
+    Anything else is returned as it is.
+    """
     if not isinstance(value, torch.Tensor):
         return value
-    # What was computed for gradients has memory of its own. Anything else may
-    # be what a variable keeps, or a part of it: `detach` hides that.
+    # A result with a graph of autograd that is no view has its own memory. Any
+    # other tensor may be a variable's, or a part of it: `detach` hides that.
     if value.grad_fn is not None and value._base is None:
         return value
     return value.clone()
 
 
 def value_now(leaf: Any) -> Any:
-    """What a compiled function returns for a leaf: of a variable, its value."""
+    """Converts a result of a compiled function; variables become tensors."""
     return snapshot(leaf.value if isinstance(leaf, keras.Variable) else leaf)

@@ -1,4 +1,4 @@
-"""What a replica's thread takes over from the thread that runs the step."""
+"""State that a replica's thread inherits from the thread that runs the step."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from keras_dist.internals.keras_internals import thread_state
 
 
 def capture_thread() -> Callable[[], None]:
-    """Reads this thread's state; the result gives it to another thread."""
+    """Captures this thread's state in a function that sets it in another."""
     state = thread_state()
     gradients = torch.is_grad_enabled()
     types = {"cpu"}

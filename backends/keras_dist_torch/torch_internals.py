@@ -2,7 +2,7 @@
 
 | name | why |
 |---|---|
-| `torch.utils._pytree` | per-replica values are nests of their components |
+| `torch.utils._pytree` | treats per-replica values as nests of components |
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from keras_dist.core.values import PerReplica
 
 
 def register_trees() -> None:
-    """Makes PyTorch's trees look into per-replica values."""
+    """Registers per-replica values as nests with PyTorch's pytrees."""
     for kind in (PerReplica, Mirrored):
         _pytree.register_pytree_node(
             kind,

@@ -1,10 +1,9 @@
-"""Transfers: what a step moves between devices, in one piece each way.
+"""Transfers of variables and gradients between devices, in large pieces.
 
-Where replicas compute on devices without the variables, each of them is sent
-all that it reads at once, when it first reads something, and its gradients
-come back at once, or in a few large pieces. For that, variables that are read
-together lie side by side; the `Parameter` of each is a view. Where devices
-share memory, as virtual ones do, nothing moves.
+Variables that were read in one round are packed into one buffer, of which each
+`Parameter` is a view. From then on, a replica on another device is sent the
+whole pack at its first read. Its gradients come back in one copy, or in a few
+large ones. Devices that share memory, as virtual ones do, need no transfers.
 """
 
 import weakref
@@ -18,28 +17,26 @@ from keras_dist.core.device import Device
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.one_device import torch_device
 
-# Of a variable: the pack that it is in, and where.
+# Attribute of a variable: its `Pack`, and the position in it.
 _PLACE = "_keras_dist_pack"
-# Bytes; what kernels like addresses to be multiples of.
+# Bytes; tensors begin at multiples of this, which kernels are fast for.
 _ALIGNMENT = 64
-# Bytes; gradients go back in pieces of about this size at most. Each is put
-# together beside the gradients, on the device that needs its memory most.
+# Bytes; gradients are sent in pieces of at most this size, or of one larger
+# gradient. A piece is a copy beside the gradients, on the replica's device,
+# whose memory is the scarce one.
 PIECE = 1 << 26
 
 
 def are_apart(here: Device, there: Device) -> bool:
-    """Whether two devices have memories of their own."""
+    """Returns whether two devices have separate memories."""
     return bool(torch_device(here) != torch_device(there))
 
 
 class Arrangement:
-    """Where tensors lie in one piece of memory.
-
-    Args:
-        tensors: Sequence of tensors, of any shapes and dtypes.
+    """The offsets of tensors, of any shapes and dtypes, in one byte buffer.
 
     Attributes:
-        num_bytes: Integer, the size of the piece.
+        num_bytes: Integer, the size of the buffer.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -52,7 +49,7 @@ class Arrangement:
             self.num_bytes = -(-stop // _ALIGNMENT) * _ALIGNMENT
 
     def allocate(self, device: torch.device) -> torch.Tensor:
-        """The piece of memory; on the host, one that devices copy fast."""
+        """Allocates the buffer; on the host it is pinned if there are GPUs."""
         is_pinned = device.type == "cpu" and torch.cuda.is_available()
         return torch.empty(
             self.num_bytes,
@@ -62,25 +59,23 @@ class Arrangement:
         )
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors in it."""
-        # `data`, because views of one tensor count in-place changes together:
-        # autograd would blame the others.
+        """Returns the tensors as views of a buffer."""
+        # `data`, because views of one tensor share a version counter: autograd
+        # would take an in-place change of one for a change of the others.
         return [
             flat[start:stop].view(dtype).view(shape).data
             for start, stop, dtype, shape in self._places
         ]
 
     def send(self, flat: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """A copy of it on a device, under way."""
+        """Starts to copy a buffer to a device; returns the copy."""
         return self.allocate(device).copy_(flat, non_blocking=True)
 
 
 class Pack:
-    """Variables side by side, sent together.
+    """Variables that lie in one buffer and are sent together.
 
-    Args:
-        variables: Sequence of the variables; they move here.
-        device: Where they are.
+    Their values move to the buffer, which is on the same device.
     """
 
     def __init__(
@@ -101,12 +96,12 @@ class Pack:
             self._addresses.append(parameter.data_ptr())
 
     def holds(self, index: int, parameter: torch.Tensor) -> bool:
-        """Whether a variable has not got memory of its own since."""
+        """Returns whether a `Parameter` is still a view of the buffer."""
         return bool(parameter.data_ptr() == self._addresses[index])
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Those of its variables that are alive and still in it."""
+        """The variables that are alive and still in the buffer."""
         return [
             variable
             for variable in (reference() for reference in self._variables)
@@ -114,7 +109,7 @@ class Pack:
         ]
 
     def versions(self) -> list[int | None]:
-        """How often each has been written; `None` if it is no more."""
+        """Returns the variables' version counters, `None` for deleted ones."""
         variables = [reference() for reference in self._variables]
         return [
             None if variable is None else _parameter(variable)._version
@@ -122,14 +117,14 @@ class Pack:
         ]
 
     def send(self, device: torch.device) -> list[torch.Tensor]:
-        """A copy of each variable on a device, under way."""
+        """Starts to copy all variables to a device; returns the copies."""
         arrived = self._arrangement.send(self._flat, device)
         return self._arrangement.views(arrived)
 
     def send_some(
         self, indices: Sequence[int], device: torch.device
     ) -> list[torch.Tensor]:
-        """A copy of some of them on a device, under way."""
+        """Starts to copy some variables to a device; returns the copies."""
         views = self._arrangement.views(self._flat)
         return sent_together([views[index] for index in indices], device)
 
@@ -137,11 +132,9 @@ class Pack:
 def sent_together(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor]:
-    """Copies of tensors on another device, under way in one piece.
+    """Starts to copy tensors from one device to another, in one buffer.
 
-    Args:
-        tensors: Sequence of tensors, all on one device.
-        device: Where the copies go.
+    Returns the copies.
     """
     if not tensors:
         return []
@@ -152,7 +145,7 @@ def sent_together(
 
 
 def _pieces(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """The tensors in groups of `PIECE` bytes, or of a larger one alone."""
+    """Groups tensors up to `PIECE` bytes; a larger tensor is a group alone."""
     pieces: list[list[torch.Tensor]] = []
     room = 0
     for tensor in tensors:
@@ -165,12 +158,12 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 
 class Delivery:
-    """What one replica has been sent in a step.
+    """The copies of variables that one replica was sent in a step.
 
     Args:
-        device: Where the replica computes.
-        pending: List to which copies under way are added.
-        loose: Dict of variables that were sent on their own, by id.
+        device: `torch.device` of the replica.
+        pending: List to which events of unfinished copies are added.
+        loose: Dict by id to which variables that are in no pack are added.
     """
 
     def __init__(
@@ -185,7 +178,7 @@ class Delivery:
         self.packs: dict[Pack, tuple[list[torch.Tensor], list[int | None]]] = {}
 
     def read(self, variable: keras.Variable) -> torch.Tensor:
-        """A variable's value as it is now, on the replica's device."""
+        """Returns a variable's current value on the replica's device."""
         parameter = _parameter(variable)
         pack, index = _pack_of(variable)
         if pack is None:
@@ -204,9 +197,10 @@ class Delivery:
         _note(self._device, self._pending)
 
     def _send_again(self, pack: Pack) -> None:
-        """Sends what a meeting has changed, as a metric's state or by updates.
+        """Sends the variables again that a meeting has changed.
 
-        Other tensors stay as they are: the replica may read them already.
+        Those are metric states, or were updated by an optimizer. The replica
+        may be reading the other copies already: they are not replaced.
         """
         views, before = self.packs[pack]
         now = pack.versions()
@@ -223,10 +217,10 @@ class Delivery:
 
 
 class Transfers:
-    """What moves in one round of replicas.
+    """Copies of variables and gradients during one round of replicas.
 
     Args:
-        home: Where variables are.
+        home: `torch.device` of the variables.
         away: For each replica that takes part, its device, or `None` where it
             shares memory with the variables.
     """
@@ -246,12 +240,12 @@ class Transfers:
     def read(
         self, position: int, variable: keras.Variable
     ) -> torch.Tensor | None:
-        """What a replica reads that is away; `None` for one that is not."""
+        """Returns a replica's copy of a variable, `None` if it needs none."""
         delivery = self._deliveries[position]
         return None if delivery is None else delivery.read(variable)
 
     def wait(self) -> None:
-        """Waits until what was sent may be changed where it was."""
+        """Waits for all copies, after which their sources may be changed."""
         for event in self._pending:
             event.synchronize()
         self._pending.clear()
@@ -259,10 +253,9 @@ class Transfers:
     def bring_back(
         self, gradients: Sequence[Sequence[torch.Tensor | None]]
     ) -> list[list[torch.Tensor | None]]:
-        """Gradients of each replica that takes part, where variables are.
+        """Copies gradients to the variables' device.
 
-        Args:
-            gradients: For each, its gradients, `None` where it has none.
+        `gradients` has a list for each replica that takes part.
         """
         arrived = [
             list(own) if device is None else self._brought(own, device)
@@ -286,11 +279,10 @@ class Transfers:
         return [None if gradient is None else next(views) for gradient in own]
 
     def close(self, may_pack: bool) -> None:
-        """Ends it: nothing that was sent stays.
+        """Ends the round, drops all copies and packs variables for the next.
 
-        Args:
-            may_pack: Boolean, whether what was read together may now be put
-                side by side.
+        Only with `may_pack` are variables packed that were read together: no
+        other round may be reading them.
         """
         self.wait()
         packs = {
@@ -315,7 +307,7 @@ def _parameter(variable: keras.Variable) -> torch.Tensor:
 
 
 def _pack_of(variable: keras.Variable) -> tuple[Pack | None, int]:
-    """The pack that a variable is in, and where."""
+    """Returns the pack of a variable and its position, `None` without one."""
     pack, index = vars(variable).get(_PLACE, (None, 0))
     if pack is None or not pack.holds(index, _parameter(variable)):
         return None, 0
@@ -323,7 +315,7 @@ def _pack_of(variable: keras.Variable) -> tuple[Pack | None, int]:
 
 
 def _note(device: torch.device, pending: list[Any]) -> None:
-    """Adds a mark that comes after all that a device was given to do."""
+    """Adds an event that follows all work queued on a GPU so far."""
     if device.type == "cuda":
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))

@@ -1,4 +1,4 @@
-"""The workers of a cluster, over torch.distributed."""
+"""Communication between workers, by torch.distributed."""
 
 import contextlib
 import ctypes
@@ -24,11 +24,11 @@ from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import Heartbeats
 from keras_dist.plugin.workers import Workers
 
-# Seconds that a collective waits for workers that are alive, by default.
+# Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
-# Seconds that a worker that has ended waits for the others to end.
+# Seconds that a worker waits at its end for the others to end.
 PARTING = 10.0
-# Dtypes that no collective adds up.
+# Dtypes that collectives can't sum, and the wider ones that are sent instead.
 _SUMMED_AS = {
     torch.bool: torch.int32,
     torch.int16: torch.int32,
@@ -40,12 +40,8 @@ _SUMMED_AS = {
 class TorchWorkers(Workers):
     """Collectives over gloo, or NCCL where every worker has GPUs.
 
-    The process group is its own, not torch's default one: libraries take
-    that for an order to distribute models themselves.
-
-    Args:
-        cluster: The `Cluster`.
-        options: `CommunicationOptions`.
+    The process group is not torch's default one, because libraries that find
+    a default group distribute models themselves.
 
     Raises:
         ClusterError: If an address is taken or unknown, or if options don't
@@ -82,7 +78,8 @@ class TorchWorkers(Workers):
             )
         gloo = dist.ProcessGroupGloo._Options()
         gloo._timeout = timeout
-        # Else it listens wherever the host's name leads.
+        # By default gloo listens at the address that the host name resolves
+        # to, which may not be the worker's.
         gloo._devices = [
             dist.ProcessGroupGloo.create_device(hostname=_own_host(cluster))
         ]
@@ -107,13 +104,9 @@ class TorchWorkers(Workers):
         return results
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
-        """Sums a tensor in place, while other work goes on.
+        """Starts to sum a flat tensor in place.
 
-        Args:
-            flat: Tensor of one axis.
-
-        Returns:
-            Callable that waits until it is done.
+        Returns a function that waits until the sum is there.
         """
         with self._named():
             work = self.group.allreduce([flat])
@@ -127,11 +120,8 @@ class TorchWorkers(Workers):
     def scatter_sum(self, rows: torch.Tensor) -> torch.Tensor:
         """Sums a tensor over workers; each gets the row of its index.
 
-        Each sends every row but its own once: half of what a sum for all
-        takes.
-
-        Args:
-            rows: Tensor of shape (number of workers, any), contiguous.
+        Each sends every row but its own once, half the bytes of an all-reduce.
+        `rows` has shape (number of workers, any) and is contiguous.
         """
         wire = self.options.dtype
         if wire is not None and rows.dtype == torch.float32:
@@ -146,7 +136,7 @@ class TorchWorkers(Workers):
         return self._all_to_all(rows).sum(dim=0)
 
     def _all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
-        """Row `i` of each worker, on worker `i`."""
+        """Sends row `i` of each worker to worker `i`."""
         arrived = torch.empty_like(rows)
         with self._named():
             self.group.alltoall_base(
@@ -155,11 +145,7 @@ class TorchWorkers(Workers):
         return arrived
 
     def gather_flat(self, own: torch.Tensor) -> torch.Tensor:
-        """Every worker's tensor, in worker order, in one tensor.
-
-        Args:
-            own: Tensor of one axis, as long on each worker.
-        """
+        """Concatenates the workers' flat tensors, which have equal lengths."""
         arrived = own.new_empty(self.cluster.num_workers * own.numel())
         with self._named():
             self.group._allgather_base(arrived, own).wait()
@@ -197,11 +183,12 @@ class TorchWorkers(Workers):
         self._beats.stop(reason, patience=0 if failed else PARTING)
         if failed or self._has_lost:
             self.group.abort()
-            # Its threads may wait for ever; its end would abort the process.
+            # Never destroyed: its threads may wait forever, and destroying it
+            # with them would abort the process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
 
     def lost(self, error: BaseException | None = None) -> WorkerLostError:
-        """The error that names the workers that were lost."""
+        """Makes the error that names the lost workers."""
         self._has_lost = True
         who = self._beats.describe_lost() or (
             "every worker is alive, but not all of them took part within "
@@ -215,7 +202,7 @@ class TorchWorkers(Workers):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Says who is missing when a collective fails."""
+        """Turns the error of a failed collective into `WorkerLostError`."""
         try:
             yield
         except RuntimeError as error:
@@ -233,11 +220,7 @@ class TorchWorkers(Workers):
 
 
 class StoreBoard(Blackboard):
-    """A `torch.distributed` store as a blackboard.
-
-    Args:
-        store: The store.
-    """
+    """A `torch.distributed` store as a blackboard."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -260,12 +243,12 @@ class StoreBoard(Blackboard):
 def _connected() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # all that a store raises
+    except RuntimeError as error:  # the base of all errors of a store
         raise ConnectionError(str(error)) from error
 
 
 def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors of any dtypes, one after the other."""
+    """Packs the bytes of tensors of any dtypes into one tensor."""
     return torch.cat(
         [
             tensor.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -279,10 +262,10 @@ def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _tensors_of(
     packed: torch.Tensor, like: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """What `_bytes_of` packed, of tensors of these shapes and dtypes."""
+    """Unpacks `_bytes_of` into tensors of the shapes and dtypes of `like`."""
     parts = packed.split([tensor.nbytes for tensor in like])
     return [
-        # A copy: where it begins, another dtype may not.
+        # A copy, because its bytes may begin where its dtype is not aligned.
         part.clone().view(tensor.dtype).reshape(tensor.shape)
         for part, tensor in zip(parts, like, strict=True)
     ]
@@ -304,18 +287,19 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _own_host(cluster: Cluster) -> str:
-    """The name or address of this host, as the others reach it."""
+    """Returns the host at which other workers reach this worker."""
     own = cluster.addresses[cluster.index]
     if own:
         return _split(own)[0]
-    # The one that this host would use to reach the chief; nothing is sent.
+    # The address from which this host would reach the chief. Connecting a
+    # datagram socket sends nothing.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(_split(cluster.leader))
         return str(probe.getsockname()[0])
 
 
 def _store(cluster: Cluster, timeout: float) -> Any:
-    """The store where workers meet to begin with; waits for all of them."""
+    """Opens the store of the rendezvous and waits for all workers there."""
     host, port = _split(cluster.leader)
     try:
         socket.getaddrinfo(host, port)
@@ -345,7 +329,8 @@ def _store(cluster: Cluster, timeout: float) -> Any:
 
 def _served(cluster: Cluster) -> Any:
     host, port = _split(cluster.leader)
-    # Bound here, because a store of its own listens on every interface.
+    # Bound here, because a socket that the store opens listens on every
+    # interface.
     family, _, _, _, where = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM
     )[0]
