@@ -2,7 +2,7 @@
 
 import socket
 
-from keras_dist_cli.launcher import addresses
+from keras_dist.launch.launcher import addresses
 
 
 def free_block(count):

@@ -286,7 +286,7 @@ print(lines[-1])
 command = "keras-dist run --workers 2 train.py"
 program, *arguments = command.split()
 run = subprocess.run(
-    [sys.executable, "-m", "keras_dist_cli", *arguments],
+    [sys.executable, "-m", "keras_dist.cli", *arguments],
     cwd=folder,
     capture_output=True,
     text=True,

@@ -180,7 +180,7 @@ plt.show()
 
 # %%
 def plan(*options):
-    command = [sys.executable, "-m", "keras_dist_cli", "plan", *options]
+    command = [sys.executable, "-m", "keras_dist.cli", "plan", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout
 

@@ -26,12 +26,12 @@ from keras_dist.bench.profile import Profile
 from keras_dist.bench.profile import a_step
 from keras_dist.bench.profile import calls_a_step
 from keras_dist.bench.tasks import Task
+from keras_dist.planning.traffic import transfers
 from keras_dist.plugin.backend import get_backend
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.tools.summaries.counting import kept_of
 from keras_dist.tools.summaries.counting import load_of
 from keras_dist.tools.summaries.counting import placement_of
-from keras_dist_cli.planning.traffic import transfers
 
 # Plain Keras, which every backend can run.
 BASE = "Keras"

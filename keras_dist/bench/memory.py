@@ -20,6 +20,9 @@ from keras_dist.bench.output import Output
 from keras_dist.bench.progress import in_turn
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.function import launch
+from keras_dist.planning.placement import Placement
+from keras_dist.planning.placement import memory
+from keras_dist.planning.traffic import transfers
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
@@ -28,9 +31,6 @@ from keras_dist.strategies.strategy import Strategy
 from keras_dist.tools.summaries.counting import kept_of
 from keras_dist.tools.summaries.counting import load_of
 from keras_dist.tools.summaries.counting import placement_of
-from keras_dist_cli.planning.placement import Placement
-from keras_dist_cli.planning.placement import memory
-from keras_dist_cli.planning.traffic import transfers
 
 SHARDED = "optimizer sharded"
 # Layers of the model, all square.

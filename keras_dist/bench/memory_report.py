@@ -10,11 +10,11 @@ from keras_dist.bench.output import Report
 from keras_dist.bench.plot import draw_bytes
 from keras_dist.bench.report import header
 from keras_dist.bench.report import where
-from keras_dist_cli.planning.tables import NUMBER
-from keras_dist_cli.planning.tables import WORD
-from keras_dist_cli.planning.tables import alike
-from keras_dist_cli.planning.tables import table
-from keras_dist_cli.planning.text import bytes_text
+from keras_dist.planning.tables import NUMBER
+from keras_dist.planning.tables import WORD
+from keras_dist.planning.tables import alike
+from keras_dist.planning.tables import table
+from keras_dist.planning.text import bytes_text
 
 
 def report_of_memory(

@@ -16,10 +16,10 @@ from keras_dist.bench.measurement import Measurement
 from keras_dist.bench.ratios import LEAST_ROUNDS
 from keras_dist.bench.ratios import NOISE
 from keras_dist.bench.ratios import SPREAD
-from keras_dist_cli.planning.tables import NUMBER
-from keras_dist_cli.planning.tables import WORD
-from keras_dist_cli.planning.tables import WORDS
-from keras_dist_cli.planning.tables import table
+from keras_dist.planning.tables import NUMBER
+from keras_dist.planning.tables import WORD
+from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import table
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,7 +78,7 @@ def _explain(error: Exception) -> NoReturn:
         Exception: The error itself, if it is about something else.
     """
     # Needed by nobody who can import Keras.
-    from keras_dist_cli.inspection import packages
+    from keras_dist.environment import packages
 
     known = packages.backends()
     installed = [each.name for each in known if each.is_installed]

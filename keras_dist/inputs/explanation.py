@@ -116,9 +116,9 @@ class Explanation:
     def _print(self, console: "Console") -> None:
         from rich.text import Text
 
-        from keras_dist_cli.planning.tables import NUMBER
-        from keras_dist_cli.planning.tables import WORDS
-        from keras_dist_cli.planning.tables import table
+        from keras_dist.planning.tables import NUMBER
+        from keras_dist.planning.tables import WORDS
+        from keras_dist.planning.tables import table
 
         kinds = (NUMBER, NUMBER, WORDS, NUMBER, NUMBER, WORDS)
         made = table("", *zip(_COLUMNS, kinds, strict=True))

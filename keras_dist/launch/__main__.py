@@ -2,6 +2,6 @@
 
 import sys
 
-from keras_dist_cli.main import app
+from keras_dist.cli.main import app
 
 app(["run", *sys.argv[1:]], prog_name="keras-dist")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from typing import Any
 from typing import NoReturn
 
-from keras_dist_cli.inspection import packages
+from keras_dist.environment import packages
 
 if TYPE_CHECKING:
-    from keras_dist_cli.launcher.call import Outcome
-    from keras_dist_cli.launcher.failures import Failure
+    from keras_dist.launch.launcher.call import Outcome
+    from keras_dist.launch.launcher.failures import Failure
 
 
 def launch(
@@ -72,12 +72,12 @@ def launch(
     ['worker 0', 'worker 1']
     """
     _check(fn, workers, devices, start_method)
-    from keras_dist_cli.launcher import call
-    from keras_dist_cli.launcher.addresses import Layout
-    from keras_dist_cli.launcher.environment import with_threads
-    from keras_dist_cli.launcher.job import Job
-    from keras_dist_cli.launcher.job import python
-    from keras_dist_cli.launcher.output import Screen
+    from keras_dist.launch.launcher import call
+    from keras_dist.launch.launcher.addresses import Layout
+    from keras_dist.launch.launcher.environment import with_threads
+    from keras_dist.launch.launcher.job import Job
+    from keras_dist.launch.launcher.job import python
+    from keras_dist.launch.launcher.output import Screen
 
     environment, _ = with_threads(os.environ, workers)
     environment["KERAS_BACKEND"] = _backend(backend)

@@ -59,12 +59,12 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     96
     """
     # Only who asks for it pays for it.
+    from keras_dist.planning.traffic import transfers
     from keras_dist.tools.summaries.counting import check_built
     from keras_dist.tools.summaries.counting import kept_of
     from keras_dist.tools.summaries.counting import load_of
     from keras_dist.tools.summaries.counting import placement_of
     from keras_dist.tools.summaries.rows import rows_of
-    from keras_dist_cli.planning.traffic import transfers
 
     check_built(model)
     if max_rows is not None and max_rows < 0:

@@ -6,14 +6,14 @@ from html import escape
 from rich.console import Console
 from rich.text import Text
 
+from keras_dist.planning.tables import NUMBER
+from keras_dist.planning.tables import WORD
+from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import table
 from keras_dist.tools.summaries.html import html_table
 from keras_dist.verification.report import PAGE
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
-from keras_dist_cli.planning.tables import NUMBER
-from keras_dist_cli.planning.tables import WORD
-from keras_dist_cli.planning.tables import WORDS
-from keras_dist_cli.planning.tables import table
 
 _COLUMNS = (
     ("Phase", WORD),

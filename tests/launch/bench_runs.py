@@ -23,7 +23,7 @@ class Run:
         }
         self.process = subprocess.run(
             [
-                *(sys.executable, "-m", "keras_dist_cli", "bench", *arguments),
+                *(sys.executable, "-m", "keras_dist.cli", "bench", *arguments),
                 *("--json", str(path), "--plot", str(self.picture)),
                 *("--backend", BACKEND),
             ],

@@ -26,12 +26,12 @@ from keras_dist.bench.portable import PortableLoop
 from keras_dist.bench.ratios import LEAST_ROUNDS
 from keras_dist.bench.ratios import Ratio
 from keras_dist.bench.ratios import verdict
+from keras_dist.cli import environment
+from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
-from keras_dist_cli import environment
-from keras_dist_cli.main import app
 from launch.bench_runs import BACKEND
 from launch.bench_runs import Run
 from launch.bench_runs import compared

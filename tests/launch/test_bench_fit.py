@@ -12,11 +12,11 @@ from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.measurement import Measurement
 from keras_dist.bench.output import Output
+from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
-from keras_dist_cli.main import app
 from launch.bench_runs import BACKEND
 from launch.bench_runs import Run
 from launch.bench_runs import compared

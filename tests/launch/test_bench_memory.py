@@ -11,12 +11,12 @@ from keras_dist.bench import memory
 from keras_dist.bench.live import MeasuredMemory
 from keras_dist.bench.memory_report import memory_table
 from keras_dist.bench.output import Output
+from keras_dist.cli.main import app
 from keras_dist.core.device import Device
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
-from keras_dist_cli.main import app
 from launch.bench_runs import BACKEND
 from launch.bench_runs import Run
 from sharded.helpers import SHARDS

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from keras_dist.bench import fit_command
 from keras_dist.bench import tasks
+from keras_dist.cli.main import app
 from keras_dist.tools import users_function
-from keras_dist_cli.main import app
 
 BACKEND = keras.backend.backend()
 

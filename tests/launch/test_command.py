@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_dist.bench import fit_command
-from keras_dist.launch import demo
-from keras_dist.launch import plan
-from keras_dist_cli import main
-from keras_dist_cli.trial.trial import Trial
+from keras_dist.cli import main
+from keras_dist.cli.jobs import demo
+from keras_dist.cli.jobs import plan
+from keras_dist.cli.trial.trial import Trial
 
 BACKEND = keras.backend.backend()
 
@@ -24,7 +24,7 @@ BACKEND = keras.backend.backend()
 COMMAND = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from keras_dist_cli.main import app
+from keras_dist.cli.main import app
 app(prog_name="keras-dist")
 """
 
@@ -48,7 +48,7 @@ def test_the_version_is_that_of_the_package():
 def test_the_version_takes_no_framework():
     code = (
         "import sys\n"
-        "from keras_dist_cli.main import app\n"
+        "from keras_dist.cli.main import app\n"
         "app(['--version'], standalone_mode=False)\n"
         "heavy = {'keras', 'keras_dist', 'numpy', 'jax', 'tensorflow', "
         "'torch'}\n"

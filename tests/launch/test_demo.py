@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from keras_dist.launch import demo
-from keras_dist_cli import environment
-from keras_dist_cli.main import app
+from keras_dist.cli import environment
+from keras_dist.cli.jobs import demo
+from keras_dist.cli.main import app
 
 
 def run_command(*arguments, **variables):
@@ -25,7 +25,7 @@ def run_command(*arguments, **variables):
         if name != "KERAS_DIST_VIRTUAL_DEVICES"
     }
     return subprocess.run(
-        [sys.executable, "-m", "keras_dist_cli", *arguments],
+        [sys.executable, "-m", "keras_dist.cli", *arguments],
         env=inherited | {"COLUMNS": "80"} | variables,
         capture_output=True,
         text=True,
@@ -213,8 +213,5 @@ def test_absent_scikit_learn_is_an_error_naming_its_extra(invoke, monkeypatch):
 
 
 def test_the_command_line_itself_imports_no_keras():
-    code = (
-        "import sys, keras_dist_cli.main; "
-        "sys.exit('keras' in sys.modules or 'keras_dist' in sys.modules)"
-    )
+    code = "import sys, keras_dist.cli.main; sys.exit('keras' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -10,12 +10,12 @@ import keras
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist_cli.inspection import packages
-from keras_dist_cli.inspection import report
-from keras_dist_cli.inspection.variables import Masks
-from keras_dist_cli.inspection.variables import cluster_variables
-from keras_dist_cli.inspection.variables import other_variables
-from keras_dist_cli.main import app
+from keras_dist.cli.inspection import report
+from keras_dist.cli.inspection.variables import Masks
+from keras_dist.cli.inspection.variables import cluster_variables
+from keras_dist.cli.inspection.variables import other_variables
+from keras_dist.cli.main import app
+from keras_dist.environment import packages
 
 BACKEND = keras.backend.backend()
 CLUSTER = {
@@ -52,7 +52,7 @@ def world(monkeypatch, tmp_path):
 
 def test_the_command_tells_programs():
     finished = subprocess.run(
-        [sys.executable, "-m", "keras_dist_cli", "info", "--json"]
+        [sys.executable, "-m", "keras_dist.cli", "info", "--json"]
         + ["--timeout", "250"],
         env=os.environ
         | CLUSTER

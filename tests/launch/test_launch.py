@@ -19,8 +19,8 @@ import pytest
 
 import keras_dist
 from keras_dist.launch import function
-from keras_dist_cli.launcher import coordinator
-from keras_dist_cli.launcher import group
+from keras_dist.launch.launcher import coordinator
+from keras_dist.launch.launcher import group
 
 launch = keras_dist.launch
 
@@ -74,7 +74,7 @@ def test_what_workers_are_told(monkeypatch):
 
         names = ("WORKERS", "RESTARTS", "VIRTUAL_DEVICES")
         told = [os.environ[f"KERAS_DIST_{name}"] for name in names]
-        loaded = {"keras", "keras_dist"} & set(sys.modules)
+        loaded = {"keras", "numpy"} & set(sys.modules)
         return told, os.environ["KERAS_BACKEND"], loaded
 
     one, other = launch(fn, devices=3)
@@ -267,7 +267,7 @@ def test_ctrl_c_ends_the_workers(tmp_path):
     script.write_text(
         "import pathlib, signal, sys\n"
         "from keras_dist.launch.function import launch\n"
-        "from keras_dist_cli.launcher import coordinator\n"
+        "from keras_dist.launch.launcher import coordinator\n"
         "coordinator.find = lambda backend: None\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def fn(folder):\n"

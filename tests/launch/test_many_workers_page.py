@@ -12,7 +12,7 @@ import pytest
 import typer.testing
 
 import keras_dist
-from keras_dist_cli.main import app
+from keras_dist.cli.main import app
 from ports import free_block
 
 ROOT = pathlib.Path(__file__).parents[2]

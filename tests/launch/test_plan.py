@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 import keras_dist
+from keras_dist.cli.jobs.plan import load_of_named
+from keras_dist.cli.main import app
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.launch.plan import load_of_named
+from keras_dist.planning.load import load_of_parameters
+from keras_dist.planning.placement import Placement
+from keras_dist.planning.placement import memory
+from keras_dist.planning.traffic import transfers
 from keras_dist.tools.summaries.counting import load_of
-from keras_dist_cli.main import app
-from keras_dist_cli.planning.load import load_of_parameters
-from keras_dist_cli.planning.placement import Placement
-from keras_dist_cli.planning.placement import memory
-from keras_dist_cli.planning.traffic import transfers
 
 BACKEND = keras.backend.backend()
 
@@ -318,7 +318,7 @@ def test_bad_options_are_errors_that_say_so(invoke, arguments, message):
 
 def test_nothing_is_imported_to_count_parameters(tmp_path):
     code = (
-        "import sys; from keras_dist_cli.main import app\n"
+        "import sys; from keras_dist.cli.main import app\n"
         "try: app(['plan', '--params', '7B'])\n"
         "except SystemExit as end: assert not end.code\n"
         "for name in 'keras', 'keras_dist', 'numpy', 'jax', 'torch':\n"

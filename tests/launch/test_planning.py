@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 import keras_dist
-import keras_dist_cli.planning
+import keras_dist.planning
+from keras_dist.planning import load as loads
+from keras_dist.planning.load import Flat
+from keras_dist.planning.load import Load
+from keras_dist.planning.load import load_of_parameters
+from keras_dist.planning.placement import Memory
+from keras_dist.planning.placement import Placement
+from keras_dist.planning.placement import memory
+from keras_dist.planning.text import bytes_text
+from keras_dist.planning.text import names_text
+from keras_dist.planning.text import read_number
+from keras_dist.planning.traffic import Kept
+from keras_dist.planning.traffic import transfers
 from keras_dist.tools.summaries.counting import load_of
-from keras_dist_cli.planning import load as loads
-from keras_dist_cli.planning.load import Flat
-from keras_dist_cli.planning.load import Load
-from keras_dist_cli.planning.load import load_of_parameters
-from keras_dist_cli.planning.placement import Memory
-from keras_dist_cli.planning.placement import Placement
-from keras_dist_cli.planning.placement import memory
-from keras_dist_cli.planning.text import bytes_text
-from keras_dist_cli.planning.text import names_text
-from keras_dist_cli.planning.text import read_number
-from keras_dist_cli.planning.traffic import Kept
-from keras_dist_cli.planning.traffic import transfers
 
 GPUS = tuple(f"gpu:{index}" for index in range(4))
 # 1,000 parameters: T, F, 2 slots, counters.
@@ -190,5 +190,5 @@ def test_names_that_follow_each_other_are_one(names, text):
 
 
 def test_the_formulas_have_sources():
-    for text in (keras_dist_cli.planning.__doc__, keras_dist.summary.__doc__):
+    for text in (keras_dist.planning.__doc__, keras_dist.summary.__doc__):
         assert "Patarasuk and Yuan" in text and "ZeRO" in text

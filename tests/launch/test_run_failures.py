@@ -6,10 +6,10 @@ import time
 import pytest
 
 from keras_dist import errors
-from keras_dist_cli import launcher as package
-from keras_dist_cli.launcher.failures import Failure
-from keras_dist_cli.launcher.failures import first
-from keras_dist_cli.launcher.failures import last_lines
+from keras_dist.launch import launcher as package
+from keras_dist.launch.launcher.failures import Failure
+from keras_dist.launch.launcher.failures import first
+from keras_dist.launch.launcher.failures import last_lines
 
 
 def told(text):

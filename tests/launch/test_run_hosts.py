@@ -6,8 +6,8 @@ import socket
 
 import own_ports
 
-from keras_dist_cli import launcher as package
-from keras_dist_cli.launcher import addresses
+from keras_dist.launch import launcher as package
+from keras_dist.launch.launcher import addresses
 from ports import free_block
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from keras_dist_cli.launcher.failures import Failure
-from keras_dist_cli.launcher.failures import first
+from keras_dist.launch.launcher.failures import Failure
+from keras_dist.launch.launcher.failures import first
 
 JOIN = "pathlib.Path(os.environ['KERAS_DIST_JOINED_FILE']).touch()"
 

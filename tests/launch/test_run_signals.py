@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from keras_dist_cli.launcher import guard
+from keras_dist.launch.launcher import guard
 
 HANDLES = """
 def handler(number, frame):

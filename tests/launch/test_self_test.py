@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.launch.self_test import collectives
-from keras_dist.launch.self_test import parity
-from keras_dist_cli import self_test
-from keras_dist_cli.inspection import child
-from keras_dist_cli.inspection import report
-from keras_dist_cli.inspection.packages import Backend
-from keras_dist_cli.main import app
-from keras_dist_cli.trial.rows import Place
-from keras_dist_cli.trial.rows import Settings
-from keras_dist_cli.trial.rows import rows_for
+from keras_dist.cli import self_test
+from keras_dist.cli.inspection import child
+from keras_dist.cli.inspection import report
+from keras_dist.cli.jobs.self_test import collectives
+from keras_dist.cli.jobs.self_test import parity
+from keras_dist.cli.main import app
+from keras_dist.cli.trial.rows import Place
+from keras_dist.cli.trial.rows import Settings
+from keras_dist.cli.trial.rows import rows_for
+from keras_dist.environment.packages import Backend
 
 BACKEND = keras.backend.backend()
 
@@ -108,7 +108,7 @@ def by_name(results):
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("self_test") / "results.json"
     process = subprocess.run(
-        [sys.executable, "-m", "keras_dist_cli", "test"]
+        [sys.executable, "-m", "keras_dist.cli", "test"]
         + ["--backend", BACKEND, "--devices", "2", "--workers", "2"]
         + ["--timeout", "240", "--json", str(path)],
         env=os.environ | {"COLUMNS": "100"},

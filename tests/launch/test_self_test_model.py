@@ -7,9 +7,9 @@ import sys
 
 import keras
 
-from keras_dist_cli.inspection.packages import Backend
-from keras_dist_cli.trial.rows import Settings
-from keras_dist_cli.trial.rows import rows_for
+from keras_dist.cli.trial.rows import Settings
+from keras_dist.cli.trial.rows import rows_for
+from keras_dist.environment.packages import Backend
 
 BACKEND = keras.backend.backend()
 MODULE = """
@@ -28,7 +28,7 @@ def make():
 def _run(folder, *arguments):
     path = folder / "results.json"
     process = subprocess.run(
-        [sys.executable, "-m", "keras_dist_cli", "test"]
+        [sys.executable, "-m", "keras_dist.cli", "test"]
         + ["--backend", BACKEND, "--devices", "2", "--timeout", "240"]
         + ["--json", str(path), *arguments],
         cwd=folder,

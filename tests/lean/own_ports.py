@@ -7,7 +7,7 @@ run on one machine at once don't see what the others have chosen.
 import importlib.machinery
 import os
 
-MODULE = "keras_dist_cli.launcher.addresses"
+MODULE = "keras_dist.launch.launcher.addresses"
 ENVIRONMENTS = (
     "tensorflow",
     "torch",

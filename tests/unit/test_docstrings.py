@@ -20,13 +20,15 @@ NAMES = {
     "Plan": Plan,
     "bounds": bounds,
 }
+# They need extras, or start processes; what they show has tests of its own.
+PROGRAMS = ("keras_dist.bench", "keras_dist.cli", "keras_dist.launch")
 
 
 def _examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
     for module in pkgutil.walk_packages(keras_dist.__path__, "keras_dist."):
-        if module.name.startswith("keras_dist.launch"):
-            continue  # needs the demo's extra
+        if module.name.startswith(PROGRAMS):
+            continue
         found = importlib.import_module(module.name)
         for test in finder.find(found, extraglobs=NAMES):
             if test.examples:

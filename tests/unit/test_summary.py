@@ -10,14 +10,14 @@ import keras_dist
 from keras_dist.core.cluster import Cluster
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
+from keras_dist.planning.placement import memory
+from keras_dist.planning.traffic import transfers
 from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist.tools.summaries.counting import kept_of
 from keras_dist.tools.summaries.counting import load_of
 from keras_dist.tools.summaries.counting import placement_of
 from keras_dist.tools.summaries.data import VariableRow
-from keras_dist_cli.planning.placement import memory
-from keras_dist_cli.planning.traffic import transfers
 from sharded.helpers import shards
 
 BACKEND = keras.backend.backend()

@@ -19,7 +19,7 @@ from workers import alone_script
 def test_it_ends_with_an_error(mistake, told):
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "keras_dist_cli", "run"),
+            *(sys.executable, "-m", "keras_dist.cli", "run"),
             *("--workers", "2", "--devices", "1"),
             *(alone_script.__file__, mistake),
         ],

@@ -63,7 +63,7 @@ def row():
 def test_the_ports_that_the_page_names_are_those_that_are_open():
     hosts = ",".join(f"{address}:9000" for address in two_hosts.ADDRESSES)
     shown = on_two_hosts(
-        *(sys.executable, "-m", "keras_dist_cli", "run", "--workers", "2"),
+        *(sys.executable, "-m", "keras_dist.cli", "run", "--workers", "2"),
         *("--devices", "1", "--hosts", hosts, "--host-index", "INDEX"),
         listening_script.__file__,
     )

@@ -21,7 +21,7 @@ LIMIT = 500
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("preemption")
-    command = ["-m", "keras_dist_cli", "run", "--workers", "2"]
+    command = ["-m", "keras_dist.cli", "run", "--workers", "2"]
     # Those that lost one are awaited until they have said so.
     command += ["--devices", "1", "--max-restarts", "1", "--grace", "1000"]
     command += [SCRIPT, str(path)]

@@ -19,7 +19,7 @@ LIMIT = 500
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("resuming")
-    command = ["-m", "keras_dist_cli", "run", "--workers", "2"]
+    command = ["-m", "keras_dist.cli", "run", "--workers", "2"]
     command += ["--devices", "1", "--max-restarts", "2", SCRIPT, str(path)]
     done = subprocess.run(
         [sys.executable, *command],

@@ -32,7 +32,7 @@ def start():
 def _run(*arguments):
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "keras_dist_cli", "run"),
+            *(sys.executable, "-m", "keras_dist.cli", "run"),
             *("--workers", "2", "--devices", "1", "--grace", GRACE),
             *(endless_script.__file__, *arguments),
         ],

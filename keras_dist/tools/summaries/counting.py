@@ -10,11 +10,11 @@ from keras_dist.core.owners import num_bytes
 from keras_dist.core.plan import Plan
 from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
+from keras_dist.planning.load import Flat
+from keras_dist.planning.load import Load
+from keras_dist.planning.placement import Placement
+from keras_dist.planning.traffic import Kept
 from keras_dist.tools.summaries.data import GROUPS
-from keras_dist_cli.planning.load import Flat
-from keras_dist_cli.planning.load import Load
-from keras_dist_cli.planning.placement import Placement
-from keras_dist_cli.planning.traffic import Kept
 
 
 def check_built(model: keras.Model) -> None:

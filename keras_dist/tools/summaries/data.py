@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from keras_dist_cli.planning.traffic import Transfer
+from keras_dist.planning.traffic import Transfer
 
 GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
 

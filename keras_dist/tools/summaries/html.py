@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 from html import escape
 
+from keras_dist.planning.tables import TRANSFER_COLUMNS
+from keras_dist.planning.tables import TRANSFER_TITLE
+from keras_dist.planning.tables import transfer_rows
+from keras_dist.planning.text import bytes_text
+from keras_dist.planning.text import names_text
 from keras_dist.tools.summaries.data import GROUPS
 from keras_dist.tools.summaries.data import Summary
 from keras_dist.tools.summaries.data import hidden_text
 from keras_dist.tools.summaries.table import same_devices
-from keras_dist_cli.planning.tables import TRANSFER_COLUMNS
-from keras_dist_cli.planning.tables import TRANSFER_TITLE
-from keras_dist_cli.planning.tables import transfer_rows
-from keras_dist_cli.planning.text import bytes_text
-from keras_dist_cli.planning.text import names_text
 
 
 def html(summary: Summary) -> str:

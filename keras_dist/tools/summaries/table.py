@@ -10,18 +10,18 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from keras_dist.planning.tables import NUMBER
+from keras_dist.planning.tables import WORD
+from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import alike
+from keras_dist.planning.tables import table
+from keras_dist.planning.tables import transfer_table
+from keras_dist.planning.text import bytes_text
+from keras_dist.planning.text import names_text
 from keras_dist.tools.summaries.data import GROUPS
 from keras_dist.tools.summaries.data import Summary
 from keras_dist.tools.summaries.data import VariableRow
 from keras_dist.tools.summaries.data import hidden_text
-from keras_dist_cli.planning.tables import NUMBER
-from keras_dist_cli.planning.tables import WORD
-from keras_dist_cli.planning.tables import WORDS
-from keras_dist_cli.planning.tables import alike
-from keras_dist_cli.planning.tables import table
-from keras_dist_cli.planning.tables import transfer_table
-from keras_dist_cli.planning.text import bytes_text
-from keras_dist_cli.planning.text import names_text
 
 
 def show(console: Console, summary: Summary) -> None:

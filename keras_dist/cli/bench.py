@@ -1,0 +1,282 @@
+"""The commands of `keras-dist bench`."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Annotated
+from typing import Literal
+
+import typer
+
+from keras_dist.cli.environment import fail
+from keras_dist.cli.environment import require
+from keras_dist.cli.environment import select_backend
+from keras_dist.planning.text import read_number
+
+if TYPE_CHECKING:
+    from keras_dist.bench.output import Output
+
+bench = typer.Typer(
+    name="bench",
+    help="Measure fit, loops, workers and memory, beside the framework's own.",
+    no_args_is_help=True,
+)
+
+# File name extensions that --plot takes.
+PICTURES = (".png", ".svg", ".pdf")
+
+REPLICAS = Annotated[
+    str,
+    typer.Option(
+        help="Numbers of replicas, with commas, or all: 1, 2, 4 and so on."
+    ),
+]
+MODELS = Annotated[
+    str, typer.Option(help="Some of small, medium, with commas.")
+]
+ROUNDS = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Blocks of each arm, in turns; verdicts need 5 or more."
+    ),
+]
+BLOCK_MS = Annotated[
+    int, typer.Option(min=1, help="Milliseconds of a block, about.")
+]
+DEVICE = Annotated[
+    Literal["cpu", "gpu"],
+    typer.Option(help="Replicas on virtual CPU devices, or on GPUs."),
+]
+JSON = Annotated[
+    Path | None,
+    typer.Option(help="File to write all numbers to.", dir_okay=False),
+]
+PLOT = Annotated[
+    Path | None,
+    typer.Option(help="File to draw a picture into, .png.", dir_okay=False),
+]
+MARKDOWN = Annotated[
+    bool, typer.Option("--markdown", help="Print Markdown, for a page.")
+]
+BACKEND = Annotated[
+    str | None,
+    typer.Option(
+        help="jax, tensorflow or torch.",
+        show_default="KERAS_BACKEND, else the first installed",
+    ),
+]
+
+
+@bench.callback()
+def group() -> None:
+    """Measure fit, loops, workers and memory, beside the framework's own."""
+
+
+@bench.command()
+def fit(
+    replicas: REPLICAS = "1,2",
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Some of small, medium, with commas.",
+            show_default="small,medium; with --model, none",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A model of yours: a function without arguments that makes "
+            "and returns (model, x, y), compiled, and NumPy arrays.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Global batch of --model.")
+    ] = 64,
+    rounds: ROUNDS = 15,
+    block_ms: BLOCK_MS = 150,
+    device: DEVICE = "cpu",
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Compare fit under a strategy with plain Keras and the framework's own.
+
+    The arms take turns in this process. Results are ratios of step times,
+    beside the ratio of plain Keras to a copy of itself, which shows the noise.
+    Ends with 0 once it has measured, whatever the result, 2 if it cannot run.
+    """
+    counts = numbers_or_all(replicas)
+    wanted = []
+    if models is not None or model is None:
+        wanted = some_models("small,medium" if models is None else models)
+    users = None if model is None else (model, batch_size)
+    with prepared(backend, json, plot, markdown, own_devices=True) as output:
+        from keras_dist.bench.fit_command import run_fit
+
+        seconds = block_ms / 1e3
+        run_fit(counts, wanted, users, device, rounds, seconds, output)
+
+
+@bench.command()
+def loops(
+    replicas: REPLICAS = "1,2",
+    models: MODELS = "small,medium",
+    rounds: ROUNDS = 15,
+    block_ms: BLOCK_MS = 100,
+    device: DEVICE = "cpu",
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Compare the portable training loop with the framework's own.
+
+    The loops take turns in this process. Results are ratios of step times,
+    beside the ratio of a loop to a copy of itself, which shows the noise. Ends
+    with 0 once it has measured, whatever the result, 2 if it cannot run.
+    """
+    counts = numbers_or_all(replicas)
+    wanted = some_models(models)
+    with prepared(backend, json, plot, markdown, own_devices=True) as output:
+        from keras_dist.bench.command import run_loops
+
+        run_loops(counts, wanted, device, rounds, block_ms / 1e3, output)
+
+
+@bench.command()
+def workers(
+    workers: Annotated[
+        int, typer.Option(min=2, help="How many to start on this machine.")
+    ] = 2,
+    models: MODELS = "small,medium",
+    rounds: ROUNDS = 15,
+    block_ms: BLOCK_MS = 200,
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Compare training over workers with the framework's own distribution.
+
+    Starts workers on this machine's CPUs. All workers run the same loop at the
+    same time, and the loops take turns. Results are ratios of step times,
+    beside the ratio of the native loop to a copy of itself, which shows the
+    noise. Ends with 0 once it has measured, whatever the result, 2 if it cannot
+    run.
+    """
+    wanted = some_models(models)
+    with prepared(backend, json, plot, markdown, only_cpus=True) as output:
+        from keras_dist.bench.worker_command import run_workers
+
+        run_workers(workers, wanted, rounds, block_ms / 1e3, output)
+
+
+@bench.command()
+def memory(
+    devices: Annotated[
+        int, typer.Option(min=1, help="Virtual CPU devices that compute.")
+    ] = 4,
+    params: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER", help="Parameters, about: 20000, 2e7, 20M."
+        ),
+    ] = "20M",
+    json: JSON = None,
+    plot: PLOT = None,
+    markdown: MARKDOWN = False,
+    backend: BACKEND = None,
+) -> None:
+    """Count the bytes on devices under each strategy, beside the planned ones.
+
+    Trains a model with Adam for one step: in plain Keras, mirrored, central,
+    and with the optimizer's state sharded if the backend can. Central variables
+    are on an additional device. Ends with 0 once it has measured, 2 if it
+    cannot run.
+    """
+    try:
+        count = read_number(params)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--params") from error
+    with prepared(backend, json, plot, markdown, only_cpus=True) as output:
+        from keras_dist.bench.memory import run_memory
+
+        run_memory(devices, count, output)
+
+
+@contextmanager
+def prepared(
+    backend: str | None,
+    json: Path | None,
+    plot: Path | None,
+    markdown: bool,
+    own_devices: bool = False,
+    only_cpus: bool = False,
+) -> "Iterator[Output]":
+    """Checks the options, selects the backend and yields the `Output`.
+
+    Files that can't be written fail here, before anything is measured.
+    `own_devices` ignores KERAS_DIST_VIRTUAL_DEVICES, because the command sets
+    the number of devices itself; `only_cpus` hides GPUs. A `KerasDistError` or
+    `ValueError` inside of the context ends the command with its message.
+    """
+    check_folder("--json", json)
+    check_folder("--plot", plot)
+    if plot is not None:
+        if plot.suffix.lower() not in PICTURES:
+            fail(
+                f"--plot {plot}: no kind of picture. Expected: a name that "
+                f"ends with {', '.join(PICTURES)}."
+            )
+        require("matplotlib", "matplotlib for --plot", "plot")
+    select_backend(backend)
+    if own_devices:
+        os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
+    if only_cpus:
+        # Each framework has its own variable to hide GPUs.
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    from keras_dist.bench.output import Output
+    from keras_dist.errors import KerasDistError
+
+    try:
+        yield Output(json, plot, markdown)
+    except (KerasDistError, ValueError) as error:
+        fail(str(error))
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Fails if the folder of an output file does not exist."""
+    if path is not None and not path.absolute().parent.is_dir():
+        fail(
+            f"{option} {path}: there is no folder {path.parent}. Make it first."
+        )
+
+
+def numbers_or_all(text: str) -> list[int] | None:
+    """Parses comma-separated integers from 1; returns `None` for `all`."""
+    if text.strip() == "all":
+        return None
+    parts = names(text)
+    if not parts or not all(p.isdecimal() and int(p) >= 1 for p in parts):
+        raise typer.BadParameter(
+            f"Received: {text!r}. Expected: numbers of at least 1, separated "
+            "by commas, such as 1,2, or all."
+        )
+    return [int(part) for part in parts]
+
+
+def names(text: str) -> list[str]:
+    """Splits comma-separated text into its parts, without empty ones."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def some_models(text: str) -> list[str]:
+    """Parses comma-separated names of models; there must be at least one."""
+    wanted = names(text)
+    if not wanted:
+        raise typer.BadParameter("Expected: at least one of small, medium.")
+    return wanted

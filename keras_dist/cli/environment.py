@@ -1,0 +1,65 @@
+"""Checks and settings that must precede the import of Keras."""
+
+import os
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import NoReturn
+
+import typer
+
+from keras_dist.environment.packages import BACKEND_VARIABLE
+
+CANNOT_RUN = 2
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the command with a message on standard error."""
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(CANNOT_RUN)
+
+
+def select_backend(name: str | None) -> str:
+    """Sets KERAS_BACKEND for this process, and returns the backend's name.
+
+    The backend is `name`, else the value of KERAS_BACKEND, else the first
+    backend whose framework is installed. A backend that is unknown or not
+    installed ends the command.
+    """
+    known = sorted(
+        entry_point.name
+        for entry_point in entry_points(group="keras_dist.backends")
+    )
+    installed = [backend for backend in known if find_spec(backend)]
+    wanted = name or os.environ.get(BACKEND_VARIABLE)
+    if not wanted:
+        if not installed:
+            fail(
+                f"none of {', '.join(known)} is installed. Install one with "
+                "its extra, for example: pip install 'keras-dist[jax]'"
+            )
+        wanted = installed[0]
+    if wanted not in known:
+        fail(
+            f"keras_dist has no backend {wanted!r} (from "
+            f"{'--backend' if name else BACKEND_VARIABLE}). It has: "
+            f"{', '.join(known)}."
+        )
+    if wanted not in installed:
+        fail(
+            f"the backend {wanted!r} is not installed. Install it with: "
+            f"pip install 'keras-dist[{wanted}]'"
+        )
+    os.environ[BACKEND_VARIABLE] = wanted
+    # TensorFlow logs CPU flags and absent GPUs at every start. Errors that come
+    # later are raised in Python too.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    return wanted
+
+
+def require(module: str, distribution: str, extra: str) -> None:
+    """Ends the command unless a module can be imported; names the extra."""
+    if find_spec(module) is None:
+        fail(
+            f"this command needs {distribution}. Install it with: "
+            f"pip install 'keras-dist[{extra}]'"
+        )

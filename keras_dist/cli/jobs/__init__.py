@@ -1,0 +1,1 @@
+"""The part of each command that runs once Keras is imported."""

@@ -1,0 +1,192 @@
+"""The command `keras-dist plan`."""
+
+import json as json_module
+import pathlib
+from typing import Annotated
+from typing import Literal
+
+import typer
+
+from keras_dist.cli.environment import fail
+from keras_dist.cli.environment import select_backend
+from keras_dist.planning.choice import Choice
+from keras_dist.planning.load import Load
+from keras_dist.planning.load import load_of_parameters
+from keras_dist.planning.text import read_number
+
+
+def plan(
+    strategy: Annotated[
+        Literal["one-device", "mirrored", "central", "multi-worker"],
+        typer.Option(help="Where variables are, and what computes."),
+    ] = "mirrored",
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Devices that compute, on each worker.",
+            show_default="1 of one-device, else 8",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Workers, of multi-worker.",
+            show_default="2 of multi-worker",
+        ),
+    ] = None,
+    parameter_devices: Annotated[
+        int,
+        typer.Option(
+            min=1, max=10_000, help="Devices with variables, of central."
+        ),
+    ] = 1,
+    optimizer_state: Annotated[
+        Literal["mirrored", "sharded"],
+        typer.Option(help="A copy of it on each replica, or a part."),
+    ] = "mirrored",
+    params: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Parameters, all trained: 350000, 7e9, 7B.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="What returns a Keras model to count, alone or first of a "
+            "tuple, in place of --params.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Keras dtype policy of --params.", show_default="float32"
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Keras' name of it, such as adam or sgd.",
+            show_default="the model's, else adam",
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Numbers the optimizer keeps for each of --params.",
+            show_default="the optimizer's",
+        ),
+    ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Bytes of a replica's activations in a step: 20e9, 20G.",
+            show_default="not counted",
+        ),
+    ] = None,
+    json: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="File to write all numbers to; - for here, not in tables.",
+            dir_okay=False,
+            allow_dash=True,
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="jax, tensorflow or torch, to make --model with.",
+            show_default="KERAS_BACKEND, else the first installed",
+        ),
+    ] = None,
+) -> None:
+    """Compute memory and traffic of a training before it is started.
+
+    With --params, the result is arithmetic, and no framework is imported. With
+    --model, variables are counted without memory for their values.
+    """
+    choice = Choice(
+        strategy,
+        devices,
+        workers,
+        parameter_devices,
+        optimizer_state == "sharded",
+    )
+    if (params is None) == (model is None):
+        fail("say what to train, with either --params or --model.")
+    try:
+        choice.check(optimizer)
+        room = 0 if activations is None else read_number(activations)
+        if params is not None:
+            load, what = _of_parameters(params, dtype, optimizer, slots)
+        else:
+            assert model is not None
+            _check_own_types(dtype, slots)
+            load, what = _of_model(model, optimizer, backend, choice)
+    except ValueError as error:
+        fail(str(error))
+    _show(load, what, choice, room, json)
+
+
+def _of_parameters(
+    params: str, dtype: str | None, optimizer: str | None, slots: int | None
+) -> tuple[Load, str]:
+    count = read_number(params)
+    dtype, optimizer = dtype or "float32", optimizer or "adam"
+    load = load_of_parameters(count, dtype, optimizer, slots)
+    by = f"{slots} slots each" if slots is not None else optimizer
+    return load, f"{count:,} parameters, {dtype}, {by}"
+
+
+def _check_own_types(dtype: str | None, slots: int | None) -> None:
+    for name, value in (("--dtype", dtype), ("--slots", slots)):
+        if value is not None:
+            raise ValueError(
+                f"{name} {value}: the model of --model has its own. Leave it "
+                "out, or write --params."
+            )
+
+
+def _of_model(
+    name: str, optimizer: str | None, backend: str | None, choice: Choice
+) -> tuple[Load, str]:
+    select_backend(backend)
+    from keras_dist.cli.jobs.plan import load_of_named
+    from keras_dist.errors import KerasDistError
+
+    try:
+        return load_of_named(name, optimizer, choice.is_sharded)
+    except KerasDistError as error:
+        fail(str(error))
+
+
+def _show(
+    load: Load,
+    what: str,
+    choice: Choice,
+    activations: int,
+    json: pathlib.Path | None,
+) -> None:
+    from rich.console import Console
+
+    from keras_dist.planning.report import as_json
+    from keras_dist.planning.report import show
+
+    text = json_module.dumps(as_json(load, choice, activations), indent=2)
+    if json is not None and str(json) == "-":
+        typer.echo(text)
+        return
+    if json is not None and not json.absolute().parent.is_dir():
+        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
+    show(Console(highlight=False), what, load, choice, activations)
+    if json is not None:
+        json.write_text(text + "\n")

@@ -1,0 +1,156 @@
+"""The command `keras-dist run`."""
+
+import dataclasses
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keras_dist.cli.environment import fail
+from keras_dist.cli.environment import select_backend
+
+# Options after the script belong to the script.
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+def run(
+    script: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="A Python file, or with -m a module, and its arguments.",
+            show_default=False,
+        ),
+    ],
+    workers: Annotated[
+        int,
+        typer.Option(min=1, help="Number of workers, on all hosts together."),
+    ],
+    module: Annotated[
+        bool,
+        typer.Option("-m", "--module", help="SCRIPT is a module's name."),
+    ] = False,
+    hosts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="All hosts, the same list on each. A host's workers listen "
+            "on its port and those after it; on the first host, the port "
+            "after its workers' is the coordinator's, if the backend has one.",
+            show_default="this machine alone, on free ports",
+        ),
+    ] = None,
+    host_index: Annotated[
+        int | None,
+        typer.Option(help="This machine's position in --hosts, from 0."),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(min=1, help="Virtual CPU devices of each worker."),
+    ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for a file with each worker's output. The first "
+            "worker's is shown too.",
+            file_okay=False,
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0, help="How often to start all workers again after a failure."
+        ),
+    ] = 0,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Seconds that workers have to end when told to."
+        ),
+    ] = 10.0,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            envvar="KERAS_DIST_INDEPENDENT",
+            help="Workers need not join each other, and may each train a "
+            "model of their own. Without it, both are errors.",
+        ),
+    ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="jax, tensorflow or torch.",
+            show_default="KERAS_BACKEND, else the first installed",
+        ),
+    ] = None,
+) -> None:
+    """Run a script on several workers, on one machine or several hosts.
+
+    When a worker fails, the others are ended and its traceback is shown. Ends
+    with 0 if all workers did, else with the status of the worker that failed
+    first; 1 if a worker ended without having joined the others, 2 if nothing
+    could be started.
+    """
+    from keras_dist.launch.launcher.addresses import Layout
+    from keras_dist.launch.launcher.addresses import parse_hosts
+    from keras_dist.launch.launcher.environment import with_threads
+    from keras_dist.launch.launcher.job import Job
+    from keras_dist.launch.launcher.job import python
+    from keras_dist.launch.launcher.job import run_job
+    from keras_dist.launch.launcher.output import Screen
+
+    if (hosts is None) != (host_index is None):
+        fail(
+            "--hosts and --host-index go together: the list of all hosts, and "
+            "this machine's position in it."
+        )
+    if not module and not Path(script[0]).exists():
+        fail(
+            f"there is no {script[0]!r} in {Path.cwd()}. Expected: a Python "
+            "file; write -m before the name of a module."
+        )
+    try:
+        layout = Layout(
+            workers, parse_hosts(hosts) if hosts else (), host_index or 0
+        )
+    except ValueError as error:
+        fail(str(error))
+    if log_dir is not None:
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            fail(f"--log-dir {log_dir}: {error.strerror}. Choose another one.")
+    # Copied before `select_backend`, which silences TensorFlow's log: a user's
+    # script keeps its own setting.
+    inherited = dict(os.environ)
+    chosen = select_backend(backend)
+    environment, notice = with_threads(inherited, layout.num_local)
+    environment["KERAS_BACKEND"] = chosen
+    environment["KERAS_DIST_INDEPENDENT"] = str(int(independent))
+    screen = Screen(sys.stdout, sys.stderr)
+    if notice is not None:
+        screen.say(notice)
+    job = Job(
+        command=python(*(["-m"] if module else []), *script),
+        layout=layout,
+        backend=chosen,
+        environment=environment,
+        devices=devices,
+        log_dir=log_dir,
+        max_restarts=max_restarts,
+        grace=grace,
+    )
+    own = layout.num_local
+    of = "" if own == workers else f" of {workers}"
+    screen.wait(f"Starting {own}{of} worker{'' if workers == 1 else 's'}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
+            joined = None if independent else Path(folder)
+            code = run_job(dataclasses.replace(job, joined=joined), screen)
+    finally:
+        screen.end_waiting()
+    raise typer.Exit(code)

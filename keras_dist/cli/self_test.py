@@ -1,0 +1,154 @@
+"""The command `keras-dist test`."""
+
+import json as json_format
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+
+import typer
+
+from keras_dist.cli.environment import fail
+from keras_dist.environment.packages import BACKEND_VARIABLE
+from keras_dist.environment.packages import Backend
+from keras_dist.environment.packages import backends
+
+ALL = "all"
+
+
+def self_test(
+    backend: Annotated[
+        str,
+        typer.Option(help="jax, tensorflow, torch, or all that is installed."),
+    ] = ALL,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Train over so many processes, too.",
+            show_default="none",
+        ),
+    ] = 0,
+    devices: Annotated[
+        int, typer.Option(min=1, help="Most virtual CPU devices.")
+    ] = 4,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A model of yours: a function without arguments that returns "
+            "(model, x, y), compiled.",
+            show_default="a small one of ours",
+        ),
+    ] = "",
+    timeout: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that a row may take.")
+    ] = 90.0,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="File to write all results to.", dir_okay=False),
+    ] = None,
+) -> None:
+    """Try keras_dist on this machine, and compare with one device.
+
+    Each backend trains a small model in each way that it supports, in a process
+    of its own; the weights must be those of plain Keras. With --model, your
+    model is trained, and the first thing that differs is named, as by
+    `strategy.verify`. Ends with 0 if nothing failed; 1 if something did, or if
+    KERAS_BACKEND names a backend that does not work here; 2 if nothing could be
+    tried.
+    """
+    if workers == 1:
+        fail("--workers 1 is one process. Expected: 2 or more, or none.")
+    if json is not None and not json.absolute().parent.is_dir():
+        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
+    chosen = _chosen(backend)
+    # keras.json is not counted as a choice of the user's: Keras writes it.
+    picked = os.environ.get(BACKEND_VARIABLE) if backend == ALL else None
+    # Imported late, so that a command that can't run ends at once.
+    from rich.console import Console
+
+    from keras_dist.cli.inspection.report import problem_of
+    from keras_dist.cli.inspection.report import show_problem
+    from keras_dist.cli.trial.report import Bar
+    from keras_dist.cli.trial.report import as_json
+    from keras_dist.cli.trial.report import number_of
+    from keras_dist.cli.trial.report import show
+    from keras_dist.cli.trial.report import states_of
+    from keras_dist.cli.trial.rows import Result
+    from keras_dist.cli.trial.rows import Settings
+    from keras_dist.cli.trial.rows import Status
+    from keras_dist.cli.trial.trial import Trial
+
+    console = Console(highlight=False)
+    settings = Settings(workers, devices, timeout, model)
+    results: list[Result] = []
+    seen: dict[str, Any] = {}
+    with Bar(console) as bar:
+
+        def end(result: Result) -> None:
+            results.append(result)
+            bar.end(result)
+
+        for each in chosen:
+            seen[each.name] = Trial(each, settings, bar.begin, end).run()
+    _say_what_there_is(console, seen)
+    show(console, results)
+    problem = problem_of(picked or None, states_of(results, list(seen)))
+    show_problem(console, problem)
+    if json is not None:
+        content = as_json(results, seen, _versions(chosen), problem)
+        json.write_text(json_format.dumps(content, indent=2) + "\n")
+    failed = problem or number_of(results, Status.FAILED)
+    raise typer.Exit(1 if failed else 0)
+
+
+def _chosen(name: str) -> list[Backend]:
+    known = backends()
+    if name != ALL:
+        found = [each for each in known if each.name == name]
+        if not found:
+            names = ", ".join(each.name for each in known)
+            fail(
+                f"keras_dist has no backend {name!r}. It has: {names}, or all."
+            )
+        if not found[0].is_installed:
+            fail(
+                f"the backend {name!r} is not installed. Install it with: "
+                f"{found[0].fix}"
+            )
+        return found
+    if not any(each.is_installed for each in known):
+        fixes = ", or ".join(each.fix for each in known)
+        fail(f"no backend is installed. Install one: {fixes}")
+    return known
+
+
+def _say_what_there_is(console: Any, seen: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from keras_dist.cli.inspection.variables import Masks
+    from keras_dist.planning.text import names_text
+
+    masks = Masks(os.environ)
+    found = {name: each for name, each in seen.items() if each is not None}
+    for name, each in found.items():
+        console.print(Text(f"{name} sees {names_text(each['devices'])}"))
+    cluster: dict[str, Any] = next(
+        (each["cluster"] for each in found.values()), {}
+    )
+    if cluster:
+        told = cluster.get("reason") or cluster["error"]
+        console.print(Text(f"Cluster: {masks(told)}"))
+    console.print()
+
+
+def _versions(chosen: list[Backend]) -> dict[str, str]:
+    return {
+        "keras-dist": version("keras-dist"),
+        "keras": version("keras"),
+        "python": platform.python_version(),
+        **{each.name: each.version for each in chosen if each.is_installed},
+    }

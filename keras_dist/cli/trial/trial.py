@@ -1,0 +1,169 @@
+"""Runs all rows of one backend, even if its process ends or hangs."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from keras_dist.cli.inspection.child import CPU_ONLY
+from keras_dist.cli.inspection.child import Child
+from keras_dist.cli.inspection.child import ChildError
+from keras_dist.cli.trial.rows import Place
+from keras_dist.cli.trial.rows import Result
+from keras_dist.cli.trial.rows import Row
+from keras_dist.cli.trial.rows import Settings
+from keras_dist.cli.trial.rows import Status
+from keras_dist.cli.trial.rows import rows_for
+from keras_dist.environment.packages import Backend
+
+STARTS = "starts"
+REPORT = "report it, with what `keras-dist info` prints: it should not happen"
+_LONGER = "try a longer --timeout; if it never ends, report it"
+# Each framework has its own variable for products in full precision.
+_EXACT = {
+    "NVIDIA_TF32_OVERRIDE": "0",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+}
+
+
+class Trial:
+    """Runs the rows of one backend.
+
+    A process does one row after another. If it ends, or takes too long, that
+    row has failed, and a new process does the others. `begin` is called with
+    the backend's name, the name of the row that begins, and the number of rows
+    (0 if not known yet); `end` with each `Result`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: Settings,
+        begin: Callable[[str, str, int], None],
+        end: Callable[[Result], None],
+    ) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._begin = begin
+        self._end = end
+        self._child: Child | None = None
+        self._place = Place.ACCELERATORS
+        self._has_accelerators = False
+
+    def run(self) -> dict[str, Any] | None:
+        """Runs all rows, and returns what the backend sees (or `None`).
+
+        It is `None` if the backend is not installed or can't start.
+        """
+        name = self._backend.name
+        if not self._backend.is_installed:
+            self._end(
+                Result(
+                    name,
+                    STARTS,
+                    Status.SKIPPED,
+                    "not installed",
+                    self._backend.fix,
+                )
+            )
+            return None
+        self._begin(name, STARTS, 0)
+        try:
+            return self._run()
+        finally:
+            self._close()
+
+    def _run(self) -> dict[str, Any] | None:
+        start = time.monotonic()
+        try:
+            seen = self._start(Place.ACCELERATORS)
+        except ChildError as error:
+            self._end(self._failed(STARTS, start, error, self._backend.repair))
+            return None
+        rows = rows_for(self._backend, seen, self._settings)
+        self._has_accelerators = any(
+            row.place is Place.ACCELERATORS for row in rows
+        )
+        # Sorted by place, because each place needs a process of its own.
+        for row in sorted(rows, key=self._moves):
+            self._begin(self._backend.name, row.name, len(rows))
+            self._end(self._try(row))
+        return seen
+
+    def _moves(self, row: Row) -> bool:
+        return self._has_accelerators and row.place is Place.CPU
+
+    def _try(self, row: Row) -> Result:
+        name, start = self._backend.name, time.monotonic()
+        if not row.job:
+            return Result(name, row.name, Status.SKIPPED, row.reason, row.fix)
+        try:
+            if self._child is None or self._place is not self._needed(row):
+                self._close()
+                self._start(self._needed(row))
+            assert self._child is not None
+            answer = self._child.ask(
+                row.job, row.arguments, self._settings.timeout
+            )
+        except ChildError as error:
+            self._close()
+            fix = REPORT if error.has_ended else _LONGER
+            return self._failed(row.name, start, error, fix)
+        seconds = time.monotonic() - start
+        if "found" in answer:
+            return Result(
+                name,
+                row.name,
+                Status.PASSED,
+                answer["found"],
+                seconds=seconds,
+                report=answer.get("report"),
+            )
+        if "refused" in answer:
+            refused, fix = answer["refused"], "leave it mirrored"
+            return Result(name, row.name, Status.SKIPPED, refused, fix)
+        fix = _LONGER if answer["is_late"] else REPORT
+        if answer["is_ours"]:
+            fix = "do what it says"
+        return Result(
+            name,
+            row.name,
+            Status.FAILED,
+            answer["error"],
+            "see below" if "text" in answer else fix,
+            seconds,
+            answer.get("text", ""),
+            answer.get("report"),
+        )
+
+    def _needed(self, row: Row) -> Place:
+        """Returns a row's place; without accelerators, all rows share one."""
+        return row.place if self._has_accelerators else Place.ACCELERATORS
+
+    def _start(self, place: Place) -> dict[str, Any]:
+        variables = dict(CPU_ONLY) if place is Place.CPU else dict(_EXACT)
+        variables["KERAS_DIST_VIRTUAL_DEVICES"] = str(self._settings.devices)
+        self._place = place
+        self._child = Child(self._backend.name, variables)
+        try:
+            return self._child.answer(self._settings.timeout)
+        except ChildError:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+        self._child = None
+
+    def _failed(
+        self, name: str, start: float, error: ChildError, fix: str
+    ) -> Result:
+        return Result(
+            self._backend.name,
+            name,
+            Status.FAILED,
+            error.summary,
+            fix,
+            time.monotonic() - start,
+            error.lines,
+        )

@@ -1,0 +1,96 @@
+"""Registered backends, and their installed packages."""
+
+import json
+import os
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import distributions
+from importlib.metadata import entry_points
+from importlib.metadata import packages_distributions
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+BACKEND_VARIABLE = "KERAS_BACKEND"
+_GROUP = "keras_dist.backends"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A registered backend.
+
+    `name` is also the name of the framework's module, `plugin` is the class in
+    the entry point, and `version` is the framework's, empty if it is not
+    installed.
+    """
+
+    name: str
+    plugin: str
+    version: str
+
+    @property
+    def is_installed(self) -> bool:
+        """True if the framework's module can be found."""
+        return bool(self.version)
+
+    @property
+    def fix(self) -> str:
+        """The command that installs the backend."""
+        return f"pip install 'keras-dist[{self.name}]'"
+
+    @property
+    def repair(self) -> str:
+        """The command that installs the backend again."""
+        return f"pip install --force-reinstall 'keras-dist[{self.name}]'"
+
+
+def backends() -> list[Backend]:
+    """Returns all registered backends, sorted by name."""
+    found = {each.name: each.value for each in entry_points(group=_GROUP)}
+    return [
+        Backend(name, found[name], version_of(name) if find_spec(name) else "")
+        for name in sorted(found)
+    ]
+
+
+def version_of(module: str) -> str:
+    """Returns the version of a module's distribution, or `"unknown"`."""
+    try:
+        return version(module)
+    except PackageNotFoundError:
+        names = packages_distributions().get(module, [])
+        return version(names[0]) if names else "unknown"
+
+
+def related(names: list[str]) -> dict[str, str]:
+    """Returns versions of the packages whose names begin with one of `names`.
+
+    Frameworks come in several packages: `jaxlib`, plugins for accelerators.
+    """
+    found = {
+        str(each.metadata["Name"]): each.version for each in distributions()
+    }
+    return {
+        name: found[name]
+        for name in sorted(found, key=str.lower)
+        if name.lower().startswith(tuple(names))
+    }
+
+
+def picked_by_keras() -> tuple[str | None, str]:
+    """Returns the backend that `import keras` takes, and the reason.
+
+    The backend is `None` if Keras takes its own default.
+    """
+    name = os.environ.get(BACKEND_VARIABLE)
+    if name:
+        return name, f"{BACKEND_VARIABLE}={name}"
+    home = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
+    path = Path(home) / "keras.json"
+    try:
+        name = json.loads(path.read_text()).get("backend")
+    except (OSError, ValueError, AttributeError):
+        name = None
+    if name:
+        return str(name), f"{BACKEND_VARIABLE} is not set, {path.name} says it"
+    return None, f"{BACKEND_VARIABLE} is not set: Keras takes its own default"

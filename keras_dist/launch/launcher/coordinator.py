@@ -1,0 +1,44 @@
+"""The backend's service outside of the workers, where it has one.
+
+A backend registers the service as an entry point in the group
+`keras_dist.coordinators`, under the backend's name: `module:function`. The
+function is called as `function(address, num_workers)`, with `"host:port"` to
+listen on, in a process without Keras, and serves until the process is told to
+end with SIGTERM. Importing its module must not import Keras either.
+"""
+
+import sys
+from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points
+
+ENTRY_POINT_GROUP = "keras_dist.coordinators"
+
+# `__name__` is another one when this module runs as a program.
+MODULE = "keras_dist.launch.launcher.coordinator"
+
+
+def find(backend: str) -> EntryPoint | None:
+    """Returns the entry point of a backend's coordinator, or `None`."""
+    found = entry_points(group=ENTRY_POINT_GROUP, name=backend)
+    return next(iter(found), None)
+
+
+def command(backend: str, address: str, num_workers: int) -> tuple[str, ...]:
+    """Returns the command that starts a backend's coordinator."""
+    return (
+        *(sys.executable, "-P", "-m", MODULE),
+        *(backend, address, str(num_workers)),
+    )
+
+
+def main() -> None:
+    """Runs the coordinator that the command line names."""
+    backend, address, num_workers = sys.argv[1:]
+    found = find(backend)
+    if found is None:
+        sys.exit(f"No coordinator is registered for {backend!r}.")
+    found.load()(address, int(num_workers))
+
+
+if __name__ == "__main__":
+    main()

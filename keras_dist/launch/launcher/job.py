@@ -1,0 +1,163 @@
+"""A job: a command for several workers, and restarts when one fails."""
+
+import sys
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from keras_dist.launch.launcher import coordinator
+from keras_dist.launch.launcher.addresses import Addresses
+from keras_dist.launch.launcher.addresses import Layout
+from keras_dist.launch.launcher.environment import worker_environment
+from keras_dist.launch.launcher.failures import Failure
+from keras_dist.launch.launcher.gpus import gpus
+from keras_dist.launch.launcher.gpus import share
+from keras_dist.launch.launcher.group import Group
+from keras_dist.launch.launcher.member import Program
+from keras_dist.launch.launcher.output import Screen
+from keras_dist.launch.launcher.output import Sink
+from keras_dist.launch.launcher.output import on_screen
+from keras_dist.launch.launcher.signals import Signals
+
+GRACE = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run on all workers.
+
+    Args:
+        command: What each worker runs; the first item is a path.
+        layout: All workers, and those that are started here.
+        backend: A backend's name, for its coordinator.
+        environment: Variables of all workers; those of each one are added.
+        devices: Virtual CPU devices of each worker, or `None`.
+        log_dir: Folder of the workers' output, or `None` for the screen.
+        max_restarts: How often all workers are started again.
+        grace: Seconds between SIGTERM and SIGKILL.
+        joined: Folder where each worker must note that it has joined the
+            others; `None` if they need not join.
+    """
+
+    command: tuple[str, ...]
+    layout: Layout
+    backend: str
+    environment: Mapping[str, str]
+    devices: int | None = None
+    log_dir: Path | None = None
+    max_restarts: int = 0
+    grace: float = GRACE
+    joined: Path | None = None
+
+    def group(
+        self,
+        addresses: Addresses,
+        restarts: int,
+        screen: Screen,
+        on_failure: Callable[[Failure], None],
+    ) -> Group:
+        """Returns the processes of this machine, not started yet.
+
+        `restarts` counts the earlier starts.
+        """
+        service = coordinator.find(self.backend)
+        workers = [
+            self._worker(index, addresses, bool(service), restarts, screen)
+            for index in self.layout.local
+        ]
+        serving = None
+        if service and self.layout.host_index == 0:
+            serving = self._coordinator(addresses, restarts)
+        return Group(workers, serving, screen, self.grace, on_failure)
+
+    def _worker(
+        self,
+        index: int,
+        addresses: Addresses,
+        has_coordinator: bool,
+        restarts: int,
+        screen: Screen,
+    ) -> Program:
+        name = f"worker {index}"
+        stdout: tuple[Sink, ...] = ()
+        stderr: tuple[Sink, ...] = ()
+        if self.log_dir is None or index == 0:
+            stdout = (on_screen(screen, "stdout", name, index == 0),)
+            stderr = (on_screen(screen, "stderr", name, index == 0),)
+        joined = None
+        if self.joined is not None and self.layout.num_workers > 1:
+            joined = self.joined / f"{restarts}-{index}"
+        environment = worker_environment(
+            self.environment,
+            index,
+            addresses,
+            has_coordinator,
+            restarts,
+            self.devices,
+            self._own_gpus(index),
+            joined,
+        )
+        log = self._log(f"worker-{index}", restarts)
+        return Program(
+            name, self.command, environment, stdout, stderr, log, joined
+        )
+
+    def _own_gpus(self, index: int) -> list[str]:
+        local = list(self.layout.local)
+        if len(local) == 1:
+            return []
+        position = local.index(index)
+        return share(gpus(self.environment), position, len(local))
+
+    def _coordinator(self, addresses: Addresses, restarts: int) -> Program:
+        command = coordinator.command(
+            self.backend, addresses.coordinator, self.layout.num_workers
+        )
+        log = self._log("coordinator", restarts)
+        return Program("the coordinator", command, self.environment, log=log)
+
+    def _log(self, name: str, restarts: int) -> Path | None:
+        if self.log_dir is None:
+            return None
+        again = f".restart-{restarts}" if restarts else ""
+        return self.log_dir / f"{name}{again}.log"
+
+
+def python(*arguments: str) -> tuple[str, ...]:
+    """Returns a command that this Python interpreter runs."""
+    return (sys.executable, *arguments)
+
+
+def run_job(job: Job, screen: Screen) -> int:
+    """Runs a job to its end, with restarts, and returns the exit status.
+
+    The status is 0; that of the worker that failed first; or 128 and the number
+    of the signal that ended that worker, or the launcher.
+    """
+
+    def report(failure: Failure) -> None:
+        screen.say(failure.report())
+
+    addresses = job.layout.addresses()
+    restarts = 0
+    with Signals() as signals:
+        while True:
+            group = job.group(addresses, restarts, screen, report)
+            signals.group = group
+            failure = None if signals.received else group.run()
+            if signals.received:
+                return 128 + signals.received[0]
+            if failure is None:
+                return 0
+            # A script that did not join once will not join the next time.
+            if restarts == job.max_restarts or failure.stayed_alone:
+                if restarts and not failure.stayed_alone:
+                    screen.say(f"no restart is left of {restarts}")
+                return failure.exit_status
+            restarts += 1
+            screen.say(
+                f"starting all workers again (restart {restarts} of "
+                f"{job.max_restarts}), because {failure.name} {failure.how()}"
+            )
+            addresses = job.layout.addresses(avoid=addresses.all)

@@ -1,0 +1,110 @@
+"""Tables of a plan, for a terminal."""
+
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist.planning.placement import Memory
+from keras_dist.planning.text import bytes_text
+from keras_dist.planning.text import names_text
+from keras_dist.planning.traffic import Transfer
+
+T = TypeVar("T", bound=Hashable)
+
+# Options of a column.
+WORDS: dict[str, Any] = {"overflow": "fold"}
+WORD: dict[str, Any] = {"no_wrap": True}
+NUMBER: dict[str, Any] = {"justify": "right", "no_wrap": True}
+
+_OPTIONAL = ("Copies", "Activations")
+_MEMORY = {
+    "Parameters": "parameters",
+    "Optimizer": "optimizer",
+    "Kept between steps": "kept",
+    "Copies": "copies",
+    "Gradients": "gradients",
+    "Activations": "activations",
+    "Held in a step": "most",
+}
+
+
+def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
+    """Returns a table with a line under its head only.
+
+    Each column is a head with `WORDS`, `WORD` or `NUMBER`. Brackets in the
+    title are printed as they are.
+    """
+    made = Table(
+        title=Text(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for name, options in columns:
+        made.add_column(name, **options)
+    return made
+
+
+def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
+    """Merges pairs that have the same second item; joins their names."""
+    found: dict[T, list[str]] = {}
+    for name, what in pairs:
+        found.setdefault(what, []).append(name)
+    return [(names_text(names), what) for what, names in found.items()]
+
+
+def transfer_rows(
+    transfers: Sequence[Transfer],
+) -> Iterable[tuple[str, str, str, str, str]]:
+    """Yields a row for each kind of transfer and each set of equal senders.
+
+    Cells that would repeat the row above are empty.
+    """
+    for transfer in transfers:
+        for index, (names, num_bytes) in enumerate(alike(transfer.sent)):
+            yield (
+                "" if index else transfer.what,
+                "" if index else transfer.between,
+                names,
+                bytes_text(num_bytes),
+                "" if index else bytes_text(transfer.total),
+            )
+
+
+TRANSFER_TITLE = "Each step sends, estimated"
+TRANSFER_COLUMNS = (
+    ("What", WORDS),
+    ("Between", WORD),
+    ("From each of", WORDS),
+    ("Bytes", NUMBER),
+    ("In total", NUMBER),
+)
+
+
+def transfer_table(transfers: Sequence[Transfer]) -> Table:
+    """Returns a table of the bytes that each device or worker sends."""
+    made = table(TRANSFER_TITLE, *TRANSFER_COLUMNS)
+    for row in transfer_rows(transfers):
+        made.add_row(*row)
+    return made
+
+
+def memory_table(title: str, memory: Mapping[str, Memory]) -> Table:
+    """Returns a table of memory; devices that hold the same share a column."""
+    groups = alike(memory.items())
+    made = table(title, ("", WORD), *((names, NUMBER) for names, _ in groups))
+    for head, field in _MEMORY.items():
+        numbers = [getattr(each, field) for _, each in groups]
+        if any(numbers) or head not in _OPTIONAL:
+            style = "bold" if field in ("kept", "most") else ""
+            made.add_row(head, *map(bytes_text, numbers), style=style)
+    return made
