@@ -13,14 +13,14 @@ import keras
 import pytest
 from typer.testing import CliRunner
 
-import keras_dist.launch.launcher
 from keras_dist.cli.main import app
+from keras_dist.launch import launcher as launcher_package
 from keras_dist.launch.launcher import environment
 from keras_dist.launch.launcher import gpus
 
 MODULES = [
     f"keras_dist.launch.launcher.{found.name}"
-    for found in pkgutil.iter_modules(keras_dist.launch.launcher.__path__)
+    for found in pkgutil.iter_modules(launcher_package.__path__)
 ]
 
 
