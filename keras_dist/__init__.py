@@ -5,6 +5,8 @@ name is loaded on its first use, so that `import keras_dist` loads neither
 Keras nor a framework: the command line picks a backend after it.
 """
 
+import os
+
 import lazy_loader
 
 from keras_dist.environment import keras_import
@@ -12,4 +14,16 @@ from keras_dist.environment import keras_import
 __version__ = "0.1.0"
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
-keras_import.prepare()
+
+def _set_up() -> None:
+    """Makes virtual devices, and watches workers that would train alone."""
+    if os.environ.get("KERAS_DIST_VIRTUAL_DEVICES"):
+        from keras_dist.plugin.virtual import apply_environment
+
+        apply_environment()
+    from keras_dist.fit.alone import watch_training
+
+    watch_training()
+
+
+keras_import.when_imported(_set_up)

@@ -42,7 +42,7 @@ from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
 
 if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+    from keras_dist.plugin.front_end import RunsReplicas
 
 CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
 # For arrays whose first axis is for steps.
@@ -51,7 +51,7 @@ _MAX_TRACES = 4
 
 
 def run_region(
-    strategy: "StrategyBase",
+    strategy: "RunsReplicas",
     layout: Layout,
     trace: Trace,
     fn: Callable[..., Any],
@@ -145,7 +145,7 @@ class _Body:
 
     def __init__(
         self,
-        strategy: "StrategyBase",
+        strategy: "RunsReplicas",
         layout: Layout,
         trace: Trace,
         fn: Callable[..., Any],

@@ -20,8 +20,8 @@ from keras_dist.core.strategy_classes import check_args
 from keras_dist.core.values import PerReplica
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.static_arguments import check_arguments
-from keras_dist.replica.function import Function
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
@@ -37,7 +37,7 @@ from keras_dist_jax.structure import unflatten
 from keras_dist_jax.tracing import current
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.replica_methods import ReplicaMethods
+    from keras_dist.plugin.front_end import RunsReplicas
 
 
 class JaxCompiler(Compiler):
@@ -67,7 +67,7 @@ class JaxCompiler(Compiler):
 
     def call(
         self,
-        function: Function,
+        function: CompiledFunction,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
@@ -81,15 +81,15 @@ class JaxCompiler(Compiler):
 
     def run(
         self,
-        strategy: "ReplicaMethods",
-        fn: Function | Callable[..., Any],
+        strategy: "RunsReplicas",
+        fn: CompiledFunction | Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
         trace = current.trace
         if (
             trace is None
-            and isinstance(fn, Function)
+            and isinstance(fn, CompiledFunction)
             and fn.jit_compile is not False
             # With several replicas, `strategy.run` has checked for a scope.
             and (
@@ -105,7 +105,7 @@ class JaxCompiler(Compiler):
                 return self._run(fn, "run", strategy, args, kwargs)
             except IsTracedError:
                 pass  # in a transformation of the user's own
-        python = fn.python_function if isinstance(fn, Function) else fn
+        python = fn.python_function if isinstance(fn, CompiledFunction) else fn
         if trace is None or not self._several:
             return strategy.run_uncompiled(python, args, kwargs)
         assert self._layout is not None
@@ -116,8 +116,8 @@ class JaxCompiler(Compiler):
 
     def scan(
         self,
-        strategy: "ReplicaMethods",
-        function: Function,
+        strategy: "RunsReplicas",
+        function: CompiledFunction,
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
         context.check_cross_replica(strategy, "run")
@@ -149,9 +149,9 @@ class JaxCompiler(Compiler):
 
     def _run(
         self,
-        function: Function,
+        function: CompiledFunction,
         mode: Any,
-        strategy: "ReplicaMethods | None",
+        strategy: "RunsReplicas | None",
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
@@ -171,8 +171,8 @@ class JaxCompiler(Compiler):
 
     def _ran(
         self,
-        function: Function,
-        strategy: "ReplicaMethods | None",
+        function: CompiledFunction,
+        strategy: "RunsReplicas | None",
         key: Any,
         leaves: list[Any],
     ) -> Any:
@@ -203,8 +203,8 @@ class JaxCompiler(Compiler):
 
     def _made(
         self,
-        function: Function,
-        strategy: "ReplicaMethods | None",
+        function: CompiledFunction,
+        strategy: "RunsReplicas | None",
         key: Any,
         is_first: bool,
     ) -> Program:
@@ -276,7 +276,9 @@ class JaxCompiler(Compiler):
         self._everyones = dict(zip(map(id, values), agreed, strict=True))
 
 
-def _check_again(function: Function, key: Any, leaves: Sequence[Any]) -> None:
+def _check_again(
+    function: CompiledFunction, key: Any, leaves: Sequence[Any]
+) -> None:
     """Checks a function's arguments, once for each program."""
     rest = iter(leaves)
     _, args, kwargs = key

@@ -10,9 +10,9 @@ import jax
 import keras
 from jax import lax
 
+from keras_dist.internals.stateless import opened
 from keras_dist.replica.scopes import Recording
 from keras_dist.replica.scopes import is_recorded
-from keras_dist.replica.scopes import opened
 from keras_dist.replica.scopes import replay
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.tracing import current_trace

@@ -24,15 +24,15 @@ from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.binding import check_owner
+from keras_dist.internals.stateless import opened
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.scopes import Overlay
-from keras_dist.replica.scopes import opened
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
+from keras_dist.replica.variables import check_owner
 from keras_dist_jax.divergence import AXIS
 from keras_dist_jax.joined import Local
 from keras_dist_jax.joined import cut_to
@@ -49,7 +49,7 @@ from keras_dist_jax.tracing import is_split
 from keras_dist_jax.tracing import share_of
 
 if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+    from keras_dist.plugin.front_end import RunsReplicas
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Region:
 
     def __init__(
         self,
-        strategy: "StrategyBase",
+        strategy: "RunsReplicas",
         layout: Layout,
         trace: Trace,
         values: Mapping[int, Any],
@@ -355,7 +355,7 @@ class TracedCall(ReplicaCall):
         self,
         replica: TracedReplica,
         runner: ReplicaRunner,
-        strategy: "StrategyBase",
+        strategy: Any,
         region: Region,
     ) -> None:
         super().__init__(replica, runner, strategy)

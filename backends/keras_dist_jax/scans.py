@@ -17,11 +17,11 @@ from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current_trace
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.replica_methods import ReplicaMethods
+    from keras_dist.plugin.front_end import RunsReplicas
 
 
 def scanned(
-    strategy: "ReplicaMethods",
+    strategy: "RunsReplicas",
     layout: Layout | None,
     fn: Callable[..., Any],
     structure: Any,

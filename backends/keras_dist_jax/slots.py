@@ -10,7 +10,7 @@ import jax
 import keras
 from jax import lax
 
-from keras_dist.replica.scopes import opened
+from keras_dist.internals.stateless import opened
 from keras_dist.replica.state import outside_replicas
 from keras_dist.sharding.parts import Parts
 from keras_dist_jax import arrays

@@ -15,10 +15,10 @@ import tensorflow as tf
 from keras_dist.core.context import check_cross_replica
 from keras_dist.core.context import in_replica_function
 from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.front_end import CallOfReplica
+from keras_dist.plugin.front_end import CompiledFunction
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.static_arguments import check_arguments
-from keras_dist.replica.call import ReplicaCall
-from keras_dist.replica.function import Function
-from keras_dist.strategies.replica_methods import ReplicaMethods
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_building
 from keras_dist_tensorflow.loops import loop_of
@@ -56,7 +56,10 @@ class TensorFlowCompiler(Compiler):
         )
 
     def call(
-        self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        function: CompiledFunction,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         if not tf.executing_eagerly():  # inlined into the outer trace
             return function.python_function(*args, **kwargs)
@@ -71,8 +74,8 @@ class TensorFlowCompiler(Compiler):
 
     def call_in_replica(
         self,
-        function: Function,
-        call: ReplicaCall,
+        function: CompiledFunction,
+        call: CallOfReplica,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
@@ -84,12 +87,12 @@ class TensorFlowCompiler(Compiler):
 
     def run(
         self,
-        strategy: ReplicaMethods,
-        fn: "Function | Callable[..., Any]",
+        strategy: RunsReplicas,
+        fn: "CompiledFunction | Callable[..., Any]",
         args: Sequence[Any],
         kwargs: _Named,
     ) -> Any:
-        if not isinstance(fn, Function):
+        if not isinstance(fn, CompiledFunction):
             return strategy.run_uncompiled(fn, args, kwargs)
         check_cross_replica(strategy, "run")
         if not tf.executing_eagerly():
@@ -102,8 +105,8 @@ class TensorFlowCompiler(Compiler):
 
     def scan(
         self,
-        strategy: ReplicaMethods,
-        function: Function,
+        strategy: RunsReplicas,
+        function: CompiledFunction,
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
         check_cross_replica(strategy, "run")
@@ -118,7 +121,7 @@ class TensorFlowCompiler(Compiler):
 
     def _traced(
         self,
-        function: Function,
+        function: CompiledFunction,
         kind: Any,
         make: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> Callable[[Any, Any], Any]:
@@ -145,7 +148,7 @@ class TensorFlowCompiler(Compiler):
             return contextlib.nullcontext()
         return self.workers.explaining()
 
-    def _jit_compile(self, function: Function) -> bool | None:
+    def _jit_compile(self, function: CompiledFunction) -> bool | None:
         if not function.jit_compile or self._is_one_device:
             return function.jit_compile
         warnings.warn(

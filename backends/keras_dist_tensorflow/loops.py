@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_dist.core.regroup import leaves_of
 from keras_dist.core.regroup import map_nest
 from keras_dist.core.values import DistributedValues
-from keras_dist.strategies.replica_methods import ReplicaMethods
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist_tensorflow import internals
 
 Step = Callable[..., Any]
@@ -36,7 +36,7 @@ def stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
     return nest
 
 
-def loop_of(strategy: ReplicaMethods, step: Step, num_steps: int) -> Step:
+def loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
     """Returns a function, to be traced, that loops over `strategy.run`.
 
     It takes what `stacked` returned, and keyword arguments that it ignores,

@@ -13,16 +13,16 @@ from keras import ops
 
 from keras_dist.core.context import check_cross_replica
 from keras_dist.core.regroup import map_nest
+from keras_dist.core.tracing import inlining
+from keras_dist.core.tracing import refusing_variables
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.plugin.compilation import Compiler
-from keras_dist.plugin.compilation import inlining
-from keras_dist.plugin.compilation import refusing_variables
+from keras_dist.plugin.front_end import CallOfReplica
+from keras_dist.plugin.front_end import CompiledFunction
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.static_arguments import check_arguments
-from keras_dist.replica.call import ReplicaCall
-from keras_dist.replica.function import Function
-from keras_dist.strategies.replica_methods import ReplicaMethods
 from keras_dist_torch.snapshots import value_now
 
 
@@ -36,7 +36,10 @@ class TorchCompiler(Compiler):
         )
 
     def call(
-        self, function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        function: CompiledFunction,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         check_arguments(function, args, kwargs)
         args, kwargs = map_nest(_traced, (tuple(args), kwargs))
@@ -46,8 +49,8 @@ class TorchCompiler(Compiler):
 
     def call_in_replica(
         self,
-        function: Function,
-        call: ReplicaCall,
+        function: CompiledFunction,
+        call: CallOfReplica,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
@@ -56,12 +59,12 @@ class TorchCompiler(Compiler):
 
     def run(
         self,
-        strategy: ReplicaMethods,
-        fn: "Function | Callable[..., Any]",
+        strategy: RunsReplicas,
+        fn: "CompiledFunction | Callable[..., Any]",
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        if not isinstance(fn, Function):
+        if not isinstance(fn, CompiledFunction):
             return strategy.run_uncompiled(fn, args, kwargs)
         check_cross_replica(strategy, "run")
         check_arguments(fn, args, kwargs or {})
@@ -69,7 +72,7 @@ class TorchCompiler(Compiler):
         with self._running(fn):
             return strategy.run_uncompiled(self._callable(fn), args, kwargs)
 
-    def _callable(self, function: Function) -> Callable[..., Any]:
+    def _callable(self, function: CompiledFunction) -> Callable[..., Any]:
         if not function.jit_compile:
             return function.python_function
         if function.key not in self._compiled:
@@ -77,7 +80,7 @@ class TorchCompiler(Compiler):
         return self._compiled[function.key]
 
     @contextlib.contextmanager
-    def _running(self, function: Function) -> Any:
+    def _running(self, function: CompiledFunction) -> Any:
         with contextlib.ExitStack() as stack:
             stack.enter_context(inlining())
             stack.enter_context(creation_hooks())

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from typing import Any
-from typing import cast
 
 import torch
 
@@ -21,9 +19,6 @@ from keras_dist.internals import keras_internals
 from keras_dist.replica.custom_gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
-
-if TYPE_CHECKING:
-    from keras_dist_torch.replicas import TorchReplica
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,9 @@ def _looking() -> ReplicaStep | None:
 
 
 def _derivatives_of(step: ReplicaStep) -> Derivatives:
-    return cast("TorchReplica", step.replica).derivatives
+    replica: Any = step.replica  # a `TorchReplica`
+    found: Derivatives = replica.derivatives
+    return found
 
 
 def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:

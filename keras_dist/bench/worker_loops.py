@@ -14,7 +14,7 @@ from keras_dist.bench.loops import Batch
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
-from keras_dist.fit.workers.alone import alone_on_purpose
+from keras_dist.fit.alone import alone_on_purpose
 from keras_dist.plugin.workers import Workers
 from keras_dist.strategies.strategy import Strategy
 

@@ -2,25 +2,28 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from typing import Any
+from typing import Protocol
 
 import keras
 
 from keras_dist.errors import StrategyMismatchError
 
-if TYPE_CHECKING:
-    from keras_dist.replica.replica_context import ReplicaContext
-    from keras_dist.replica.strategy_core import StrategyBase
-    from keras_dist.strategies.strategy import Strategy
+
+class HasScope(Protocol):
+    """A strategy, as far as the current one can be set: it has a scope."""
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the strategy is current."""
 
 
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.scopes: list[Any] = []
         self.in_replica = False
-        self.replica: ReplicaContext | None = None
+        self.replica: Any = None
         # What `experimental_set_strategy` entered, and how to leave it.
         self.set_by_call: contextlib.ExitStack | None = None
         self.default_scopes = 0
@@ -31,14 +34,13 @@ class _Stack(threading.local):
 _stack = _Stack()
 
 
-def current_strategy() -> "Strategy | None":
-    """The strategy whose scope this thread is in, or `None`."""
-    strategy: Strategy | None = _stack.scopes[-1] if _stack.scopes else None
-    return strategy
+def current_strategy() -> Any:
+    """Returns the `Strategy` whose scope this thread is in, or `None`."""
+    return _stack.scopes[-1] if _stack.scopes else None
 
 
-def current_replica_context() -> "ReplicaContext | None":
-    """The context of the replica function that this thread runs, if any."""
+def current_replica_context() -> Any:
+    """Returns the `ReplicaContext` of the function this thread runs in."""
     return _stack.replica
 
 
@@ -71,7 +73,7 @@ def in_cross_replica_context() -> bool:
     return (has_strategy() or _stack.default_merge) and not _stack.in_replica
 
 
-def experimental_set_strategy(strategy: "Strategy | None") -> None:
+def experimental_set_strategy(strategy: HasScope | None) -> None:
     """Makes a strategy current for this thread, without a `with`.
 
     What is made afterwards is as if made under its scope. A second call
@@ -110,7 +112,7 @@ def experimental_set_strategy(strategy: "Strategy | None") -> None:
 
 
 @contextlib.contextmanager
-def entered(strategy: "StrategyBase") -> Iterator[None]:
+def entered(strategy: object) -> Iterator[None]:
     """Makes `strategy` current for this thread.
 
     Raises:
@@ -162,7 +164,7 @@ def default_merging() -> Iterator[None]:
         yield
 
 
-def check_same(strategy: "StrategyBase", what: str) -> None:
+def check_same(strategy: object, what: str) -> None:
     """Refuses to mix strategies.
 
     Raises:
@@ -192,7 +194,7 @@ def _way_out(strategy: Any, outer: Any) -> str:
     )
 
 
-def check_no_distribution(strategy: "StrategyBase", what: str) -> None:
+def check_no_distribution(strategy: object, what: str) -> None:
     """Refuses `keras.distribution` beside a strategy.
 
     Args:
@@ -214,7 +216,7 @@ def check_no_distribution(strategy: "StrategyBase", what: str) -> None:
         )
 
 
-def check_cross_replica(strategy: "StrategyBase", what: str) -> None:
+def check_cross_replica(strategy: object, what: str) -> None:
     """Refuses what can't be done by one replica.
 
     Raises:
@@ -255,7 +257,7 @@ def check_creation() -> None:
 
 @contextlib.contextmanager
 def in_replica(
-    strategy: "StrategyBase | None", replica: "ReplicaContext | None" = None
+    strategy: object | None, replica: object | None = None
 ) -> Iterator[None]:
     """Marks this thread as running one replica of `strategy`.
 
@@ -274,3 +276,16 @@ def in_replica(
     finally:
         _stack.scopes, _stack.in_replica, _stack.replica = before
         _stack.default_merge = merging
+
+
+_default: list[Callable[[], Any]] = []
+
+
+def register_default(make: Callable[[], Any]) -> None:
+    """Registers the function that returns the default strategy."""
+    _default[:] = [make]
+
+
+def default_strategy() -> Any:
+    """Returns the `Strategy` that is current when no other is."""
+    return _default[0]()

@@ -7,8 +7,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.internals import keras_internals
-
 
 def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of a nest with how to get to them, such as `[0]['x']`."""
@@ -36,7 +34,7 @@ def readable(leaf: Any) -> Any:
         return leaf.value
     if isinstance(leaf, (bool, int, float)):
         return np.asarray(leaf, keras.backend.standardize_dtype(type(leaf)))
-    if keras_internals.is_torch_tensor(leaf):
+    if hasattr(leaf, "detach"):  # PyTorch's, under another backend
         leaf = leaf.detach().cpu()
     if hasattr(leaf, "__array__") or isinstance(leaf, (str, bytes)):
         return np.asarray(leaf)

@@ -1,6 +1,5 @@
 """The first import of Keras: what goes with it, and what to do if it fails."""
 
-import os
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -14,18 +13,20 @@ from typing import NoReturn
 from keras_dist.errors import BackendNotFoundError
 
 
-def prepare() -> None:
-    """Sets up what the environment asks for, as soon as Keras is imported."""
+def when_imported(set_up: Callable[[], None]) -> None:
+    """Calls a function as soon as Keras is imported, now if it is already."""
     if "keras" in sys.modules:
-        _set_up()
+        set_up()
     else:
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(set_up))
 
 
 class _Finder(MetaPathFinder):
     """Finds Keras as the other finders do, and wraps its execution."""
 
-    is_searching = False
+    def __init__(self, set_up: Callable[[], None]) -> None:
+        self.set_up = set_up
+        self.is_searching = False
 
     def find_spec(
         self,
@@ -55,18 +56,7 @@ class _Finder(MetaPathFinder):
             _explain(error)
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-            _set_up()
-
-
-def _set_up() -> None:
-    """Makes virtual devices, and watches workers that would train alone."""
-    if os.environ.get("KERAS_DIST_VIRTUAL_DEVICES"):
-        from keras_dist.plugin.virtual import apply_environment
-
-        apply_environment()
-    from keras_dist.fit.workers.alone import watch_training
-
-    watch_training()
+            self.set_up()
 
 
 def _explain(error: Exception) -> NoReturn:

@@ -35,11 +35,11 @@ from keras_dist.internals import keras_internals
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.replica.state import current_call
 from keras_dist.replica.variables import adopt
+from keras_dist.replica.variables import check_owner
 from keras_dist.sharding.elementwise import check_optimizer
 
 if TYPE_CHECKING:
     from keras_dist.replica.strategy_core import StrategyBase
-    from keras_dist.strategies.strategy import Strategy
 
 _ENTRY_POINTS = (
     "fit",
@@ -52,7 +52,7 @@ _ENTRY_POINTS = (
 _ATTRIBUTE = "_keras_dist_binding"
 
 
-def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
+def claim_variable(variable: keras.Variable, strategy: "StrategyBase") -> None:
     """Makes `strategy` the owner of a variable and places its value.
 
     Raises:
@@ -62,7 +62,7 @@ def claim_variable(variable: keras.Variable, strategy: "Strategy") -> None:
 
 
 def claim_variables(
-    variables: Sequence[keras.Variable], strategy: "Strategy"
+    variables: Sequence[keras.Variable], strategy: "StrategyBase"
 ) -> None:
     """Makes `strategy` the owner of several variables and places their values.
 
@@ -84,7 +84,7 @@ def claim_variables(
         take_chiefs_values(not_taken(variables), workers)
 
 
-def _check_layout(variable: keras.Variable, strategy: "Strategy") -> None:
+def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
     """Refuses a variable with a layout from `keras.distribution`."""
     layout = keras_internals.layout_of(variable)
     if layout is not None:
@@ -96,46 +96,13 @@ def _check_layout(variable: keras.Variable, strategy: "Strategy") -> None:
         )
 
 
-def check_owner(variable: keras.Variable, strategy: "StrategyBase") -> None:
-    """Refuses a variable of another strategy.
-
-    Raises:
-        StrategyMismatchError: If another strategy owns it.
-    """
-    owner = vars(variable).get("distribute_strategy")
-    if owner is not None and owner is not strategy:
-        raise StrategyMismatchError(
-            f"Variable '{variable.path}' was made under {owner!r} and is used "
-            f"under {strategy!r}. Expected: one strategy. Make the model, its "
-            "layers and its optimizer under the same `strategy.scope()`."
-        )
-
-
-def check_belongs(variable: Any, strategy: "StrategyBase") -> None:
-    """Refuses to train a Keras variable that belongs to no strategy.
-
-    Raises:
-        StrategyMismatchError: If it was made outside of any scope.
-    """
-    # The framework's own variables, such as a `tf.Variable`, are allowed.
-    is_keras = isinstance(variable, keras.Variable)
-    if is_keras and "distribute_strategy" not in vars(variable):
-        raise StrategyMismatchError(
-            f"Variable '{variable.path}' was made outside of any scope, and "
-            f"is trained in a function that {strategy!r} runs. Expected: a "
-            "variable of that strategy. Make the model inside of "
-            "`with strategy.scope():`, or adopt it with "
-            "`strategy.distribute(model)`."
-        )
-
-
 def binding_of(model: keras.Model) -> "Binding | None":
     """Returns the model's `Binding`, or `None` for a plain model."""
     binding: Binding | None = model.__dict__.get(_ATTRIBUTE)
     return binding
 
 
-def bind_model(model: keras.Model, strategy: "Strategy") -> "Binding":
+def bind_model(model: keras.Model, strategy: "StrategyBase") -> "Binding":
     """Binds a model to a strategy, once.
 
     Raises:
@@ -164,7 +131,7 @@ class _Entered(threading.local):
 class Binding:
     """The link between a model and its strategy."""
 
-    def __init__(self, model: keras.Model, strategy: "Strategy") -> None:
+    def __init__(self, model: keras.Model, strategy: "StrategyBase") -> None:
         self._model = weakref.ref(model)
         self.strategy = strategy
         self._claimed_for: object | None = None

@@ -22,13 +22,13 @@ from keras import tree
 from keras_dist.fit.draws import equal_draws
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.internals.stateless import opened
 from keras_dist.replica.probe import FEW_ROWS
 from keras_dist.replica.probe import Attempt
 from keras_dist.replica.probe import ProbeScope
 from keras_dist.replica.probe import made_up
 from keras_dist.replica.probe import nothing_kept
 from keras_dist.replica.probe import tolerance_of
-from keras_dist.replica.scopes import opened
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 

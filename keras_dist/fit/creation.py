@@ -15,6 +15,7 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
+from keras_dist.core import tracing
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit import lone_updates
 from keras_dist.fit.binding import bind_model
@@ -22,7 +23,6 @@ from keras_dist.fit.binding import claim_variable
 from keras_dist.fit.hooks import install_normalization
 from keras_dist.fit.normalization import hook_constructor
 from keras_dist.internals.keras_internals import Trainer
-from keras_dist.plugin import compilation
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
 from keras_dist.replica.state import current_call
@@ -106,7 +106,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if "distribute_strategy" in vars(self):  # `_share_new_variables`
             return
-        compilation.check_creation()
+        tracing.check_creation()
         with suspended():
             strategy = context.current_strategy()
             # With one device, a replica function may make variables as well.

@@ -24,7 +24,7 @@ from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.state import ReplicaStep
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.strategy import Strategy
+    from keras_dist.replica.strategy_core import StrategyBase
 
 STEPS = ("train_step", "test_step", "predict_step")
 
@@ -81,7 +81,7 @@ def check_layers(model: keras.Model) -> None:
             )
 
 
-def _strategy_of(model: keras.Model) -> "Strategy":
+def _strategy_of(model: keras.Model) -> "StrategyBase":
     binding = binding_of(model)
     assert binding is not None
     return binding.strategy

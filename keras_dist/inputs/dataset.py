@@ -22,13 +22,14 @@ from keras_dist.inputs.sources.choice import source_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.traced import reduce_in_graph
 from keras_dist.internals import keras_internals
+from keras_dist.plugin.front_end import StepsOfData
 
 if TYPE_CHECKING:
     from keras_dist.replica.strategy_core import StrategyBase
 
 
 @final
-class DistributedDataset:
+class DistributedDataset(StepsOfData):
     """Data in steps, each with a part for every replica on its device.
 
     Made by `strategy.experimental_distribute_dataset` and

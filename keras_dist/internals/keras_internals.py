@@ -63,15 +63,14 @@ from keras.src.saving import saving_lib
 from keras.src.saving.keras_saveable import KerasSaveable as Saveable
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import GeneratorDataAdapter
-from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters import py_dataset_adapter
 from keras.src.trainers.epoch_iterator import EpochIterator
 from keras.src.utils import module_utils
 from keras.src.utils.backend_utils import in_tf_graph
 
 from keras_dist.core import context
+from keras_dist.core import tracing
 from keras_dist.errors import UnsupportedKerasError
-from keras_dist.plugin import compilation
 
 # The class that has `fit` and its relatives. It can be mixed into a layer.
 Trainer: type[Any] = keras.Model.__bases__[0]
@@ -82,7 +81,6 @@ set_mask = keras_backend.set_keras_mask
 is_tf_dataset = data_adapters.is_tf_dataset
 is_torch_dataloader = data_adapters.is_torch_dataloader
 is_grain_dataset = data_adapters.is_grain_dataset
-is_torch_tensor = data_adapter_utils.is_torch_tensor
 
 
 def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
@@ -130,7 +128,6 @@ __all__ = [
     "is_grain_dataset",
     "is_tf_dataset",
     "is_torch_dataloader",
-    "is_torch_tensor",
     "inherit_thread_state",
     "innermost_call",
     "is_of_keras",
@@ -219,7 +216,7 @@ def make_global_seed() -> None:
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
         state = random.getstate()
         # The generator is no variable of the compiled function that runs now.
-        with context.in_replica(None), compilation.refusing_variables(None):
+        with context.in_replica(None), tracing.refusing_variables(None):
             global_seed_generator()
         random.setstate(state)
 
@@ -375,7 +372,7 @@ def thread_state() -> dict[str, Any]:
     }
     # Each thread gets a list of its own, which begins with the same names.
     state[_NAMES] = tuple(global_state.get_global_attribute(_NAMES) or ())
-    state[_COMPILATION] = compilation.thread_state()
+    state[_COMPILATION] = tracing.thread_state()
     return state
 
 
@@ -387,7 +384,7 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
     """
     for name, value in state.items():
         if name == _COMPILATION:
-            compilation.inherit(value)
+            tracing.inherit(value)
             continue
         own = list(value) if name == _NAMES else value
         global_state.set_global_attribute(name, own)

@@ -1,7 +1,9 @@
 """`python -m keras_dist.launch` is `keras-dist run`."""
 
+import os
 import sys
 
-from keras_dist.cli.main import app
-
-app(["run", *sys.argv[1:]], prog_name="keras-dist")
+os.execv(
+    sys.executable,
+    [sys.executable, "-m", "keras_dist.cli", "run", *sys.argv[1:]],
+)

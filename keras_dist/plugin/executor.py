@@ -4,6 +4,7 @@ import contextlib
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,6 @@ from keras_dist.core.reduction import combine
 from keras_dist.core.rows import bounds
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
-from keras_dist.fit.workers.same_data import with_first_seen
 from keras_dist.plugin.compilation import Compiler
 from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist.plugin.workers import Workers
@@ -300,7 +300,7 @@ class Executor(ABC):
             see: Callable that takes the first batch before it is used, or
                 `None` if there is none.
         """
-        return with_first_seen(batches, see)
+        return _with_first_seen(batches, see)
 
     def prepare(self, model: keras.Model) -> None:
         """Called before the model runs, with its variables in place."""
@@ -310,3 +310,21 @@ class Executor(ABC):
 
     def release(self, model: keras.Model) -> None:
         """Called when `fit` or a relative is over, however it ended."""
+
+
+def _with_first_seen(batches: Any, see: Callable[[Any], None]) -> Iterator[Any]:
+    """Yields all batches, and passes the first to `see` before it is used.
+
+    `see` gets `None` if there are no batches.
+    """
+    iterator = iter(batches)
+    first = list(_one(iterator))
+    see(first[0] if first else None)
+    yield from first
+    yield from iterator
+
+
+def _one(iterator: Iterator[Any]) -> Iterator[Any]:
+    for each in iterator:
+        yield each
+        return

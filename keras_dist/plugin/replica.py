@@ -28,7 +28,6 @@ from keras_dist.errors import ReplicaDivergenceError
 if TYPE_CHECKING:
     from keras_dist.core.plan import Plan
     from keras_dist.plugin.workers import Workers
-    from keras_dist.replica.state import ReplicaState
 
 T = TypeVar("T")
 # Odd and large: seeds of different replicas stay apart while counters grow.
@@ -220,7 +219,7 @@ class Replica(ABC):
 
     def has_changed(
         self,
-        state: "ReplicaState",
+        state: Any,
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> bool:

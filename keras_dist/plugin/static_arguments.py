@@ -2,17 +2,14 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from typing import Any
 
 from keras_dist.core.objects import hidden_field
 from keras_dist.core.regroup import leaves_of
-
-if TYPE_CHECKING:
-    from keras_dist.replica.function import Function
+from keras_dist.plugin.front_end import CompiledFunction
 
 
-def check_arguments(function: "Function", args: Any, kwargs: Any) -> None:
+def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
     """Refuses what is neither traced nor comparable by a later call.
 
     Args:
@@ -43,7 +40,9 @@ def _is_hashable(leaf: Any) -> bool:
     return True
 
 
-def _message(function: "Function", args: Any, kwargs: Any, leaf: Any) -> str:
+def _message(
+    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any
+) -> str:
     return (
         f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
         f"function '{function.name}' can't be hashed, and is no tensor. "
@@ -55,7 +54,7 @@ def _message(function: "Function", args: Any, kwargs: Any, leaf: Any) -> str:
 
 
 def _of_object(
-    function: "Function", args: Any, kwargs: Any, leaf: Any, field: str
+    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any, field: str
 ) -> str:
     return (
         f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
@@ -68,7 +67,7 @@ def _of_object(
     )
 
 
-def _name(function: "Function", args: Any, kwargs: Any, leaf: Any) -> str:
+def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
     try:
         bound = inspect.signature(function.python_function).bind(
             *args, **kwargs

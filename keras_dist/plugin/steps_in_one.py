@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 from keras import ops
@@ -13,9 +12,7 @@ from keras_dist.core.regroup import map_nest
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
-
-if TYPE_CHECKING:
-    from keras_dist.strategies.replica_methods import ReplicaMethods
+from keras_dist.plugin.front_end import RunsReplicas
 
 
 def snapshot(result: Any) -> Any:
@@ -32,7 +29,7 @@ def snapshot(result: Any) -> Any:
     return map_nest(copy, result)
 
 
-def stack_steps(strategy: "ReplicaMethods", results: Sequence[Any]) -> Any:
+def stack_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
     """Stacks what each step returned along a new first axis.
 
     Args:
@@ -45,9 +42,7 @@ def stack_steps(strategy: "ReplicaMethods", results: Sequence[Any]) -> Any:
     return _joined(strategy, results, ops.stack)
 
 
-def concatenate_steps(
-    strategy: "ReplicaMethods", results: Sequence[Any]
-) -> Any:
+def concatenate_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
     """Joins results of several steps each along their first axis.
 
     Args:
@@ -63,7 +58,7 @@ def concatenate_steps(
 
 
 def _joined(
-    strategy: "ReplicaMethods",
+    strategy: RunsReplicas,
     results: Sequence[Any],
     join: Callable[[list[Any]], Any],
 ) -> Any:
@@ -80,7 +75,7 @@ def _joined(
 
 
 def _column(
-    strategy: "ReplicaMethods",
+    strategy: RunsReplicas,
     leaves: list[Any],
     join: Callable[[list[Any]], Any],
 ) -> Any:

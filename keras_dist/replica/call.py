@@ -15,9 +15,6 @@ from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit import hooks
-from keras_dist.fit.binding import check_belongs
-from keras_dist.fit.binding import check_owner
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaRunner
@@ -31,6 +28,8 @@ from keras_dist.replica.state import current_call
 from keras_dist.replica.state import set_current_call
 from keras_dist.replica.variables import MirroredVariable
 from keras_dist.replica.variables import SyncOnReadVariable
+from keras_dist.replica.variables import check_belongs
+from keras_dist.replica.variables import check_owner
 
 if TYPE_CHECKING:
     from keras_dist.replica.strategy_core import StrategyBase
@@ -195,8 +194,6 @@ def run_on_replicas(
     Returns:
         List of its results, in replica order.
     """
-    hooks.install()
-    hooks.install_building()
 
     def on_replica(replica: Replica) -> Any:
         with ReplicaCall(replica, runner, strategy) as call:

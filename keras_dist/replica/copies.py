@@ -12,7 +12,6 @@ import numpy as np
 
 from keras_dist.core.components import VariableComponent
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.fit import hooks
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaRunner
@@ -113,7 +112,6 @@ def run_on_copies(
     Returns:
         List of its results, in replica order.
     """
-    hooks.install()
 
     def on_replica(replica: Replica) -> Any:
         with CopyCall(replica, runner, strategy) as call:

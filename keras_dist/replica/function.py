@@ -1,15 +1,16 @@
 """function: compiles a function of variables, for one replica or all."""
 
 import functools
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 from typing import TypeVar
 from typing import overload
 
+from keras_dist.core import context
+from keras_dist.core.tracing import inlines
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.plugin.compilation import inlines
+from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist.replica.state import current_replica
@@ -17,15 +18,8 @@ from keras_dist.replica.state import current_replica
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Function:
-    """A function that is compiled; `keras_dist.function` makes it.
-
-    Args:
-        python_function: Callable, as the user wrote it.
-        jit_compile: Boolean or `None`, as for `keras_dist.function`.
-        key: Object that stands for it in caches and lives as long as it is
-            worth keeping what was compiled; by default the function itself.
-    """
+class Function(CompiledFunction):
+    """A compiled function as its user calls it, of methods too."""
 
     def __init__(
         self,
@@ -33,17 +27,9 @@ class Function:
         jit_compile: bool | None = None,
         key: object | None = None,
     ) -> None:
-        functools.update_wrapper(self, python_function)
-        self.python_function = python_function
-        self.jit_compile = jit_compile
-        self.key = self if key is None else key
+        super().__init__(python_function, jit_compile, key)
         # By the object's id: whether it lives, and what stands for it.
         self._bound: dict[int, tuple[Any, object]] = {}
-
-    @property
-    def name(self) -> str:
-        """What messages and profiles call it."""
-        return getattr(self.python_function, "__name__", "function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # What is compiled works on the variables themselves, so that it would
@@ -58,19 +44,6 @@ class Function:
         if replica is not None:  # a step of `fit`, which is compiled itself
             return self.python_function(*args, **kwargs)
         return _compiler_here(self).call(self, args, kwargs)
-
-    def held_weakly(self) -> Callable[..., Any]:
-        """What compilers keep: of a method, not the object it is of."""
-        if not isinstance(self.python_function, types.MethodType):
-            return self.python_function
-        method = weakref.WeakMethod(self.python_function)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            alive = method()
-            assert alive is not None  # whoever calls it holds it
-            return alive(*args, **kwargs)
-
-        return call
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Function":
         if instance is None:
@@ -109,9 +82,8 @@ class _Key:
 
 
 def _compiler_here(function: Function) -> Any:
-    from keras_dist.strategies.default import get_strategy
-
-    compiler = get_strategy().executor.compiler
+    strategy = context.current_strategy() or context.default_strategy()
+    compiler = strategy.executor.compiler
     if compiler is None:
         raise UnsupportedModelError(
             f"The backend can't compile functions. Received: {function!r}. "

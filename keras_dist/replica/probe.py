@@ -19,10 +19,10 @@ from keras import tree
 
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.internals.stateless import opened
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.attributes import kept_attributes
-from keras_dist.replica.scopes import opened
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.sums import Kind

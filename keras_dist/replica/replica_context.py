@@ -318,9 +318,7 @@ def get_replica_context() -> ReplicaContext | None:
     >>> keras_dist.get_replica_context().replica_id_in_sync_group
     0
     """
-    from keras_dist.strategies.default import default_strategy
-
-    current = context.current_replica_context()
+    current: ReplicaContext | None = context.current_replica_context()
     if current is not None:
         return current
     step = current_step()
@@ -328,4 +326,4 @@ def get_replica_context() -> ReplicaContext | None:
         return ReplicaContext(step.strategy, step.replica.id, step.replica)
     if context.has_strategy() or context.in_cross_replica_context():
         return None
-    return ReplicaContext(default_strategy(), 0)
+    return ReplicaContext(context.default_strategy(), 0)

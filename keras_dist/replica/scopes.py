@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from keras_dist.internals import keras_internals
+from keras_dist.internals.stateless import opened
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_replica
 
@@ -160,16 +161,6 @@ def values_are_replaced() -> bool:
         return False
     replica = current_replica()
     return replica is None or scope is not replica.scope
-
-
-@contextlib.contextmanager
-def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
-    """Makes a scope, or none, this thread's inside the context."""
-    before = keras_internals.set_stateless_scope(scope)
-    try:
-        yield
-    finally:
-        keras_internals.set_stateless_scope(before)
 
 
 @contextlib.contextmanager

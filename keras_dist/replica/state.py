@@ -35,7 +35,6 @@ from keras_dist.replica.writes import check_integers
 from keras_dist.replica.writes import totals
 
 if TYPE_CHECKING:
-    from keras_dist.replica.kinds import Kinds
     from keras_dist.replica.strategy_core import StrategyBase
 
 
@@ -269,7 +268,7 @@ class ReplicaStep(ReplicaState):
         replica: Replica,
         runner: ReplicaRunner,
         strategy: "StrategyBase",
-        kinds: "Kinds",
+        kinds: Any,
     ) -> None:
         super().__init__(replica, runner, strategy)
         self.kinds = kinds

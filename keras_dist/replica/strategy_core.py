@@ -2,20 +2,19 @@
 
 import contextlib
 import weakref
+from abc import abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
+
+import keras
 
 from keras_dist.core import context
 from keras_dist.core.plan import Plan
 from keras_dist.core.reduction import ReduceOp
+from keras_dist.core.reduction import Reducer
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.executor import Executor
-from keras_dist.replica.variables import SyncOnReadVariable
-
-if TYPE_CHECKING:
-    from keras_dist.strategies.cross_device_ops import CrossDeviceOps
 
 
 class StrategyBase:
@@ -28,11 +27,14 @@ class StrategyBase:
             or `None` for the executor's own way.
     """
 
+    # Whether the user named the one device that computes.
+    names_its_device = False
+
     def __init__(
         self,
         plan: Plan,
         executor: Executor,
-        cross_device_ops: "CrossDeviceOps | None" = None,
+        cross_device_ops: Reducer | None = None,
     ) -> None:
         self._plan = plan
         self._executor = executor
@@ -43,7 +45,7 @@ class StrategyBase:
         self.num_lone_updates = 0
         # Variables that replicas have values of their own of.
         self.has_components: weakref.WeakValueDictionary[
-            int, SyncOnReadVariable
+            int, keras.Variable
         ] = weakref.WeakValueDictionary()
 
     @property
@@ -57,9 +59,13 @@ class StrategyBase:
         return self._executor
 
     @property
-    def cross_device_ops(self) -> "CrossDeviceOps | None":
+    def cross_device_ops(self) -> Reducer | None:
         """What combines replicas' values, if that is not the executor."""
         return self._cross_device_ops
+
+    @abstractmethod
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the strategy is current."""
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         """Combines tensors of one shape; the result is where variables are.

@@ -21,16 +21,17 @@ from keras import ops
 
 from keras_dist.core.components import Component
 from keras_dist.core.components import VariableComponent
+from keras_dist.core.tracing import inlines
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import PerReplica
 from keras_dist.core.values import framed
+from keras_dist.errors import StrategyMismatchError
 from keras_dist.internals import keras_internals
-from keras_dist.plugin.compilation import inlines
+from keras_dist.internals.stateless import opened
 from keras_dist.replica.aggregation import set_all_components
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import forget_above
-from keras_dist.replica.scopes import opened
 from keras_dist.replica.state import current_call
 
 
@@ -389,3 +390,36 @@ def adopt(variable: keras.Variable) -> None:
         variable.__class__ = UnaggregatedVariable
     else:
         variable.__class__ = SyncOnReadVariable
+
+
+def check_owner(variable: keras.Variable, strategy: object) -> None:
+    """Refuses a variable of another strategy.
+
+    Raises:
+        StrategyMismatchError: If another strategy owns it.
+    """
+    owner = vars(variable).get("distribute_strategy")
+    if owner is not None and owner is not strategy:
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made under {owner!r} and is used "
+            f"under {strategy!r}. Expected: one strategy. Make the model, its "
+            "layers and its optimizer under the same `strategy.scope()`."
+        )
+
+
+def check_belongs(variable: Any, strategy: object) -> None:
+    """Refuses to train a Keras variable that belongs to no strategy.
+
+    Raises:
+        StrategyMismatchError: If it was made outside of any scope.
+    """
+    # The framework's own variables, such as a `tf.Variable`, are allowed.
+    is_keras = isinstance(variable, keras.Variable)
+    if is_keras and "distribute_strategy" not in vars(variable):
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made outside of any scope, and "
+            f"is trained in a function that {strategy!r} runs. Expected: a "
+            "variable of that strategy. Make the model inside of "
+            "`with strategy.scope():`, or adopt it with "
+            "`strategy.distribute(model)`."
+        )

@@ -113,6 +113,9 @@ def default_strategy() -> DefaultStrategy:
     return DefaultStrategy()
 
 
+context.register_default(default_strategy)
+
+
 def get_strategy() -> Strategy:
     """The strategy whose scope this thread is in, or the default one.
 
@@ -121,4 +124,5 @@ def get_strategy() -> Strategy:
     >>> keras_dist.get_strategy()
     <DefaultStrategy>
     """
-    return context.current_strategy() or default_strategy()
+    strategy: Strategy = context.current_strategy() or default_strategy()
+    return strategy

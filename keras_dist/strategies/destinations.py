@@ -15,6 +15,7 @@ from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 def executor_for(*things: Any) -> Executor:
@@ -28,7 +29,7 @@ def executor_for(*things: Any) -> Executor:
         The executor of the current strategy, or else of a variable's, or else
         one that the backend makes for its first device.
     """
-    strategy = context.current_strategy()
+    strategy: StrategyBase | None = context.current_strategy()
     if strategy is not None:
         return strategy.executor
     for thing in things:
@@ -103,7 +104,7 @@ def _owner(thing: Any) -> Any:
 def _devices_of_components(
     values: Sequence[Any], executor: Executor
 ) -> tuple[Device, ...]:
-    strategy = context.current_strategy()
+    strategy: StrategyBase | None = context.current_strategy()
     # Known without a look, which tensors in a trace would not bear.
     if strategy is not None and len(values) == strategy.plan.num_local_replicas:
         return strategy.plan.devices

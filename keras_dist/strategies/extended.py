@@ -18,6 +18,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.regroup import map_nest
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
+from keras_dist.fit import hooks
 from keras_dist.fit.creation import beside
 from keras_dist.replica.copies import CopyCall
 from keras_dist.replica.copies import CopyVariable
@@ -223,6 +224,7 @@ class StrategyExtended(ExtendedReductions):
             with strategy.cross_replica(), strategy.executor.creation_scope():
                 results = [fn(0, None)]
         else:
+            hooks.install()
             chosen = [device in devices for device in strategy.plan.devices]
             every = run_on_copies(
                 strategy, runner, lambda i, c: fn(i, c) if chosen[i] else None

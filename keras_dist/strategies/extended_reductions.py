@@ -10,13 +10,12 @@ from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import parse_reduce_op
 from keras_dist.core.regroup import map_nest
 from keras_dist.core.values import PerReplica
-from keras_dist.strategies.cross_device_ops import CrossDeviceOps
 from keras_dist.strategies.cross_device_ops import HierarchicalCopyAllReduce
 from keras_dist.strategies.destinations import devices_at
 from keras_dist.strategies.destinations import spread
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.strategy import Strategy
+    from keras_dist.strategies.v1_methods import V1Methods
 
 _BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
 
@@ -28,7 +27,7 @@ class ExtendedReductions:
         strategy: The `Strategy`.
     """
 
-    def __init__(self, strategy: "Strategy") -> None:
+    def __init__(self, strategy: "V1Methods") -> None:
         self._strategy = strategy
 
     def reduce_to(
@@ -134,7 +133,7 @@ class ExtendedReductions:
             return self._ops.broadcast(plain, destinations)
 
     @property
-    def _ops(self) -> CrossDeviceOps:
+    def _ops(self) -> Any:
         return self._strategy.cross_device_ops or _BY_BACKEND
 
     def _spread(self, value: Any, destinations: Any) -> Any:

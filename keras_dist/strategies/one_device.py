@@ -27,6 +27,8 @@ class OneDeviceStrategy(Strategy):
     1
     """
 
+    names_its_device = True
+
     def __init__(self, device: str) -> None:
         super().__init__(one_device_plan(device))
 

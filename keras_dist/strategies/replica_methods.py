@@ -27,12 +27,13 @@ from keras_dist.core.regroup import map_nest
 from keras_dist.core.regroup import regroup
 from keras_dist.core.regroup import select
 from keras_dist.core.strategy_classes import check_args
+from keras_dist.core.tracing import inlines
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
+from keras_dist.fit import hooks
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
-from keras_dist.plugin.compilation import inlines
 from keras_dist.replica.call import run_on_one
 from keras_dist.replica.call import run_on_replicas
 from keras_dist.replica.differentiation import check_run_counts
@@ -149,6 +150,8 @@ class ReplicaMethods(StrategyBase):
             with creation_hooks():
                 if runner is None:
                     return [run_on_one(self, on_replica)]
+                hooks.install()
+                hooks.install_building()
                 return run_on_replicas(self, runner, on_replica)
         except Exception as error:
             raise_explained(error, self.executor.workers)

@@ -4,25 +4,22 @@ import contextlib
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
 from typing import Any
+from typing import TypeVar
 
 from keras_dist.internals import keras_internals
 
-if TYPE_CHECKING:
-    from keras_dist.strategies.strategy import Strategy
-
-_Manager = contextlib.AbstractContextManager["Strategy"]
+S = TypeVar("S")
 
 
 class _Opened(threading.local):
     def __init__(self) -> None:
         # Each with the device that was the default one inside, and with
         # the session that knew it.
-        self.managers: list[tuple[_Manager, Any, object]] = []
+        self.managers: list[tuple[Any, Any, object]] = []
 
 
-class Scope(contextlib.AbstractContextManager["Strategy"]):
+class Scope(contextlib.AbstractContextManager[S]):
     """Opens a strategy's scope each time that it is entered.
 
     It may be entered again, inside of itself or after it was left, and by
@@ -35,13 +32,15 @@ class Scope(contextlib.AbstractContextManager["Strategy"]):
     """
 
     def __init__(
-        self, opens: Callable[[], _Manager], default_device: Callable[[], Any]
+        self,
+        opens: Callable[[], contextlib.AbstractContextManager[S]],
+        default_device: Callable[[], Any],
     ) -> None:
         self._opens = opens
         self._default_device = default_device
         self._opened = _Opened()
 
-    def __enter__(self) -> "Strategy":
+    def __enter__(self) -> S:
         manager = self._opens()
         strategy = manager.__enter__()
         self._opened.managers.append(
@@ -67,4 +66,5 @@ class Scope(contextlib.AbstractContextManager["Strategy"]):
                 "the inner `with` first."
             )
         self._opened.managers.pop()
-        return manager.__exit__(kind, error, traceback)
+        suppresses: bool | None = manager.__exit__(kind, error, traceback)
+        return suppresses

@@ -21,6 +21,7 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.fit.binding import binding_of
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.plugin.backend import get_backend
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
 from keras_dist.tools.preemption_checkpoint import checkpoint_of
 
@@ -279,7 +280,7 @@ def _workers_of(checkpoint: Any, resolver: Any) -> "Workers | None":
         binding = binding_of(checkpoint)
     if binding is not None:
         return binding.strategy.executor.workers
-    strategy = context.current_strategy()
+    strategy: StrategyBase | None = context.current_strategy()
     if strategy is not None:
         return strategy.executor.workers
     if resolver is None:

@@ -21,7 +21,7 @@ from keras_dist.verification.copies import variables_of
 from keras_dist.verification.runs import Copy
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.strategy import Strategy
+    from keras_dist.replica.strategy_core import StrategyBase
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Pair:
     num_replicas: int
 
 
-def pair_of(strategy: "Strategy", model: Any, batch: Batch) -> Pair:
+def pair_of(strategy: "StrategyBase", model: Any, batch: Batch) -> Pair:
     """Makes both copies, with the state of the user's model.
 
     `model` is a compiled `keras.Model`, or a function that makes one. Layers

@@ -9,7 +9,7 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.fit import hooks
-from keras_dist.fit.workers.alone import alone_on_purpose
+from keras_dist.fit.alone import alone_on_purpose
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state
@@ -22,11 +22,11 @@ from keras_dist.verification.report import Report
 from keras_dist.verification.trial import Trial
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.strategy import Strategy
+    from keras_dist.replica.strategy_core import StrategyBase
 
 
 def verify(
-    strategy: "Strategy",
+    strategy: "StrategyBase",
     model: Any,
     x: Any,
     y: Any,
@@ -65,7 +65,7 @@ def verify(
     return agreed(report, strategy.executor.workers)
 
 
-def _run(strategy: "Strategy", model: Any, batches: list[Batch]) -> Report:
+def _run(strategy: "StrategyBase", model: Any, batches: list[Batch]) -> Report:
     pair = pair_of(strategy, model, batches[0])
     trial = Trial(pair, batches)
     found = trial.run()

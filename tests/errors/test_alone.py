@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.fit.workers import alone
+from keras_dist.fit import alone
 from keras_dist.plugin import membership
 
 X = np.ones((4, 2), "float32")

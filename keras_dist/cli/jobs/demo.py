@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 from keras_dist.plugin.virtual import list_devices
 from keras_dist.plugin.virtual import set_virtual_devices
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.tools.summaries.table import show
+from keras_dist.tools.summaries.data import show
 from keras_dist.tools.summary import summary
 
 NUM_TRAIN_ROWS = 1507

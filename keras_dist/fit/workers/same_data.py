@@ -10,7 +10,6 @@ import functools
 import os
 import zlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -126,30 +125,10 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         _compare({name: batch}, fingerprint(batch), self._workers)
 
 
-def with_first_seen(
-    batches: Any, see: Callable[[Any], None]
-) -> "Iterator[Any]":
-    """Yields all batches, and passes the first to `see` before it is used.
-
-    `see` gets `None` if there are no batches.
-    """
-    iterator = iter(batches)
-    first = list(_one(iterator))
-    see(first[0] if first else None)
-    yield from first
-    yield from iterator
-
-
 def _is_read(data: Any) -> bool:
     """Returns whether data must be read to be known, unlike arrays."""
     at_hand = (list, tuple, dict, str, int, float, np.generic, type(None))
     return not isinstance(data, at_hand) and not hasattr(data, "shape")
-
-
-def _one(iterator: Iterator[Any]) -> Iterator[Any]:
-    for each in iterator:
-        yield each
-        return
 
 
 def _compare(

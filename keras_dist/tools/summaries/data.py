@@ -1,10 +1,33 @@
 """A summary: what each device keeps of a model, and what a step sends."""
 
 import io
+import re
 import shutil
 from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
+from rich.cells import cell_len
+from rich.console import Console
+from rich.console import ConsoleOptions
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist.planning.html import html_table
+from keras_dist.planning.tables import NUMBER
+from keras_dist.planning.tables import TRANSFER_COLUMNS
+from keras_dist.planning.tables import TRANSFER_TITLE
+from keras_dist.planning.tables import WORD
+from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import alike
+from keras_dist.planning.tables import table
+from keras_dist.planning.tables import transfer_rows
+from keras_dist.planning.tables import transfer_table
+from keras_dist.planning.text import bytes_text
+from keras_dist.planning.text import names_text
 from keras_dist.planning.traffic import Transfer
 
 GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -134,14 +157,10 @@ class Summary:
         """Prints it to the terminal, with colours where it has them."""
         from rich.console import Console
 
-        from keras_dist.tools.summaries.table import show
-
         show(Console(highlight=False), self)
 
     def __str__(self) -> str:
         from rich.console import Console
-
-        from keras_dist.tools.summaries.table import show
 
         width = shutil.get_terminal_size().columns
         file = io.StringIO()
@@ -155,7 +174,6 @@ class Summary:
         )
 
     def _repr_html_(self) -> str:
-        from keras_dist.tools.summaries.html import html
 
         return html(self)
 
@@ -165,3 +183,162 @@ def hidden_text(num_shown: int, num_hidden: int) -> str:
     if num_shown:
         return f"and {num_hidden} more"
     return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"
+
+
+def show(console: Console, summary: Summary) -> None:
+    """Prints tables of variables, devices and what a step sends, and notes.
+
+    Args:
+        console: The `rich` console to write to.
+        summary: `Summary`.
+    """
+    of = f", {summary.strategy}" if summary.strategy else ""
+    console.print(_variables(summary, f"Variables of '{summary.model}'{of}"))
+    console.print()
+    console.print(_devices(summary))
+    if summary.transfers:
+        console.print()
+        console.print(transfer_table(summary.transfers))
+    console.print()
+    for note in summary.notes:
+        console.print(Text(note))
+
+
+def _variables(summary: Summary, title: str) -> Table:
+    made = table(
+        title,
+        ("Variable", WORDS),
+        ("Shape", WORDS),
+        ("Dtype", WORD),
+        ("Kind", WORD),
+        ("Devices", WORDS),
+        ("Bytes", NUMBER),
+    )
+    for group, shown, hidden in summary.shown_rows():
+        rows = (*shown, *hidden)
+        made.add_row(
+            Text(group, style="bold"),
+            *("", "", "", ""),
+            Text(_sum(rows), style="bold"),
+        )
+        for row in shown:
+            made.add_row(
+                _Path(row.path),
+                str(row.shape),
+                row.dtype,
+                row.kind,
+                names_text(row.devices),
+                bytes_text(row.num_bytes),
+            )
+        if hidden:
+            text = hidden_text(len(shown), len(hidden))
+            made.add_row(
+                Text(f"  {text}", style="italic"),
+                *("", "", "", ""),
+                _sum(hidden),
+            )
+    return made
+
+
+class _Path:
+    """A path that is broken after `/` and `_`, and between letters if it must.
+
+    Args:
+        path: String.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._parts = re.findall(r"[^/_]*[/_]|[^/_]+", path)
+
+    def __rich_measure__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Measurement:
+        widths = [cell_len(part) for part in self._parts]
+        return Measurement(4 + max(widths, default=0), 2 + sum(widths))
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Text]:
+        line = "  "
+        for part in self._parts:
+            if line.strip() and cell_len(line + part) > options.max_width:
+                yield Text(line, overflow="fold")
+                line = "    "
+            line += part
+        yield Text(line, overflow="fold")
+
+
+def _sum(rows: tuple[VariableRow, ...]) -> str:
+    return bytes_text(sum(row.num_bytes for row in rows))
+
+
+def _devices(summary: Summary) -> Table:
+    made = table(
+        "Each device keeps",
+        ("Device", WORDS),
+        *((group.capitalize(), NUMBER) for group in GROUPS),
+        ("Total", NUMBER),
+    )
+    for names, of_groups in same_devices(summary):
+        made.add_row(
+            names, *map(bytes_text, of_groups), bytes_text(sum(of_groups))
+        )
+    return made
+
+
+def same_devices(summary: Summary) -> list[tuple[str, tuple[int, ...]]]:
+    """Devices that keep the same, as one: their names, bytes of each group."""
+    return alike((each.device, each.of_groups) for each in summary.devices)
+
+
+def html(summary: Summary) -> str:
+    """Tables as in a terminal.
+
+    Args:
+        summary: `Summary`.
+    """
+    of = f", {summary.strategy}" if summary.strategy else ""
+    parts = [
+        html_table(
+            f"Variables of '{summary.model}'{of}",
+            ("Variable", "Shape", "Dtype", "Kind", "Devices", "Bytes"),
+            _variable_cells(summary),
+        ),
+        html_table(
+            "Each device keeps",
+            ("Device", *(group.capitalize() for group in GROUPS), "Total"),
+            (
+                (names, *map(bytes_text, groups), bytes_text(sum(groups)))
+                for names, groups in same_devices(summary)
+            ),
+        ),
+    ]
+    if summary.transfers:
+        parts.append(
+            html_table(
+                TRANSFER_TITLE,
+                [head for head, _ in TRANSFER_COLUMNS],
+                transfer_rows(summary.transfers),
+            )
+        )
+    notes = "".join(f"<p>{escape(note)}</p>" for note in summary.notes)
+    return f"<div>{''.join(parts)}{notes}</div>"
+
+
+def _variable_cells(summary: Summary) -> Iterable[Sequence[str]]:
+    for group, shown, hidden in summary.shown_rows():
+        total = sum(row.num_bytes for row in (*shown, *hidden))
+        yield (group, "", "", "", "", bytes_text(total))
+        for row in shown:
+            yield (
+                row.path,
+                str(row.shape),
+                row.dtype,
+                row.kind,
+                names_text(row.devices),
+                bytes_text(row.num_bytes),
+            )
+        if hidden:
+            rest = sum(row.num_bytes for row in hidden)
+            text = hidden_text(len(shown), len(hidden))
+            yield (text, "", "", "", "", bytes_text(rest))

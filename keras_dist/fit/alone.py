@@ -105,6 +105,4 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
 
 def _is_deliberate(strategy: Any) -> bool:
     """Returns whether a worker in a cluster asked for one device on purpose."""
-    from keras_dist.strategies.one_device import OneDeviceStrategy
-
-    return has_joined() and isinstance(strategy, OneDeviceStrategy)
+    return has_joined() and strategy is not None and strategy.names_its_device

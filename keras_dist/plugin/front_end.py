@@ -1,0 +1,98 @@
+"""The front end's objects, as far as a backend uses them."""
+
+import functools
+import types
+import weakref
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import Protocol
+
+
+class RunsReplicas(Protocol):
+    """A `Strategy`: it calls functions on replicas."""
+
+    @property
+    def plan(self) -> Any:
+        """The `Plan`."""
+
+    @property
+    def executor(self) -> Any:
+        """The `Executor` of the plan."""
+
+    def run_uncompiled(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls `fn` once for each replica, as it is."""
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components of a value."""
+
+
+class CompiledFunction:
+    """A function that is compiled; `keras_dist.function` makes it.
+
+    Args:
+        python_function: Callable, as the user wrote it.
+        jit_compile: Boolean or `None`, as for `keras_dist.function`.
+        key: Object that stands for it in caches and lives as long as it is
+            worth keeping what was compiled; by default the function itself.
+    """
+
+    def __init__(
+        self,
+        python_function: Callable[..., Any],
+        jit_compile: bool | None = None,
+        key: object | None = None,
+    ) -> None:
+        wrapper: Any = self
+        functools.update_wrapper(wrapper, python_function)
+        self.python_function = python_function
+        self.jit_compile = jit_compile
+        self.key = self if key is None else key
+
+    @property
+    def name(self) -> str:
+        """Its name in messages and profiles."""
+        return getattr(self.python_function, "__name__", "function")
+
+    def held_weakly(self) -> Callable[..., Any]:
+        """What compilers keep: of a method, not the object it is of."""
+        if not isinstance(self.python_function, types.MethodType):
+            return self.python_function
+        method = weakref.WeakMethod(self.python_function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            alive = method()
+            assert alive is not None  # whoever calls it holds it
+            return alive(*args, **kwargs)
+
+        return call
+
+
+class CallOfReplica(Protocol):
+    """The call of a replica function, of the replica that this thread runs."""
+
+    strategy: Any
+    replica: Any
+
+    def together(
+        self, what: str, fn: Callable[[list[Any]], Any], value: Any
+    ) -> Any:
+        """Calls `fn` once with each replica's `value`; returns its result."""
+
+
+class StepsOfData(ABC):
+    """Base of distributed datasets, over which a traced `for` loop can go."""
+
+    @abstractmethod
+    def reduce(
+        self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
+    ) -> Any:
+        """Carries a state through `reduce_func(state, batch)`."""
