@@ -1,4 +1,4 @@
-"""Compiler: what an executor gives to functions that are compiled."""
+"""Compiler: compiles functions for the plan of one executor."""
 
 import contextlib
 import threading
@@ -34,11 +34,7 @@ class Compiler(ABC):
     ) -> Any:
         """Calls a function, compiled, in the context that the caller is in.
 
-        Args:
-            function: The `Function`.
-            args: Its positional arguments; per-replica values are among them
-                where it is called in cross-replica context.
-            kwargs: Its keyword arguments.
+        In cross-replica context, arguments may be per-replica values.
         """
 
     @abstractmethod
@@ -49,13 +45,9 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        """`strategy.run` of a compiled function, or in the midst of one.
+        """Implements `strategy.run` of, or inside, a compiled function.
 
-        Args:
-            strategy: The `Strategy`.
-            fn: A `Function`; or any callable where `is_tracing`.
-            args: Positional arguments, as `strategy.run` takes them.
-            kwargs: Keyword arguments, likewise.
+        `fn` is a `Function`, or, where `is_tracing`, any callable.
         """
 
     def call_in_replica(
@@ -65,15 +57,10 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a function in a replica function that is not compiled.
+        """Calls a compiled function from a replica function that is not.
 
-        By default replicas meet, and it runs once compiled, for all of them.
-
-        Args:
-            function: The `Function`.
-            call: The `ReplicaCall` of this thread.
-            args: This replica's positional arguments.
-            kwargs: This replica's keyword arguments.
+        By default replicas wait for each other, and one compiled call runs
+        the function for all of them.
         """
         strategy: Any = call.strategy
 
@@ -94,14 +81,14 @@ class Compiler(ABC):
         """Runs a function for one batch after another.
 
         Args:
-            strategy: The `Strategy`.
-            function: The `Function`.
-            batches: Sequence of the arguments of each step: per-replica
-                values, with one replica tensors, of equal shapes.
+            strategy: The `Strategy` that runs the function.
+            function: The `Function` of one step.
+            batches: Sequence with the arguments of each step: per-replica
+                values, or tensors with one replica, of equal shapes.
 
         Returns:
-            The nest that it returned, each leaf (of each replica) with the
-            steps stacked along a new first axis.
+            Nest like the function's result. Each leaf, on each replica, has
+            the steps stacked along a new first axis.
         """
         results = [
             snapshot(self.run(strategy, function, each, None))
@@ -111,13 +98,13 @@ class Compiler(ABC):
 
     @property
     def is_tracing(self) -> bool:
-        """Whether `run` in this thread is part of a function it traces."""
+        """True while this compiler traces a function in this thread."""
         return False
 
 
 class _Current(threading.local):
     inlines = False
-    # The compiled function that is not to make variables any more.
+    # Name of the compiled function that may not create variables any more.
     has_made_all: str | None = None
 
 
@@ -126,7 +113,7 @@ _current = _Current()
 
 @contextlib.contextmanager
 def inlining() -> Iterator[None]:
-    """While a compiled function is traced: functions in it are part of it."""
+    """Makes inner compiled functions part of the one that is being traced."""
     before, _current.inlines = _current.inlines, True
     try:
         yield
@@ -135,17 +122,16 @@ def inlining() -> Iterator[None]:
 
 
 def inlines() -> bool:
-    """Whether this thread traces a compiled function."""
+    """Returns true while this thread traces a compiled function."""
     return _current.inlines
 
 
 @contextlib.contextmanager
 def refusing_variables(name: str | None) -> Iterator[None]:
-    """While a function runs or is traced again: it made all in its first call.
+    """Makes `check_creation` raise, for a function after its first call.
 
-    Args:
-        name: String, the function's name, for the error; `None` to allow
-            variables for a while.
+    `name` is the function's name, for the error; `None` allows variables
+    meanwhile.
     """
     before, _current.has_made_all = _current.has_made_all, name
     try:
@@ -155,17 +141,13 @@ def refusing_variables(name: str | None) -> Iterator[None]:
 
 
 def check_creation() -> None:
-    """Refuses a variable that a compiled function makes too late.
-
-    Raises:
-        TraceError: Under `refusing_variables`.
-    """
+    """Raises `TraceError` under `refusing_variables`."""
     if _current.has_made_all is not None:
         raise creation_error(_current.has_made_all)
 
 
 def creation_error(name: str) -> TraceError:
-    """The error of a function that makes variables in a later trace."""
+    """Returns the error for a function that creates variables too late."""
     return TraceError(
         f"The compiled function '{name}' made a `keras.Variable` in a later "
         "call than its first, or each time it is traced. Expected: variables, "
@@ -176,10 +158,10 @@ def creation_error(name: str) -> TraceError:
 
 
 def thread_state() -> tuple[bool, str | None]:
-    """What a thread that works for this one has to `inherit`."""
+    """Returns this thread's state for a helper thread to `inherit`."""
     return _current.inlines, _current.has_made_all
 
 
 def inherit(state: tuple[bool, str | None]) -> None:
-    """Gives this thread the `thread_state` of the one it works for."""
+    """Sets this thread's state to the `thread_state` of another thread."""
     _current.inlines, _current.has_made_all = state
