@@ -1,4 +1,4 @@
-"""tf.distribute's programming model for Keras 3, on every backend."""
+"""The programming model of tf.distribute for Keras 3, on every backend."""
 
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ from keras_dist.virtual import list_devices
 from keras_dist.virtual import set_virtual_devices
 
 if TYPE_CHECKING:
-    # A package that is also a function, which type checkers don't know.
+    # `launch` is a package that can be called, unknown to type checkers.
     from keras_dist.launch.function import launch
 else:
     from keras_dist import launch

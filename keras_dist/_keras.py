@@ -1,4 +1,4 @@
-"""The first import of Keras, which says what to do where it can't work."""
+"""The first import of Keras, with an error that explains a failure."""
 
 from importlib.util import find_spec
 from typing import NoReturn
@@ -7,14 +7,11 @@ from keras_dist.errors import BackendNotFoundError
 
 
 def _explain(error: Exception) -> NoReturn:
-    """Raises what to do instead.
+    """Raises `BackendNotFoundError` if Keras' backend is not installed.
 
-    Raises:
-        BackendNotFoundError: If the backend that Keras takes is none of ours,
-            or is not installed.
-        Exception: The error itself, if it is about something else.
+    Otherwise it raises the error itself.
     """
-    # Needed by nobody who can import Keras.
+    # A lazy import: it is only needed where Keras can't be imported.
     from keras_dist_cli.inspection import packages
 
     known = packages.backends()
@@ -32,7 +29,7 @@ def _explain(error: Exception) -> NoReturn:
         f"Installed: {', '.join(installed) or 'none'} of {names}. Do this: "
         f"{install}set KERAS_BACKEND={choice} before Keras is imported, in "
         "the shell or in `os.environ`."
-    ) from None  # whose many lines would hide these
+    ) from None  # the long traceback of the cause would hide this message
 
 
 try:

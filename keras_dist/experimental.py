@@ -1,4 +1,4 @@
-"""Names that `tf.distribute` keeps under `experimental`."""
+"""The names of `tf.distribute.experimental`."""
 
 from keras_dist.failure_handling import PreemptionCheckpointHandler
 from keras_dist.failure_handling import TerminationConfig

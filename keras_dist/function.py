@@ -1,4 +1,4 @@
-"""function: compiles a function of variables, for one replica or all."""
+"""function: compiles a Python function that uses Keras variables."""
 
 import functools
 import types
@@ -18,13 +18,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Function:
-    """A function that is compiled; `keras_dist.function` makes it.
+    """A compiled function; `keras_dist.function` creates it.
 
-    Args:
-        python_function: Callable, as the user wrote it.
-        jit_compile: Boolean or `None`, as for `keras_dist.function`.
-        key: Object that stands for it in caches and lives as long as it is
-            worth keeping what was compiled; by default the function itself.
+    `key` is its key in caches of compiled programs, which are kept as long as
+    the key lives; by default it is the `Function` itself.
     """
 
     def __init__(
@@ -37,17 +34,17 @@ class Function:
         self.python_function = python_function
         self.jit_compile = jit_compile
         self.key = self if key is None else key
-        # By the object's id: whether it lives, and what stands for it.
+        # By the id of an instance: a weak reference to it, and its key.
         self._bound: dict[int, tuple[Any, object]] = {}
 
     @property
     def name(self) -> str:
-        """What messages and profiles call it."""
+        """The function's name in messages and profiles."""
         return getattr(self.python_function, "__name__", "function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # What is compiled works on the variables themselves, so that it would
-        # neither see what they are replaced by nor pass gradients to it.
+        # A compiled program uses the variables themselves. It would neither
+        # see values that replace them in a scope, nor pass gradients to these.
         if inlines() or values_are_replaced():
             return self.python_function(*args, **kwargs)
         replica = current_replica()
@@ -60,14 +57,17 @@ class Function:
         return _compiler_here(self).call(self, args, kwargs)
 
     def held_weakly(self) -> Callable[..., Any]:
-        """What compilers keep: of a method, not the object it is of."""
+        """Returns the Python function without a reference to its instance.
+
+        Compilers keep the result; a method must not keep its instance alive.
+        """
         if not isinstance(self.python_function, types.MethodType):
             return self.python_function
         method = weakref.WeakMethod(self.python_function)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             alive = method()
-            assert alive is not None  # whoever calls it holds it
+            assert alive is not None  # the caller holds the instance
             return alive(*args, **kwargs)
 
         return call
@@ -105,7 +105,7 @@ def _forget(bound: dict[int, Any], key: int, _: object) -> None:
 
 
 class _Key:
-    """Stands for a method of one object in caches."""
+    """The key in caches of one instance's method."""
 
 
 def _compiler_here(function: Function) -> Any:
@@ -134,21 +134,23 @@ def function(
 def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
     """Compiles a function that reads and writes Keras variables.
 
-    The same function can be called on its own, passed to `strategy.run`,
-    called in a function that `strategy.run` calls, or call `strategy.run`
-    itself. What is compiled is the whole of it, for all replicas together.
+    The result can be called directly, passed to `strategy.run`, called in a
+    function that `strategy.run` calls, or call `strategy.run` itself. It is
+    compiled as a whole, for all replicas together.
 
-    Arguments that are tensors, arrays or per-replica values are traced.
-    Anything else (numbers, strings, objects) is part of what is compiled:
-    another value compiles it anew. Python code runs while it is traced (on
-    JAX twice the first time), not when it is called again.
+    Arguments that are tensors, arrays or per-replica values are traced. Other
+    arguments (numbers, strings, objects) are constants of the compiled
+    program: a new value compiles the function anew. Python code runs while the
+    function is traced (on JAX twice the first time), not when the compiled
+    program is called again.
 
     Args:
-        fn: Callable. Variables that it reads, writes or makes for the first
-            time are found by tracing it. Can be a method.
-        jit_compile: Boolean or `None` for the backend's default. On JAX,
-            `False` runs it uncompiled. On TensorFlow, as in `tf.function`. On
-            PyTorch, `True` uses `torch.compile`; by default it runs as it is.
+        fn: Callable, which may be a method. Tracing finds the variables that
+            it reads, writes or creates in its first call.
+        jit_compile: Boolean, or `None` for the backend's default. On JAX,
+            `False` runs the function uncompiled. On TensorFlow, as in
+            `tf.function`. On PyTorch, `True` uses `torch.compile`; by default
+            the function runs uncompiled.
 
     Returns:
         A callable like `fn`. Without `fn`, a decorator.

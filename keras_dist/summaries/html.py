@@ -1,4 +1,4 @@
-"""A summary in a notebook."""
+"""HTML tables of a summary, for notebooks."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -16,11 +16,7 @@ from keras_dist_cli.planning.text import names_text
 
 
 def html(summary: Summary) -> str:
-    """Tables as in a terminal.
-
-    Args:
-        summary: `Summary`.
-    """
+    """Returns the tables of a summary as HTML."""
     of = f", {summary.strategy}" if summary.strategy else ""
     parts = [
         html_table(
@@ -71,13 +67,7 @@ def _variables(summary: Summary) -> Iterable[Sequence[str]]:
 def html_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> str:
-    """A table as HTML.
-
-    Args:
-        title: String.
-        columns: Sequence of strings.
-        rows: Iterable of sequences with a string for each column.
-    """
+    """Returns a table as HTML; a row has a string for each column."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"

@@ -1,4 +1,4 @@
-"""A summary in a terminal."""
+"""Tables of a summary in a terminal."""
 
 import re
 from collections.abc import Iterator
@@ -25,12 +25,7 @@ from keras_dist_cli.planning.text import names_text
 
 
 def show(console: Console, summary: Summary) -> None:
-    """Prints tables of variables, devices and what a step sends, and notes.
-
-    Args:
-        console: The `rich` console to write to.
-        summary: `Summary`.
-    """
+    """Prints the tables of variables, devices and transfers, and the notes."""
     of = f", {summary.strategy}" if summary.strategy else ""
     console.print(_variables(summary, f"Variables of '{summary.model}'{of}"))
     console.print()
@@ -80,11 +75,7 @@ def _variables(summary: Summary, title: str) -> Table:
 
 
 class _Path:
-    """A path that is broken after `/` and `_`, and between letters if it must.
-
-    Args:
-        path: String.
-    """
+    """A path that wraps after `/` and `_`, and inside of words if needed."""
 
     def __init__(self, path: str) -> None:
         self._parts = re.findall(r"[^/_]*[/_]|[^/_]+", path)
@@ -126,5 +117,5 @@ def _devices(summary: Summary) -> Table:
 
 
 def same_devices(summary: Summary) -> list[tuple[str, tuple[int, ...]]]:
-    """Devices that keep the same, as one: their names, bytes of each group."""
+    """Returns names and bytes of devices, joining those that keep the same."""
     return alike((each.device, each.of_groups) for each in summary.devices)
