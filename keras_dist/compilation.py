@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Compiler(ABC):
-    """Compiles functions for the plan of one executor."""
+    """A compiler of functions for the plan of one executor."""
 
     @abstractmethod
     def call(

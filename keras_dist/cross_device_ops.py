@@ -170,7 +170,7 @@ class CrossDeviceOps:
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """Copies all components to one device, reduces there, and copies back.
+    """A reduction on one device, with copies to and from that device.
 
     Args:
         reduce_to_device: String, such as `"cpu:0"`. `None` means the first

@@ -32,7 +32,7 @@ from keras_dist.workers import total_of
 
 
 class Executor(ABC):
-    """Carries out one `Plan` with one framework.
+    """The backend's object that carries out one `Plan`.
 
     Args:
         plan: The `Plan` that the executor is bound to.

@@ -48,7 +48,7 @@ class StrategyExtended(ExtendedReductions):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """Names of the devices that compute, in replica order."""
+        """Names of the compute devices, in replica order."""
         return tuple(str(device) for device in self._strategy.plan.devices)
 
     @property

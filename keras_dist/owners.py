@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_dist.device import Device
 
-# Set on a variable, with the device that keeps it.
+# The attribute of a variable with its device.
 _ATTRIBUTE = "_keras_dist_owner"
 
 

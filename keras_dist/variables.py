@@ -165,7 +165,7 @@ def written(variable: Any, method: str, value: Any) -> Any:
     """Returns a variable's value after `variable.method(value)`."""
     if method == "assign":
         return value
-    # As Keras does: it takes lists, and sparse tensors.
+    # Like Keras' own methods; the operators accept lists and sparse tensors.
     return variable + value if method == "assign_add" else variable - value
 
 

@@ -113,8 +113,8 @@ class CollectiveHints(CommunicationOptions):
     """The older name of `CommunicationOptions`, without `implementation`.
 
     Args:
-        bytes_per_pack: Integer, at least 0.
-        timeout_seconds: Float or `None`.
+        bytes_per_pack: Integer, as for `CommunicationOptions`.
+        timeout_seconds: Float or `None`, as for `CommunicationOptions`.
 
     Raises:
         ValueError: If `bytes_per_pack` is negative.

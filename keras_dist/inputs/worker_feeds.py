@@ -1,4 +1,4 @@
-"""Feeds of workers that read different data."""
+"""Feeds for workers that read different data."""
 
 import enum
 import itertools
@@ -133,7 +133,7 @@ class AgreedFeed(Feed):
             if not self._goes_on(self._tell(state)):
                 return
             if step is None:
-                assert nothing is not None  # all would have raised
+                assert nothing is not None  # else `_goes_on` raises on all workers
                 step = nothing
             yield step
             if self._cardinality == INFINITE:
