@@ -201,7 +201,7 @@ class StrategyExtended(ExtendedReductions):
         return self._grouped(results, group)
 
     def _first(self, nest: Any, device: Device) -> Any:
-        """Converts arguments for a single call: first components, moved."""
+        """Replaces distributed values by first components, on the device."""
 
         def first(leaf: Any) -> Any:
             if isinstance(leaf, DistributedValues):

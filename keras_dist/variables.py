@@ -5,9 +5,8 @@ one of these classes; it stays the same object, and a `keras.Variable`.
 
 The tensor that `keras.Variable` holds is the value in cross-replica context,
 which is also the one that is saved. A `MirroredVariable` has a copy of it on
-each replica, a `CentralVariable` has a single copy. A `SyncOnReadVariable` has
-a component of each replica besides, from the first write in a replica function
-on.
+each replica, a `CentralVariable` has a single copy. A `SyncOnReadVariable` also
+has a component for each replica, which is created at its first use.
 """
 
 import functools

@@ -253,8 +253,8 @@ def data_for_fit(strategy: "StrategyBase", data: Any) -> Any:
     """Converts the data of `fit`, so that each worker reads the same rows.
 
     A `DistributedDataset` is replaced by its global batches, and so is a
-    `tf.data.Dataset` with the policy `HINT`. Other data is returned as it is:
-    the other policies don't change the rows of a global batch.
+    `tf.data.Dataset` with the policy `HINT`. Other data is returned as it is,
+    since `fit` reads it with the other policies as on one device.
 
     Raises:
         ValueError: If each worker has its own dataset, by the policy `OFF`.
