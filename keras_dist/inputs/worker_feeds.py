@@ -133,7 +133,7 @@ class AgreedFeed(Feed):
             if not self._goes_on(self._tell(state)):
                 return
             if step is None:
-                assert nothing is not None  # else `_goes_on` raises on all workers
+                assert nothing is not None  # else `_goes_on` has raised
                 step = nothing
             yield step
             if self._cardinality == INFINITE:
