@@ -3,24 +3,24 @@
 ```
 KerasDistError
 ├── BackendNotFoundError     (ImportError)   no plugin for this Keras backend
-├── UnsupportedKerasError    (ImportError)   a Keras that we were not made for
+├── UnsupportedKerasError    (ImportError)   an unsupported version of Keras
 ├── DeviceError              (ValueError)    unknown, absent or repeated device
 ├── VirtualDevicesError      (RuntimeError)  asked for after devices were used
-├── StrategyMismatchError    (RuntimeError)  two strategies share a thing
+├── StrategyMismatchError    (RuntimeError)  an object of another strategy
 ├── UnsupportedModelError    (ValueError)    a model that can't be distributed
 ├── MetricMergeError         (ValueError)    metric state with no exact merge
 ├── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
 ├── TraceError               (TypeError)     code that can't be compiled
-├── ClusterError             (ValueError)    workers that can't be found or met
+├── ClusterError             (ValueError)    workers unknown or unreachable
 ├── WorkerLostError          (RuntimeError)  a worker died, hangs or never came
 ├── NumbersDifferError       (AssertionError) `verify` found other numbers
 └── OutOfRangeError          (StopIteration) no data is left
 ```
 
-Each also derives from the builtin named in brackets, so that code written for
-`tf.distribute` and for Keras keeps catching what it caught. Messages say what
-was received, what was expected and what to do, and end with the section of
-tutorials/errors.md that has the mistake and its mending as code.
+Each also derives from the builtin exception in brackets, so that handlers
+written for `tf.distribute` and for Keras still catch it. Messages say what was
+received, what was expected and what to do. They end with the name of a section
+of tutorials/errors.md, which shows the mistake and its fix as code.
 """
 
 from typing import TYPE_CHECKING
@@ -43,8 +43,8 @@ __all__ = [
     "WorkerLostError",
 ]
 
-# A worker that ends with it asks to be started again: it has saved its state,
-# or lost another worker.
+# Exit status of a worker that asks to be started again, because it has saved
+# its state or lost another worker.
 RESTART_EXIT_CODE = 42
 
 
@@ -57,8 +57,8 @@ class KerasDistError(Exception):
     Catch it to handle all of them alike.
 
     Attributes:
-        section: String, the section of tutorials/errors.md about it, which
-            the message ends with. Empty for none.
+        section: String, the section of tutorials/errors.md that explains the
+            error; the message ends with it. Empty for none.
 
     Example:
 
@@ -72,13 +72,13 @@ class KerasDistError(Exception):
     section: ClassVar[str] = ""
 
     if not TYPE_CHECKING:
-        # AutoGraph keeps the type of errors that are made like this.
+        # AutoGraph keeps an error's type only with this `__init__`.
         __init__ = Exception.__init__
 
     def __str__(self) -> str:
         message = super().__str__()
         hint = f"See '{self.section}' in {_PAGE}."
-        # An error that is made again, from the text of another, has it.
+        # A message copied from another error has the hint already.
         if not message or not self.section or hint in message:
             return message
         return f"{message} {hint}"
@@ -97,11 +97,11 @@ class BackendNotFoundError(KerasDistError, ImportError):
 
 
 class UnsupportedKerasError(KerasDistError, ImportError):
-    """The installed Keras lacks a seam that keras_dist needs.
+    """The installed Keras lacks an internal function that keras_dist needs.
 
-    Cause: a version outside of the supported range, or a mode (NNX) that
-    stores state elsewhere. Fix: install the version that the message names,
-    or switch the mode off.
+    Cause: a version outside of the supported range, or a mode (NNX) in which
+    Keras stores state elsewhere. Fix: install the version that the message
+    names, or switch the mode off.
     """
 
     section = "The backend is not found"
@@ -128,10 +128,10 @@ class DeviceError(KerasDistError, ValueError):
 class VirtualDevicesError(KerasDistError, RuntimeError):
     """Virtual devices were asked for after the backend had started.
 
-    Cause: a framework counts its devices once, when it is first used. Fix:
-    call `keras_dist.set_virtual_devices` right after the imports, or set the
-    environment variable KERAS_DIST_VIRTUAL_DEVICES. In a notebook, restart
-    the kernel first.
+    Cause: a framework counts its devices once, when it is used for the first
+    time. Fix: call `keras_dist.set_virtual_devices` right after the imports,
+    or set the environment variable KERAS_DIST_VIRTUAL_DEVICES. In a notebook,
+    restart the kernel first.
     """
 
     section = "Devices"
@@ -140,7 +140,7 @@ class VirtualDevicesError(KerasDistError, RuntimeError):
 class StrategyMismatchError(KerasDistError, RuntimeError):
     """A model, optimizer, variable or scope belongs to another strategy.
 
-    Fix: make everything that works together under one `strategy.scope()`.
+    Fix: create objects that are used together under one `strategy.scope()`.
 
     Example:
 
@@ -157,12 +157,12 @@ class StrategyMismatchError(KerasDistError, RuntimeError):
 
 
 class UnsupportedModelError(KerasDistError, ValueError):
-    """A model has a part that can't be run on several replicas exactly.
+    """A model has a part that can't run exactly on several replicas.
 
-    Cause: a part that needs the rows of other replicas where no replica sees
-    them, or that can't be cut, such as an optimizer that looks at whole
-    variables where its state is sharded. Fix: the message names the part and
-    the way around it. One device runs everything.
+    Cause: a part that needs the rows of other replicas, which no replica has,
+    or that can't be sharded, such as an optimizer that needs whole variables
+    while its state is sharded. Fix: the message names the part and a
+    workaround. On one device every model runs.
     """
 
     section = "A model that is refused"
@@ -171,16 +171,16 @@ class UnsupportedModelError(KerasDistError, ValueError):
 class MetricMergeError(KerasDistError, ValueError):
     """A metric changed on several replicas with no exact way to merge it.
 
-    Cause: a metric that the model does not know, updated in a layer or a
-    function. Fix: make the metric an attribute of the model, or pass it to
-    `compile`; its updates are then gathered over the replicas.
+    Cause: a layer or a function updates a metric that is not among the
+    model's metrics. Fix: make the metric an attribute of the model, or pass it
+    to `compile`; its updates are then gathered over the replicas.
     """
 
     section = "A model that is refused"
 
 
 class ReplicaDivergenceError(KerasDistError, RuntimeError):
-    """Replicas met at different points, so that some would wait forever.
+    """Replicas made different calls, so that some would wait forever.
 
     Cause: a branch on per-replica values around a loss, metric, update,
     collective or batch statistic; on several workers, different calls or
@@ -205,24 +205,25 @@ class ReplicaDivergenceError(KerasDistError, RuntimeError):
 
 
 class TraceError(KerasDistError, TypeError):
-    """A compiled function does what can't be part of a compiled program.
+    """A compiled function has code that can't be compiled.
 
-    Cause: Python that depends on the values of tensors, a variable that is
-    made in each call, or a tensor that outlived the trace it belongs to. Fix:
-    `keras.ops.where` and `keras.ops.cond` in place of `if`, variables that
-    are made outside, tensors that are returned; or run it without
-    `keras_dist.function`.
+    Cause: Python control flow that depends on the values of tensors, a
+    variable that is created in each call, or a tensor that is used after the
+    trace it belongs to. Fix: use `keras.ops.where` and `keras.ops.cond` in
+    place of `if`, create variables outside of the function, and return the
+    tensors that are needed outside; or don't use `keras_dist.function`.
     """
 
     section = "What can not be compiled"
 
 
 class ClusterError(KerasDistError, ValueError):
-    """The workers of a cluster can't be told, or can't be met.
+    """The workers of a cluster can't be determined, or can't be reached.
 
-    Cause: variables that contradict each other or miss something, an address
-    that is taken or unknown, workers with different settings. Fix: what the
-    message says; `keras-dist info` prints the variables that a process has.
+    Cause: environment variables that contradict each other or are incomplete,
+    an address that is in use or unknown, workers with different settings. Fix:
+    follow the message; `keras-dist info` prints the environment variables that
+    a process has.
 
     Example:
 
@@ -244,11 +245,12 @@ class ClusterError(KerasDistError, ValueError):
 class WorkerLostError(KerasDistError, RuntimeError):
     """A worker died, stopped answering, or never came.
 
-    Cause: it was killed, raised an error of its own, hangs or lost its
-    network. Fix: see what that worker printed first; collectives don't come
-    back, so start all workers again, for instance with `keras-dist run
-    --max-restarts`. `keras.callbacks.BackupAndRestore` goes on where the last
-    complete epoch was. An uncaught one ends the process with status 42.
+    Cause: the worker was killed, raised an error, hangs or lost its network.
+    Fix: first read what that worker printed. Collectives can't be resumed, so
+    start all workers again, for instance with `keras-dist run
+    --max-restarts`. `keras.callbacks.BackupAndRestore` continues after the
+    last complete epoch. If the error is not caught, the process ends with
+    status 42.
     """
 
     section = "When a worker is lost"
@@ -257,8 +259,9 @@ class WorkerLostError(KerasDistError, RuntimeError):
 class NumbersDifferError(KerasDistError, AssertionError):
     """A model gives other numbers under a strategy than on one device.
 
-    Raised by `raise_if_different` of what `strategy.verify` returns. Fix: the
-    message names what differs first, and the likely cause.
+    Raised by the method `raise_if_different` of the report that
+    `strategy.verify` returns. Fix: the message names the first difference and
+    its likely cause.
     """
 
     section = "The numbers differ"

@@ -1,4 +1,4 @@
-"""Names that `tf.distribute` keeps under `experimental`."""
+"""The names of `tf.distribute.experimental`."""
 
 from keras_dist.core.communication import CollectiveCommunication
 from keras_dist.core.communication import CollectiveHints

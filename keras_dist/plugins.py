@@ -1,14 +1,15 @@
-"""What backends, and strategies that other packages define, are made of.
+"""The interface for backends and strategies that other packages define.
 
-A strategy says in a `Plan` who computes and who keeps what. An `Executor`
-carries plans out with one framework, and a `Backend` makes executors. The
-rest is for executors whose replicas are called one by one, such as threads.
-tutorials/7_writing_your_own.ipynb has an example of each.
+A strategy's `Plan` says which devices compute and where variables live. An
+`Executor` carries out one plan with one framework, and a `Backend` creates
+executors. The other names are for executors that call their replicas one by
+one, for instance in threads. tutorials/7_writing_your_own.ipynb has an example
+of each.
 
 A plugin registers its `Backend` under the entry-point group
 *keras_dist.backends*, with the name that `keras.backend.backend()` returns.
-These names are kept from one version to the next as those of `keras_dist`
-are; what is in other modules is not.
+These names are as stable as those of `keras_dist`; names in other modules may
+change in any version.
 """
 
 from keras_dist.core.device import Device

@@ -1,10 +1,10 @@
-"""Cluster resolvers: who the workers are, and which of them this process is.
+"""Cluster resolvers: the workers' addresses, and this process' position.
 
 ```
 resolver ──cluster_of──> Cluster ──> a strategy of several workers
 ```
 
-`detect` finds the one that fits the environment variables of this process.
+`detect` finds the resolver that fits the environment variables of this process.
 """
 
 # Keras first: `environment.keras_import` sets up what goes with it.

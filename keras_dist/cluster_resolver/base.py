@@ -1,4 +1,4 @@
-"""ClusterResolver: says who the workers are, and which of them this is."""
+"""ClusterResolver: base class for finding the tasks of a cluster."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -10,11 +10,11 @@ from keras_dist.plugin.backend import get_backend
 
 
 class ClusterResolver(ABC):
-    """Says which tasks a cluster has, and which of them this process is.
+    """Base class of resolvers, which find a cluster's tasks and the own one.
 
-    A class of your own defines `cluster_spec` and `master`, and tells its own
-    task by assigning `self.task_type` and `self.task_id`, or by defining
-    `own_task`. Give an instance to `MultiWorkerMirroredStrategy`.
+    A subclass defines `cluster_spec` and `master`. For the task of this
+    process it assigns `self.task_type` and `self.task_id`, or defines
+    `own_task`. Pass an instance to `MultiWorkerMirroredStrategy`.
 
     Example:
 
@@ -40,7 +40,7 @@ class ClusterResolver(ABC):
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster as it is now: asked for anew at each call."""
+        """Returns the current cluster; each call looks it up anew."""
 
     @abstractmethod
     def master(
@@ -49,11 +49,12 @@ class ClusterResolver(ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task, with its protocol.
+        """Returns the address of a task, with its protocol.
 
         Args:
-            task_type: String, its job, or `None` for this process'.
-            task_id: Integer, or `None` for this process'.
+            task_type: String, the task's job, or `None` for this process' job.
+            task_id: Integer, the task's index in its job, or `None` for this
+                process' index.
             rpc_layer: String, a protocol such as `"grpc"`, or `None` for the
                 resolver's own.
 
@@ -67,18 +68,18 @@ class ClusterResolver(ABC):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """How many accelerators this worker has, by type.
+        """Returns the number of this worker's accelerators, by type.
 
         Args:
-            task_type: String, or `None`.
-            task_id: Integer, or `None`. With `task_type`, another task than
-                this one is counted as having none: what devices it has can't
-                be seen from here.
+            task_type: String, the task's job, or `None` for this process' job.
+            task_id: Integer, the task's index in its job, or `None` for this
+                process' index. The result is empty for another task, whose
+                devices are not visible here.
             config_proto: Ignored.
 
         Returns:
-            Dict such as `{"GPU": 2}`, in which a type that is absent counts
-            0; empty where there are only CPUs.
+            Dict such as `{"GPU": 2}`, in which an absent type counts as 0;
+            empty if there are only CPUs.
         """
         if task_type is not None and task_id is not None:
             own = (self.task_type, self.task_id)
@@ -88,7 +89,7 @@ class ClusterResolver(ABC):
 
     @property
     def environment(self) -> str | None:
-        """A name for where this runs; empty if there is nothing to say."""
+        """A name of the platform that this runs on; empty by default."""
         return ""
 
     @property
@@ -113,7 +114,7 @@ class ClusterResolver(ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that `master` puts before addresses."""
+        """The protocol that `master` puts before addresses, or `None`."""
         return (
             self.own_rpc_layer() if self._rpc_layer is None else self._rpc_layer
         )
@@ -124,20 +125,20 @@ class ClusterResolver(ABC):
 
     @property
     def coordinator(self) -> str | None:
-        """Address of a service outside of the workers, if there is one."""
+        """Address of a rendezvous service outside of the workers, or `None`."""
         return None
 
     @property
     def restarts(self) -> int:
-        """How often the workers have been started again."""
+        """Number of times that the workers were restarted."""
         return 0
 
     def own_task(self) -> tuple[str | None, int | None]:
-        """Type and index of this process' task, where nobody has set them."""
+        """Returns the default of `task_type` and `task_id`."""
         return None, None
 
     def own_rpc_layer(self) -> str | None:
-        """The protocol, where nobody has set it."""
+        """Returns the default of `rpc_layer`."""
         return None
 
     def address_of(
@@ -146,7 +147,9 @@ class ClusterResolver(ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """`master` as most resolvers want it: a task's address in the spec.
+        """Returns a task's address in the cluster spec, with its protocol.
+
+        Most resolvers implement `master` with it.
 
         Args:
             task_type: As in `master`.
@@ -154,7 +157,7 @@ class ClusterResolver(ABC):
             rpc_layer: As in `master`.
 
         Returns:
-            String, empty if the task is not known.
+            String; empty if this process' task is needed and not known.
 
         Raises:
             ClusterError: If the cluster has no such task.
@@ -167,13 +170,13 @@ class ClusterResolver(ABC):
         return self.with_protocol(address, rpc_layer)
 
     def with_protocol(self, address: str, rpc_layer: str | None) -> str:
-        """An address with a protocol, or the resolver's own, before it."""
+        """Puts a protocol, by default the resolver's own, before an address."""
         layer = self.rpc_layer if rpc_layer is None else rpc_layer
         return f"{layer}://{address}" if layer else address
 
 
 def local_accelerators() -> dict[str, int]:
-    """This worker's accelerators, counted by type."""
+    """Counts this worker's accelerators by type."""
     return Counter(
         device.type.upper()
         for device in get_backend().list_devices()

@@ -1,4 +1,4 @@
-"""detect: which resolver fits the variables of this process."""
+"""detect: finds the resolver that fits a process' environment variables."""
 
 import contextlib
 import os
@@ -31,9 +31,9 @@ class Place:
     """A process' position among the workers that a launcher started.
 
     Args:
-        index: Integer, its position.
-        number: Integer, how many workers there are.
-        role: String, what it is if it is none of the workers.
+        index: Integer, the process' position.
+        number: Integer, number of workers.
+        role: String, a description of a process that is not a worker.
     """
 
     index: int
@@ -46,12 +46,13 @@ class Place:
 
 
 class _Source(NamedTuple):
-    """A launcher whose variables can be there.
+    """A launcher that sets environment variables for the workers.
 
     Attributes:
-        found: The words that say by what it is known; empty if it is not.
-        place: Which worker this is, of how many.
-        resolver: The class that reads its variables.
+        found: Callable that returns how the launcher is recognized; an empty
+            string if its variables are not set.
+        place: Callable that returns this process' `Place`.
+        resolver: The class that reads the variables.
     """
 
     found: Callable[[Environ], str]
@@ -64,19 +65,20 @@ def detect(
 ) -> tuple[ClusterResolver | None, str]:
     """Finds the resolver that fits this process' environment variables.
 
-    The first that is there wins: `KERAS_DIST_WORKERS`, `TF_CONFIG`, what
-    torchrun sets, a step of Slurm with several tasks (unless Open MPI's
-    mpirun started this process in it), several processes of MPI.
+    The first of these that is present wins: `KERAS_DIST_WORKERS`, `TF_CONFIG`,
+    the variables of torchrun, a Slurm step with several tasks (unless Open
+    MPI's mpirun started this process in it), an MPI job of several processes.
 
     Args:
-        environ: Dict of strings; by default the process' own.
+        environ: Dict of strings, the environment variables; by default those
+            of this process.
 
     Returns:
-        A `ClusterResolver`, or `None` without a cluster, and a line that says
-        why.
+        Tuple of a `ClusterResolver`, or `None` without a cluster, and a string
+        with the reason for the choice.
 
     Raises:
-        ClusterError: If the variables of the first can't be read.
+        ClusterError: If the variables of the first one can't be read.
 
     Example:
 
@@ -103,14 +105,10 @@ def detect(
 
 
 def place(environ: Environ = os.environ) -> tuple[Place, str] | None:
-    """This process' place among the workers that its launcher started.
+    """Returns this process' `Place`, and how its launcher is recognized.
 
-    Args:
-        environ: Dict of strings; by default the process' own.
-
-    Returns:
-        The `Place`, and the words that say how it is known; `None` without a
-        launcher's variables, or if they can't be read.
+    The result is `None` without a launcher's variables, or if they can't be
+    read.
     """
     for source, found in _present(environ)[:1]:
         with contextlib.suppress(ClusterError):
@@ -119,7 +117,7 @@ def place(environ: Environ = os.environ) -> tuple[Place, str] | None:
 
 
 def _present(environ: Environ) -> list[tuple[_Source, str]]:
-    """The launchers whose variables are there, each with how it is known."""
+    """Returns the launchers whose variables are set, and how that is known."""
     return [
         (source, found)
         for source in _SOURCES
@@ -187,8 +185,8 @@ def _torchrun_place(environ: Environ) -> Place:
 
 def _slurm_found(environ: Environ) -> str:
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    # mpirun may start its daemons by a step of Slurm's own, whose variables
-    # its workers inherit.
+    # mpirun may start its daemons in a Slurm step, whose variables its
+    # workers inherit.
     is_mpirun = environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1"
     if environ.get("SLURM_PROCID") and tasks not in ("", "1") and not is_mpirun:
         return "SLURM_PROCID is set, in a step of several tasks"

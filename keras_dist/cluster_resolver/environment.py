@@ -1,4 +1,4 @@
-"""Resolvers that read environment variables, and how they read them."""
+"""Base classes and helpers of resolvers that read environment variables."""
 
 import os
 from abc import abstractmethod
@@ -18,10 +18,10 @@ class EnvironmentResolver(ClusterResolver):
 
     @classmethod
     def reading(cls, environ: MutableMapping[str, str]) -> Self:
-        """A resolver with its default arguments that reads other variables.
+        """Creates a resolver, without arguments, that reads other variables.
 
         Args:
-            environ: Dict of strings, in place of `os.environ`.
+            environ: Dict of strings to read in place of `os.environ`.
 
         Example:
 
@@ -41,10 +41,10 @@ class EnvironmentResolver(ClusterResolver):
 
 
 class WorkersResolver(EnvironmentResolver):
-    """Workers that a launcher has numbered: tasks of one job, `worker`."""
+    """A resolver for numbered workers, the tasks of one job, `worker`."""
 
     def cluster_spec(self) -> ClusterSpec:
-        """The workers, as the job `worker`."""
+        """Returns the workers, as the job `worker`."""
         return ClusterSpec({"worker": self.addresses()})
 
     def master(
@@ -53,32 +53,27 @@ class WorkersResolver(EnvironmentResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """This worker's address, or that of the task that is asked for."""
+        """Returns the address of a task, by default this process' task."""
         return self.address_of(task_type, task_id, rpc_layer)
 
     def own_task(self) -> tuple[str | None, int | None]:
-        """`"worker"`, and this worker's position."""
+        """Returns `"worker"` and this worker's position."""
         return "worker", self.index()
 
     @abstractmethod
     def addresses(self) -> list[str]:
-        """Each worker's `"host:port"` in order; empty where it is unknown."""
+        """Returns each worker's `"host:port"` in order, empty if unknown."""
 
     @abstractmethod
     def index(self) -> int:
-        """This worker's position."""
+        """Returns this worker's position."""
 
 
 def required(environ: Mapping[str, str], name: str, set_by: str) -> str:
-    """A variable that has to be there.
+    """Returns a required environment variable.
 
-    Args:
-        environ: Dict of strings.
-        name: String, the variable.
-        set_by: String, who sets it, for the message.
-
-    Raises:
-        ClusterError: If it is absent or empty.
+    Raises `ClusterError` if it is absent or empty. The message says that
+    `set_by` sets the variable.
     """
     value = environ.get(name, "").strip()
     if not value:
@@ -96,17 +91,10 @@ def integer(
     low: int = 0,
     high: int | None = None,
 ) -> int:
-    """A variable that has to be an integer.
+    """Returns a required environment variable as an integer.
 
-    Args:
-        environ: Dict of strings.
-        name: String, the variable.
-        set_by: String, who sets it, for the message.
-        low: Integer, the least that it can be.
-        high: Integer, the most that it can be, or `None`.
-
-    Raises:
-        ClusterError: If it is absent or something else.
+    Raises `ClusterError` if it is absent, no integer, or not between `low` and
+    `high`.
     """
     value = required(environ, name, set_by)
     if not value.isdecimal() or not low <= int(value) <= (
@@ -123,10 +111,10 @@ def integer(
 def rank_below(
     environ: Mapping[str, str], rank: str, size: str, set_by: str
 ) -> tuple[int, int]:
-    """A rank and how many there are, as two variables say.
+    """Returns a rank and the number of ranks, from two variables.
 
-    Raises:
-        ClusterError: If one is absent, no integer, or the rank too large.
+    Raises `ClusterError` if one is absent or no integer, or if the rank is too
+    large.
     """
     number = integer(environ, size, set_by, low=1)
     index = integer(environ, rank, set_by)
@@ -139,15 +127,10 @@ def rank_below(
 
 
 def host_port(host: str, port: int, ports: str) -> str:
-    """An address.
+    """Returns the address `"host:port"`, with brackets for IPv6.
 
-    Args:
-        host: String, a name or an address; of IPv6 with or without brackets.
-        port: Integer.
-        ports: String, where the port comes from, for the message.
-
-    Raises:
-        ClusterError: If there is no such port.
+    Raises `ClusterError` for a port outside of 1 to 65535. `ports` says in the
+    message where the port comes from.
     """
     if not 0 < port < 65536:
         raise ClusterError(

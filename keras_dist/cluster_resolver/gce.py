@@ -1,4 +1,4 @@
-"""GCEClusterResolver: an instance group of Google Compute Engine."""
+"""GCEClusterResolver: the instances of a Compute Engine group as tasks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,26 +9,27 @@ from keras_dist.cluster_resolver.spec import ClusterSpec
 
 
 class GCEClusterResolver(ClusterResolver):
-    """The running instances of a group, sorted by address, as one job.
+    """A resolver for the running instances of a group, sorted by address.
 
-    Google Compute Engine does not say which of the tasks this process is:
-    give each instance its own `task_id`.
+    All instances belong to one job. Google Compute Engine does not tell a
+    process its task, so pass each instance its own `task_id`.
 
     Args:
-        project: String, the project.
+        project: String, the name of the project.
         zone: String, the group's zone.
-        instance_group: String, the group.
+        instance_group: String, the name of the group.
         port: Integer, the port of every task.
-        task_type: String, the job that the instances are.
+        task_type: String, the job of the instances.
         task_id: Integer, this process' index, in the order of the addresses.
         rpc_layer: String, the protocol that `master` puts before addresses.
         credentials: Credentials of Google's API client; by default those of
             the environment. Not used with `service`.
-        service: What `googleapiclient.discovery.build("compute", "v1")`
-            gives, in place of one that is made here.
+        service: The result of
+            `googleapiclient.discovery.build("compute", "v1")`. By default a
+            service is created.
 
     Raises:
-        ImportError: If there is no service, and Google's API client is not
+        ImportError: If no service is given, and Google's API client is not
             installed.
 
     Example:
@@ -67,7 +68,7 @@ class GCEClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job that the instances are; it can't be assigned."""
+        """The job of the instances; it can't be assigned."""
         return self._task_type
 
     @task_type.setter
@@ -78,7 +79,7 @@ class GCEClusterResolver(ClusterResolver):
         )
 
     def cluster_spec(self) -> ClusterSpec:
-        """The instances that run now."""
+        """Returns the addresses of the running instances."""
         addresses = sorted(
             f"{self._address(name)}:{self._port}" for name in self._instances()
         )
@@ -90,7 +91,7 @@ class GCEClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """This task's address, or that of the task that is asked for."""
+        """Returns the address of a task, by default this process' task."""
         return self.address_of(task_type, task_id, rpc_layer)
 
     def _instances(self) -> Iterator[str]:

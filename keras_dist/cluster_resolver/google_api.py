@@ -1,4 +1,4 @@
-"""Google's API client, imported where it is needed."""
+"""Lazy import of Google's API client."""
 
 import importlib
 from typing import Any
@@ -7,18 +7,11 @@ from typing import Any
 def build_service(
     name: str, version: str, credentials: Any, needed_by: str, **options: Any
 ) -> Any:
-    """A service of Google's API client.
+    """Creates a service of Google's API client, such as `"compute"` `"v1"`.
 
-    Args:
-        name: String, such as `"compute"`.
-        version: String, such as `"v1"`.
-        credentials: The client's credentials; `"default"` and `None` for
-            those of the environment.
-        needed_by: String, a class, for the message.
-        **options: More arguments of `googleapiclient.discovery.build`.
-
-    Raises:
-        ImportError: If the client is not installed.
+    The credentials `"default"` and `None` mean those of the environment.
+    Raises `ImportError`, which names the class `needed_by`, if the client is
+    not installed.
     """
     try:
         discovery = importlib.import_module("googleapiclient.discovery")

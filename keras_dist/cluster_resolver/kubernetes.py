@@ -1,4 +1,4 @@
-"""KubernetesClusterResolver: pods as the tasks of a cluster."""
+"""KubernetesClusterResolver: the pods of a Kubernetes cluster as tasks."""
 
 import enum
 import importlib
@@ -13,9 +13,9 @@ from keras_dist.errors import ClusterError
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Whether this process runs in a pod of the cluster, or outside of it.
+    """The location of this process: in a pod of the cluster or outside.
 
-    `WITHIN_CLUSTER` means in a pod, `OFF_CLUSTER` outside.
+    `WITHIN_CLUSTER` means in a pod, `OFF_CLUSTER` outside of the cluster.
 
     Example:
 
@@ -29,14 +29,14 @@ class KubernetesExecutableLocation(enum.Enum):
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """The running pods that labels select, sorted by name.
+    """A resolver for the running pods that labels select, sorted by name.
 
-    A task's address is its host's IP address with `tf_server_port`, so that
-    each host has one pod. Which of the tasks this process is follows from the
-    environment variable `POD_NAME`, if the pods are given it (from the field
-    `metadata.name`); or assign `task_type` and `task_id`. (keras_dist also
-    runs without this resolver, if the pods are given `KERAS_DIST_WORKERS` and
-    `KERAS_DIST_WORKER_INDEX`.)
+    A task's address is its host's IP address with `tf_server_port`, so a host
+    can have one pod only. The task of this process follows from the
+    environment variable `POD_NAME`, if the pod's specification sets it from
+    the field `metadata.name`; else assign `task_type` and `task_id`. This
+    resolver is not needed if the pods have the environment variables
+    `KERAS_DIST_WORKERS` and `KERAS_DIST_WORKER_INDEX`.
 
     Args:
         job_to_label_mapping: Dict from the names of jobs to lists of label
@@ -44,13 +44,13 @@ class KubernetesClusterResolver(ClusterResolver):
         tf_server_port: Integer, the port of every task.
         rpc_layer: String, the protocol that `master` puts before addresses.
         override_client: An object with `list_pod_for_all_namespaces`, such as
-            `kubernetes.client.CoreV1Api()`, in place of one that is made here.
-        executable_location: A `KubernetesExecutableLocation`: where to look
-            for credentials.
+            `kubernetes.client.CoreV1Api()`. By default a client is created.
+        executable_location: A `KubernetesExecutableLocation`, which decides
+            where the client looks for credentials.
 
     Raises:
-        ImportError: If there is no client, and `kubernetes` is not installed.
-        ClusterError: If `executable_location` is none.
+        ImportError: If no client is given, and `kubernetes` is not installed.
+        ClusterError: If `executable_location` is something else.
 
     Example:
 
@@ -87,10 +87,10 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     def cluster_spec(self) -> ClusterSpec:
-        """The pods that run now.
+        """Returns the addresses of the selected pods.
 
         Raises:
-            RuntimeError: If a pod that is selected does not run.
+            RuntimeError: If a selected pod is not running.
         """
         return ClusterSpec(
             {
@@ -100,7 +100,7 @@ class KubernetesClusterResolver(ClusterResolver):
         )
 
     def own_task(self) -> tuple[str | None, int | None]:
-        """The task that the pod `POD_NAME` is."""
+        """Returns the task of the pod `POD_NAME`."""
         own = os.environ.get("POD_NAME")
         if not own:
             return None, None
@@ -119,7 +119,7 @@ class KubernetesClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """A task's address; empty while no task is known."""
+        """Returns a task's address; empty if this process' task is unknown."""
         return self.address_of(task_type, task_id, rpc_layer)
 
     def _pods(self) -> dict[str, list[Any]]:

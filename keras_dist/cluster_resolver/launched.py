@@ -1,4 +1,4 @@
-"""KerasDistClusterResolver: the workers that `keras-dist run` started."""
+"""KerasDistClusterResolver: the workers of a `keras-dist run` job."""
 
 from keras_dist.cluster_resolver.environment import WorkersResolver
 from keras_dist.cluster_resolver.environment import integer
@@ -16,16 +16,17 @@ _SET_BY = (
 
 
 class KerasDistClusterResolver(WorkersResolver):
-    """Reads the variables that `keras-dist run` gives each worker.
+    """A resolver for workers that `keras-dist run` started.
 
-    `KERAS_DIST_WORKERS` has all workers' addresses, separated by commas and
-    chief first; `KERAS_DIST_WORKER_INDEX` is this worker's position. With
-    `KERAS_DIST_COORDINATOR`, workers meet at that address.
-    `KERAS_DIST_RESTARTS` counts how often the workers were started again.
+    The environment variable `KERAS_DIST_WORKERS` has all workers' addresses,
+    separated by commas and chief first; `KERAS_DIST_WORKER_INDEX` is this
+    worker's position. `KERAS_DIST_COORDINATOR`, if set, is the address of the
+    rendezvous. `KERAS_DIST_RESTARTS` is the number of times that the workers
+    were restarted.
 
     Raises:
-        ClusterError: When it is asked for a variable that is absent or can't
-            be read.
+        ClusterError: From methods that need a variable that is absent or
+            can't be read.
 
     Example:
 
@@ -39,7 +40,7 @@ class KerasDistClusterResolver(WorkersResolver):
     """
 
     def addresses(self) -> list[str]:
-        """The workers' addresses."""
+        """Returns the workers' addresses."""
         value = required(self._environ, WORKERS, _SET_BY)
         addresses = [address.strip() for address in value.split(",")]
         if not all(addresses):
@@ -50,7 +51,7 @@ class KerasDistClusterResolver(WorkersResolver):
         return addresses
 
     def index(self) -> int:
-        """This worker's position."""
+        """Returns this worker's position."""
         index = integer(self._environ, INDEX, _SET_BY)
         number = len(self.addresses())
         if index >= number:
@@ -62,12 +63,12 @@ class KerasDistClusterResolver(WorkersResolver):
 
     @property
     def coordinator(self) -> str | None:
-        """What `KERAS_DIST_COORDINATOR` says; `None` if it is not set."""
+        """The address in `KERAS_DIST_COORDINATOR`; `None` if it is not set."""
         return self._environ.get(COORDINATOR, "").strip() or None
 
     @property
     def restarts(self) -> int:
-        """What `KERAS_DIST_RESTARTS` says; 0 if it is not set."""
+        """The number in `KERAS_DIST_RESTARTS`; 0 if it is not set."""
         if not self._environ.get(RESTARTS):
             return 0
         return integer(self._environ, RESTARTS, _SET_BY)

@@ -1,4 +1,4 @@
-"""MPIClusterResolver: the workers that mpirun or mpiexec started."""
+"""MPIClusterResolver: the workers of an MPI job."""
 
 import zlib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from keras_dist.cluster_resolver.environment import integer
 from keras_dist.cluster_resolver.environment import rank_below
 from keras_dist.errors import ClusterError
 
-# Open MPI's, then what MPICH, Intel MPI and others have in common.
+# The variables of Open MPI, then those of MPICH, Intel MPI and others.
 RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
@@ -23,27 +23,31 @@ _JOB_IDS = (
 )
 _SET_BY = "mpirun"
 
-# Below the ports that Linux hands out by itself, which begin at 32768.
+# Below Linux's ephemeral ports, which begin at 32768.
 _FIRST_PORT = 10240
 _NUM_PORTS = 20000
 
 
 class MPIClusterResolver(WorkersResolver):
-    """Reads the variables that mpirun and mpiexec give each process.
+    """A resolver for workers that mpirun or mpiexec started.
 
-    MPI itself is not used. Ranks come from `OMPI_COMM_WORLD_RANK` and
-    `OMPI_COMM_WORLD_SIZE` (Open MPI), or from `PMI_RANK` and `PMI_SIZE`
-    (MPICH, Intel MPI); `PMIX_RANK` alone says no size.
+    It reads environment variables; MPI itself is not used. Ranks come from
+    `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE` (Open MPI), or from
+    `PMI_RANK` and `PMI_SIZE` (MPICH, Intel MPI). `PMIX_RANK` alone is not
+    enough, since it comes without a size.
 
-    Worker `i` is given port `MASTER_PORT + i` on host `MASTER_ADDR`, if all
-    workers are on one host; if not, only the first worker's address is known
-    and the others are empty. The two may be absent if all workers are on this
-    host (`OMPI_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS`): they meet on
-    loopback then, at ports between 10240 and 30239 that follow from the job's
-    id (`PMIX_NAMESPACE` and its like). Set `MASTER_PORT` if those are taken.
+    If all workers are on one host, worker `i` is given port `MASTER_PORT + i`
+    on host `MASTER_ADDR`. If not, only the first worker's address is known,
+    and the others are empty. If all workers are on this host, as
+    `OMPI_COMM_WORLD_LOCAL_SIZE` or `MPI_LOCALNRANKS` says, `MASTER_ADDR` and
+    `MASTER_PORT` may be absent. The workers then use loopback, and ports
+    between 10240 and 30239 that are computed from the job's id
+    (`PMIX_NAMESPACE` or a similar variable). Set `MASTER_PORT` if those are in
+    use.
 
     Raises:
-        ClusterError: When it is asked for something that can't be told.
+        ClusterError: From methods that need variables that are absent or can't
+            be read.
 
     Example:
 
@@ -57,7 +61,7 @@ class MPIClusterResolver(WorkersResolver):
     """
 
     def addresses(self) -> list[str]:
-        """The workers' addresses, as far as they are known."""
+        """Returns the workers' addresses, empty where they are unknown."""
         _, number = place(self._environ)
         together = self._on_one_host(number)
         host, port = self._leader(together, number)
@@ -71,7 +75,7 @@ class MPIClusterResolver(WorkersResolver):
         return addresses + [""] * (number - known)
 
     def index(self) -> int:
-        """This worker's rank."""
+        """Returns this worker's rank."""
         return place(self._environ)[0]
 
     def _on_one_host(self, number: int) -> bool:
@@ -110,13 +114,9 @@ class MPIClusterResolver(WorkersResolver):
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int]:
-    """This process' rank, and how many there are.
+    """Returns this process' rank and the number of ranks.
 
-    Args:
-        environ: Dict of strings.
-
-    Raises:
-        ClusterError: If the variables of MPI are absent or can't be read.
+    Raises `ClusterError` if the variables of MPI are absent or can't be read.
     """
     for rank, size in RANKS:
         if rank in environ or size in environ:

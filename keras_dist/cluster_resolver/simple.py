@@ -1,4 +1,4 @@
-"""SimpleClusterResolver: a cluster that is known already."""
+"""SimpleClusterResolver: a cluster whose addresses the user gives."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from keras_dist.cluster_resolver.spec import ClusterSpec
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """A cluster whose addresses you give.
+    """A resolver for a cluster whose addresses the user gives.
 
     Args:
-        cluster_spec: A `ClusterSpec`.
-        master: String, what `master()` gives where no task is asked for.
+        cluster_spec: A `ClusterSpec` with the addresses.
+        master: String, the result of `master()` without a task.
         task_type: String, this process' job, such as `"worker"`.
         task_id: Integer, this process' index in its job.
-        environment: String, kept as `environment`.
+        environment: String, the value of the property `environment`.
         num_accelerators: Dict such as `{"GPU": 2}`, or `None` for none.
         rpc_layer: String, a protocol such as `"grpc"` that `master` puts
             before addresses; or `None`.
@@ -64,7 +64,7 @@ class SimpleClusterResolver(ClusterResolver):
         self.rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The `ClusterSpec` that was given."""
+        """Returns the given `ClusterSpec`."""
         return self._cluster_spec
 
     def master(
@@ -73,14 +73,14 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of the task that is asked for, else the given master."""
+        """Returns the given task's address, else the given master."""
         if task_type is None or task_id is None:
             return self.with_protocol(self._master, rpc_layer)
         return self.address_of(task_type, task_id, rpc_layer)
 
     @property
     def environment(self) -> str:
-        """The environment that was given."""
+        """The given environment."""
         return self._environment
 
     def num_accelerators(
@@ -89,5 +89,5 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """The accelerators that were given; nothing is looked for."""
+        """Returns the given numbers of accelerators."""
         return dict(self._num_accelerators or {})

@@ -21,35 +21,35 @@ class _Place(NamedTuple):
 
 
 class SlurmClusterResolver(EnvironmentResolver):
-    """The tasks that `srun` started, on any backend.
+    """A resolver for the tasks that `srun` started, on any backend.
 
-    Hosts are taken in the order of the step's node list, which is that of
-    Slurm's ranks where it fills node after node (`--distribution=block`, its
-    default); where Slurm did otherwise, an error says so. A node's tasks are
-    given the ports `port_base`, `port_base + 1` and so on. Jobs take tasks in
-    the order of their names.
+    Hosts are in the order of the step's node list. Slurm's ranks have the same
+    order if it fills node after node (`--distribution=block`, its default);
+    with another distribution, an error is raised. The tasks of a node get the
+    ports `port_base`, `port_base + 1` and so on. Jobs, sorted by name, get
+    consecutive tasks.
 
-    It reads `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST` and
-    `SLURM_STEP_TASKS_PER_NODE` when it is made.
+    It reads the environment variables `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`,
+    `SLURM_STEP_NODELIST` and `SLURM_STEP_TASKS_PER_NODE` when it is created.
 
     Args:
         jobs: Dict from the names of jobs to their numbers of tasks. By
             default all tasks are `worker`s.
         port_base: Integer, the first port on each node.
-        gpus_per_node: Integer. By default what `SLURM_GPUS_ON_NODE`,
-            `CUDA_VISIBLE_DEVICES` or nvidia-smi says; 0 without any.
+        gpus_per_node: Integer. By default the number in `SLURM_GPUS_ON_NODE`,
+            else of `CUDA_VISIBLE_DEVICES`, else of nvidia-smi; 0 without any.
         gpus_per_task: Integer. By default a node's GPUs are shared evenly.
         tasks_per_node: Integer, or dict from hosts to integers. By default
-            what Slurm says.
-        auto_set_gpu: Boolean. Whether `cluster_spec()` sets
-            `CUDA_VISIBLE_DEVICES` to this task's GPUs. It stays as it is if
-            the task has none, or if Slurm gave it its own already. It only
-            helps before the framework uses a GPU.
+            the numbers in `SLURM_STEP_TASKS_PER_NODE`.
+        auto_set_gpu: Boolean. If true, `cluster_spec()` sets
+            `CUDA_VISIBLE_DEVICES` to this task's GPUs, unless the task has
+            none, or Slurm has assigned its own already. It has no effect once
+            the framework uses a GPU.
         rpc_layer: String, the protocol that `master` puts before addresses.
 
     Raises:
-        RuntimeError: Outside of a step, or if more tasks or GPUs are asked
-            for than there are.
+        RuntimeError: Outside of a step, or if the arguments ask for more tasks
+            or GPUs than there are.
         ClusterError: If a variable can't be read.
 
     Example:
@@ -97,7 +97,7 @@ class SlurmClusterResolver(EnvironmentResolver):
         )
 
     def cluster_spec(self) -> ClusterSpec:
-        """The step's tasks by job; sets `CUDA_VISIBLE_DEVICES` if it has to."""
+        """Returns the step's tasks by job; may set `CUDA_VISIBLE_DEVICES`."""
         if self._own_gpus is not None:
             self._environ[VISIBLE] = self._own_gpus
         spec, first = {}, 0
@@ -114,11 +114,11 @@ class SlurmClusterResolver(EnvironmentResolver):
         return ClusterSpec(spec)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Type and index of this process' task."""
+        """Returns the type and index of this process' task."""
         return self.task_type, self.task_id
 
     def own_task(self) -> tuple[str | None, int | None]:
-        """Type and index, as `SLURM_PROCID` says."""
+        """Returns the type and index of the task with rank `SLURM_PROCID`."""
         index = self._rank
         for job, number in sorted(self._jobs.items()):
             if index < number:
@@ -132,7 +132,7 @@ class SlurmClusterResolver(EnvironmentResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """This task's address, or that of the task that is asked for."""
+        """Returns the address of a task, by default this process' task."""
         return self.address_of(task_type, task_id, rpc_layer)
 
     def num_accelerators(
@@ -141,7 +141,7 @@ class SlurmClusterResolver(EnvironmentResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> dict[str, int]:
-        """The GPUs that each task has."""
+        """Returns the number of GPUs of each task."""
         return {"GPU": self._gpus_per_task}
 
     def _variable(self, name: str) -> str:
@@ -195,7 +195,7 @@ class SlurmClusterResolver(EnvironmentResolver):
             )
 
     def _check_place(self) -> None:
-        """Whether Slurm put this task where a block distribution would."""
+        """Raises `ClusterError` unless Slurm's distribution is by block."""
         node = self._environ.get("SLURM_NODEID", "")
         local_rank = self._environ.get("SLURM_LOCALID", "")
         hosts = list(dict.fromkeys(place.host for place in self._places))

@@ -1,4 +1,4 @@
-"""Which GPUs of a Slurm node are a task's own."""
+"""The GPUs of a Slurm node, and each task's share of them."""
 
 import shutil
 import subprocess
@@ -8,12 +8,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; `None` if it is not set."""
+    """Returns the GPUs in CUDA_VISIBLE_DEVICES; `None` if it is not set."""
     if VISIBLE not in environ:
         return None
     names = []
     for name in environ[VISIBLE].split(","):
-        # What follows an invalid one is not visible either.
+        # CUDA ignores an invalid name and all names after it.
         if name.strip() in ("", "-1"):
             break
         names.append(name.strip())
@@ -21,15 +21,10 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """How many GPUs this node has for the step.
+    """Returns the number of this node's GPUs that the step may use.
 
-    SLURM_GPUS_ON_NODE says it, or CUDA_VISIBLE_DEVICES, or nvidia-smi.
-
-    Args:
-        environ: Dict of strings.
-
-    Raises:
-        RuntimeError: If nvidia-smi fails.
+    It is that of SLURM_GPUS_ON_NODE, else of CUDA_VISIBLE_DEVICES, else of
+    nvidia-smi. Raises `RuntimeError` if nvidia-smi fails.
     """
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
     if on_node.isdecimal():
@@ -61,17 +56,10 @@ def own_gpus(
     gpus_per_task: int,
     local_rank: int,
 ) -> str | None:
-    """What CUDA_VISIBLE_DEVICES should be for one task of a node.
+    """Returns CUDA_VISIBLE_DEVICES for the task with a rank on its node.
 
-    Args:
-        environ: Dict of strings.
-        gpus_per_node: Integer.
-        gpus_per_task: Integer.
-        local_rank: Integer, the task's position on its node.
-
-    Returns:
-        String; `None` if the variable has to stay as it is: it names another
-        number of GPUs than the node has, so the task has been given its own.
+    The result is `None` if the variable has to stay as it is: if it names
+    another number of GPUs than the node has, the task has its own already.
     """
     visible = visible_gpus(environ) or [str(i) for i in range(gpus_per_node)]
     if len(visible) != gpus_per_node:

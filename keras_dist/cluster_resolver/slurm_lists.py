@@ -1,4 +1,4 @@
-"""Slurm's short forms of lists, written out."""
+"""Parsers of the short forms of lists in Slurm's variables."""
 
 import re
 
@@ -11,17 +11,17 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """The hosts that Slurm's short form of a list stands for.
+    """Expands Slurm's short form of a list of hosts.
 
     Args:
-        hostlist: String, such as SLURM_STEP_NODELIST has. Order and zeros in
-            front of numbers are kept, and so are repetitions.
+        hostlist: String, such as the value of SLURM_STEP_NODELIST.
 
     Returns:
-        List of strings.
+        List of strings, the hosts in the same order. Leading zeros of numbers
+        and repeated hosts are kept.
 
     Raises:
-        ClusterError: If it can't be read.
+        ClusterError: If the string can't be read.
 
     Example:
 
@@ -36,16 +36,17 @@ def expand_hostlist(hostlist: str) -> list[str]:
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
-    """The numbers of tasks that Slurm's short form stands for.
+    """Expands Slurm's short form of the numbers of tasks on each node.
 
     Args:
-        tasks_per_node: String, such as SLURM_STEP_TASKS_PER_NODE has.
+        tasks_per_node: String, such as the value of
+            SLURM_STEP_TASKS_PER_NODE.
 
     Returns:
-        List of integers, one a node.
+        List of integers, one for each node.
 
     Raises:
-        ClusterError: If it can't be read.
+        ClusterError: If the string can't be read.
 
     Example:
 

@@ -9,17 +9,17 @@ from keras_dist.errors import ClusterError
 class ClusterSpec:
     """The tasks of a cluster and their addresses.
 
-    A job is a name, such as `"chief"`, `"worker"` or `"evaluator"`, with
-    tasks that are numbered from 0.
+    Tasks belong to jobs. A job has a name, such as `"chief"`, `"worker"` or
+    `"evaluator"`, and its tasks are numbered from 0.
 
     Args:
         cluster: Dict from the names of jobs to the addresses of their tasks:
             a list of strings `"host:port"`, or, where some are unknown, a
-            dict from task indices to strings. Or another `ClusterSpec`, one
-            of TensorFlow's included.
+            dict from task indices to strings. Or another `ClusterSpec`, which
+            may be TensorFlow's.
 
     Raises:
-        TypeError: If it is anything else.
+        TypeError: If `cluster` is anything else.
         ClusterError: If a task index is no integer of at least 0.
 
     Example:
@@ -46,7 +46,7 @@ class ClusterSpec:
         except (ClusterError, TypeError):
             return False
 
-    # As of a dict: what compares by content that is made of dicts.
+    # Not hashable, like the dicts that it compares equal to.
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -54,12 +54,12 @@ class ClusterSpec:
         return f"ClusterSpec({jobs!r})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Each job's addresses, in a form that `ClusterSpec` takes.
+        """Returns each job's addresses, in a form that `ClusterSpec` accepts.
 
         Returns:
             Dict from the names of jobs to a list of addresses, or to a dict
-            from task indices to addresses if some are missing, or there are
-            none.
+            from task indices to addresses if some indices are missing or the
+            job has no tasks.
         """
         return {
             job: self.job_tasks(job)
@@ -70,14 +70,14 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> list[str]:
-        """The names of the jobs."""
+        """Names of the jobs."""
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks a job has.
+        """Returns the number of a job's tasks.
 
         Args:
-            job_name: String.
+            job_name: String, the name of the job.
 
         Raises:
             ClusterError: If there is no such job.
@@ -85,10 +85,10 @@ class ClusterSpec:
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """The indices of a job's tasks, in order.
+        """Returns the indices of a job's tasks, in order.
 
         Args:
-            job_name: String.
+            job_name: String, the name of the job.
 
         Raises:
             ClusterError: If there is no such job.
@@ -96,11 +96,11 @@ class ClusterSpec:
         return sorted(self._job(job_name))
 
     def task_address(self, job_name: str | None, task_index: Any) -> str:
-        """The address of one task.
+        """Returns the address of a task.
 
         Args:
-            job_name: String.
-            task_index: Integer.
+            job_name: String, the name of the task's job.
+            task_index: Integer, the task's index in its job.
 
         Raises:
             ClusterError: If there is no such job or task.
@@ -114,14 +114,13 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """A job's addresses by task index.
+        """Returns a job's addresses in the order of task indices.
 
         Args:
-            job_name: String.
+            job_name: String, the name of the job.
 
         Returns:
-            List of strings, with `None` in the place of tasks that are
-            missing.
+            List of strings, with `None` for missing indices.
 
         Raises:
             ClusterError: If there is no such job.

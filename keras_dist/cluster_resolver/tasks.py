@@ -1,4 +1,4 @@
-"""Which task does what in a cluster, and the workers that train together."""
+"""Roles of a cluster's tasks, and the workers that train together."""
 
 import re
 from typing import Any
@@ -18,16 +18,15 @@ def is_chief(
     task_type: str | None = None,
     task_id: int | None = None,
 ) -> bool:
-    """Whether a task leads: a chief, an evaluator, or else worker 0.
+    """Returns true for a chief, an evaluator, and worker 0 without a chief.
 
     Args:
         cluster_spec: `ClusterSpec`, or a dict that makes one.
         task_type: String, the task's job.
-        task_id: Integer, its index.
+        task_id: Integer, the task's index in its job.
 
     Raises:
-        ClusterError: If the cluster has jobs that it can't have, or has no
-            such task.
+        ClusterError: If the cluster has an unknown job, or has no such task.
 
     Example:
 
@@ -42,14 +41,14 @@ def is_chief(
 
 
 def worker_count(cluster_spec: Any, task_type: str | None) -> int:
-    """How many tasks work together with one of a type.
+    """Returns the number of tasks that work together with one of a type.
 
     Args:
         cluster_spec: `ClusterSpec`, or a dict that makes one.
         task_type: String, `"chief"`, `"worker"` or `"evaluator"`.
 
     Returns:
-        Integer: the evaluator is alone; a chief counts as a worker.
+        Integer. A chief counts as a worker, an evaluator works alone.
 
     Raises:
         ClusterError: As for `is_chief`, and for other types of tasks.
@@ -74,12 +73,14 @@ def worker_count(cluster_spec: Any, task_type: str | None) -> int:
 def id_in_cluster(
     cluster_spec: Any, task_type: str | None, task_id: int | None
 ) -> int:
-    """A task's position among those that work together; the chief has 0.
+    """Returns a task's position among those that work together.
+
+    The chief, if there is one, has position 0.
 
     Args:
         cluster_spec: `ClusterSpec`, or a dict that makes one.
         task_type: String, `"chief"`, `"worker"` or `"evaluator"`.
-        task_id: Integer, its index.
+        task_id: Integer, the task's index in its job.
 
     Raises:
         ClusterError: As for `is_chief`, and for other types of tasks.
@@ -104,12 +105,12 @@ def id_in_cluster(
 def collective_leader(
     cluster_spec: Any, task_type: str | None, task_id: int | None
 ) -> str:
-    """The name of the task that leads collectives.
+    """Returns the name of the task that leads collectives.
 
     Args:
         cluster_spec: `ClusterSpec`, or a dict that makes one.
         task_type: String, this task's job.
-        task_id: Integer, its index.
+        task_id: Integer, this task's index in its job.
 
     Returns:
         String; empty without a cluster, and for an evaluator.
@@ -134,10 +135,10 @@ def collective_leader(
 
 
 def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
-    """The workers that train together, as a resolver's process sees them.
+    """Returns the workers that train together, from a resolver.
 
     Args:
-        resolver: `ClusterResolver`, or one of TensorFlow's; or `None`.
+        resolver: `ClusterResolver`, one of TensorFlow's resolvers, or `None`.
 
     Returns:
         `Cluster` with the chief, if there is one, before the workers. `None`
@@ -145,8 +146,9 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
         cluster or one of a single worker, and for an evaluator.
 
     Raises:
-        ClusterError: If there is anything that workers can't train with: no
-            own task, a parameter server, a missing or unreadable address.
+        ClusterError: If the workers can't train together: if this process'
+            task is unknown, if there is a parameter server, or if an address
+            is missing or unreadable.
 
     Example:
 
@@ -200,7 +202,7 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
 
 
 def _addresses(spec: ClusterSpec) -> tuple[str, ...]:
-    """The addresses of chief and workers; empty where one is not known."""
+    """Returns the addresses of chief and workers, empty where unknown."""
     addresses: list[str] = []
     for job in ("chief", "worker"):
         if job not in spec.jobs:
@@ -234,7 +236,7 @@ def _check_address(address: str, what: str) -> None:
 def _checked(
     cluster_spec: Any, task_type: str | None, task_id: int | None
 ) -> ClusterSpec:
-    """The cluster, if it can be one and has the task."""
+    """Returns the cluster spec after checking its jobs and the task."""
     spec = ClusterSpec(cluster_spec)
     _check_jobs(spec)
     if task_type is None:

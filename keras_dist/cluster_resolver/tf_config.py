@@ -1,4 +1,4 @@
-"""TFConfigClusterResolver: the cluster that TF_CONFIG describes."""
+"""TFConfigClusterResolver: the cluster in the variable TF_CONFIG."""
 
 import json
 from typing import Any
@@ -11,21 +11,21 @@ VARIABLE = "TF_CONFIG"
 
 
 class TFConfigClusterResolver(EnvironmentResolver):
-    """Reads the environment variable TF_CONFIG, on any backend.
+    """A resolver for the cluster in TF_CONFIG, on any backend.
 
-    It is JSON, such as `{"cluster": {"worker": ["10.0.0.1:9000",
-    "10.0.0.2:9000"]}, "task": {"type": "worker", "index": 0}}`. It is read
-    anew each time something is asked for.
+    The environment variable TF_CONFIG is JSON, such as `{"cluster": {"worker":
+    ["10.0.0.1:9000", "10.0.0.2:9000"]}, "task": {"type": "worker", "index":
+    0}}`. Each call of a method reads it anew.
 
     Args:
-        task_type: String, in place of TF_CONFIG's.
-        task_id: Integer, in place of TF_CONFIG's index.
-        rpc_layer: String, in place of TF_CONFIG's `rpc_layer`.
-        environment: String, kept as `environment`.
+        task_type: String, in place of the task's type in TF_CONFIG.
+        task_id: Integer, in place of the task's index in TF_CONFIG.
+        rpc_layer: String, in place of `rpc_layer` in TF_CONFIG.
+        environment: String, the value of the property `environment`.
 
     Raises:
-        ClusterError: When it is asked for something that TF_CONFIG lacks, or
-            if that can't be read.
+        ClusterError: From methods that need a part of TF_CONFIG that is absent
+            or can't be read.
 
     Example:
 
@@ -52,7 +52,7 @@ class TFConfigClusterResolver(EnvironmentResolver):
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster; empty where TF_CONFIG has none."""
+        """Returns the cluster; empty if TF_CONFIG has none."""
         cluster = self._part("cluster")
         try:
             return ClusterSpec(cluster)
@@ -67,9 +67,9 @@ class TFConfigClusterResolver(EnvironmentResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of a task; empty where there is one task or none.
+        """Returns a task's address; empty with one task or none.
 
-        TF_CONFIG's `session_master` comes before all others.
+        `session_master` in TF_CONFIG takes precedence.
         """
         config = self._config()
         if config.get("session_master") is not None:
@@ -85,11 +85,11 @@ class TFConfigClusterResolver(EnvironmentResolver):
 
     @property
     def environment(self) -> str | None:
-        """The environment that was given."""
+        """The given environment."""
         return self._environment
 
     def own_task(self) -> tuple[str | None, int | None]:
-        """TF_CONFIG's task."""
+        """Returns the type and index of the task in TF_CONFIG."""
         task = self._part("task")
         task_type, index = task.get("type"), task.get("index")
         try:
@@ -104,7 +104,7 @@ class TFConfigClusterResolver(EnvironmentResolver):
             ) from error
 
     def own_rpc_layer(self) -> str | None:
-        """TF_CONFIG's protocol."""
+        """Returns the protocol in TF_CONFIG."""
         layer = self._config().get("rpc_layer")
         return None if layer is None else str(layer)
 

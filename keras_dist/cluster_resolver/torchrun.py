@@ -1,4 +1,4 @@
-"""TorchrunClusterResolver: the workers that torchrun started."""
+"""TorchrunClusterResolver: the workers of a torchrun job."""
 
 from keras_dist.cluster_resolver.environment import WorkersResolver
 from keras_dist.cluster_resolver.environment import host_port
@@ -10,17 +10,17 @@ _SET_BY = "torchrun"
 
 
 class TorchrunClusterResolver(WorkersResolver):
-    """Reads the variables that torchrun gives each worker, on any backend.
+    """A resolver for workers that torchrun started, on any backend.
 
-    It reads `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`,
-    `MASTER_PORT` and `TORCHELASTIC_RESTART_COUNT`. torchrun listens at
-    `MASTER_PORT` itself, so worker `i` is given port `MASTER_PORT + 1 + i`.
-    Over several hosts only the first worker's host is known: the other
-    workers' addresses are empty.
+    It reads the environment variables `RANK`, `WORLD_SIZE`,
+    `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and
+    `TORCHELASTIC_RESTART_COUNT`. torchrun itself listens at `MASTER_PORT`, so
+    worker `i` is given port `MASTER_PORT + 1 + i`. With several hosts, only
+    the first worker's host is known, and the other addresses are empty.
 
     Raises:
-        ClusterError: When it is asked for a variable that is absent or can't
-            be read.
+        ClusterError: From methods that need a variable that is absent or
+            can't be read.
 
     Example:
 
@@ -34,7 +34,7 @@ class TorchrunClusterResolver(WorkersResolver):
     """
 
     def addresses(self) -> list[str]:
-        """The workers' addresses, as far as they are known."""
+        """Returns the workers' addresses, empty where they are unknown."""
         _, number = self._place()
         host = required(self._environ, "MASTER_ADDR", _SET_BY)
         port = integer(self._environ, "MASTER_PORT", _SET_BY, 1, 65535)
@@ -48,12 +48,12 @@ class TorchrunClusterResolver(WorkersResolver):
         return addresses + [""] * (number - known)
 
     def index(self) -> int:
-        """This worker's rank."""
+        """Returns this worker's rank."""
         return self._place()[0]
 
     @property
     def restarts(self) -> int:
-        """How often torchrun has started the workers again."""
+        """Number of times that torchrun restarted the workers."""
         name = "TORCHELASTIC_RESTART_COUNT"
         if not self._environ.get(name):
             return 0

@@ -1,4 +1,4 @@
-"""TPUClusterResolver: where the workers of a Cloud TPU are."""
+"""TPUClusterResolver: the addresses of a Cloud TPU's workers."""
 
 import json
 import os
@@ -20,33 +20,34 @@ _PROTOCOL = "grpc://"
 
 
 class TPUClusterResolver(ClusterResolver):
-    """Finds the addresses of a Cloud TPU's workers.
+    """A resolver for the addresses of a Cloud TPU's workers.
 
-    Only addresses are found. TensorFlow's way to drive a TPU from afar (its
-    `connect`, topology and system metadata) does not exist in Keras 3: run
-    one process on each host of the TPU, with JAX.
+    It finds addresses only. Keras 3 has no counterpart of TensorFlow's remote
+    control of a TPU (`connect`, topology, system metadata): run one process on
+    each host of the TPU, with JAX.
 
     Args:
-        tpu: String: a TPU's name, `"grpc://host:port"` addresses with commas
-            between, or `"local"` for the TPU of this host. By default, and if
-            empty, what `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, `TPU_NAME` or
-            `TPU_CONFIG` says.
-        zone: String; by default this machine's, asked of Google Cloud.
-        project: String; by default this machine's, asked of Google Cloud.
-        job_name: String, the job that the TPU's workers are.
+        tpu: String: a TPU's name, `"grpc://host:port"` addresses separated by
+            commas, or `"local"` for the TPU of this host. By default, and if
+            empty, the value of `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, else of
+            `TPU_NAME`, else of `TPU_CONFIG`.
+        zone: String; by default this machine's zone in Google Cloud.
+        project: String; by default this machine's project in Google Cloud.
+        job_name: String, the job of the TPU's workers.
         coordinator_name: String, a job to add for the coordinator, or `None`.
-        coordinator_address: String, its `"host:port"`; none is started here.
+        coordinator_address: String, the coordinator's `"host:port"`. The
+            resolver starts no coordinator.
         credentials: Credentials of Google's API client; by default those of
             the environment. Not used with `service`.
-        service: What `googleapiclient.discovery.build("tpu", "v1")` gives, in
-            place of one that is made here.
-        discovery_url: String, where the API's description is; by default
-            what `TPU_API_DISCOVERY_URL` says, if anything.
+        service: The result of `googleapiclient.discovery.build("tpu", "v1")`.
+            By default a service is created.
+        discovery_url: String, the address of the API's description. The
+            environment variable `TPU_API_DISCOVERY_URL` takes precedence.
 
     Raises:
         ClusterError: If no TPU is named, or several, or a coordinator without
             its address.
-        ImportError: If there is no service, and Google's API client is not
+        ImportError: If no service is given, and Google's API client is not
             installed.
 
     Example:
@@ -100,7 +101,7 @@ class TPUClusterResolver(ClusterResolver):
             )
 
     def cluster_spec(self) -> ClusterSpec:
-        """The TPU's workers as they are now; empty for a local TPU.
+        """Returns the addresses of the TPU's workers; empty for a local TPU.
 
         Raises:
             RuntimeError: If the TPU is not ready, or unhealthy.
@@ -123,25 +124,28 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """A worker's address, the first one's by default; empty if local."""
+        """Returns a worker's address, by default the first worker's.
+
+        The result is empty for a local TPU.
+        """
         if self._tpu == _LOCAL:
             return ""
         return self.address_of(task_type, task_id, rpc_layer)
 
     def own_rpc_layer(self) -> str | None:
-        """`"grpc"`."""
+        """Returns `"grpc"`."""
         return "grpc"
 
     def get_master(self) -> str:
-        """`master()`."""
+        """Returns the result of `master()`."""
         return self.master()
 
     def get_job_name(self) -> str | None:
-        """The job that the TPU's workers are."""
+        """Returns the job of the TPU's workers."""
         return self.task_type
 
     def get_coordination_service_leader(self) -> str:
-        """The name of the task that leads."""
+        """Returns the name of the leading task."""
         return f"/job:{self.get_job_name()}/task:0"
 
     def num_accelerators(
@@ -150,7 +154,7 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """The TPU cores of this host; those of others can't be seen."""
+        """Returns the number of TPU cores of this host, whatever the task."""
         return {"TPU": local_accelerators().get("TPU", 0)}
 
     def _found(self) -> list[str]:
@@ -181,7 +185,7 @@ class TPUClusterResolver(ClusterResolver):
 def _named(
     tpu: str | Sequence[str] | None, zone: str | None, project: str | None
 ) -> tuple[str, str | None, str | None]:
-    """The TPU's name with its zone and project, from the environment too."""
+    """Returns a TPU's name, zone and project; the environment has defaults."""
     if tpu is not None and not isinstance(tpu, str):
         if len(tpu) != 1:
             raise ClusterError(
@@ -226,7 +230,7 @@ def _address(endpoint: str) -> str:
 
 
 def _metadata(path: str) -> str:
-    """What Google Cloud says of the machine that this runs on."""
+    """Returns an entry of Google Cloud's metadata of this machine."""
     host = (
         os.environ.get("GCE_METADATA_HOST")
         or os.environ.get("GCE_METADATA_IP")

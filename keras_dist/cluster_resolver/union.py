@@ -1,4 +1,4 @@
-"""UnionResolver: several resolvers as one."""
+"""UnionResolver: the union of several resolvers' clusters."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ _OVERRIDES = ("rpc_layer", "task_type", "task_id")
 
 
 class UnionResolver(ClusterResolver):
-    """The tasks of several resolvers together; the rest is the first one's.
+    """A resolver with the tasks of several resolvers.
 
-    Where two resolvers know the same job, their lists of addresses are
-    joined in order. If one of them gives its tasks by index, all are merged
-    by index.
+    Everything but the tasks is taken from the first resolver. Where several
+    resolvers have the same job, their lists of addresses are concatenated in
+    order. If one of them gives its tasks by index, all are merged by index.
 
     Args:
         *args: `ClusterResolver`s, at least one.
@@ -23,7 +23,7 @@ class UnionResolver(ClusterResolver):
 
     Raises:
         TypeError: If an argument is no `ClusterResolver`.
-        ClusterError: If there is none, or a keyword is unknown.
+        ClusterError: If there is no resolver, or a keyword is unknown.
 
     Example:
 
@@ -60,10 +60,10 @@ class UnionResolver(ClusterResolver):
         self.rpc_layer = kwargs.get("rpc_layer")
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of all resolvers.
+        """Returns the tasks of all resolvers.
 
         Raises:
-            KeyError: If two give the same task index of a job.
+            KeyError: If two resolvers give the same task index of a job.
         """
         by_job: dict[str, list[Any]] = {}
         for resolver in self._resolvers:
@@ -79,7 +79,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """The address of the task that is asked for, else the first's."""
+        """Returns the given task's address, else the first one's master."""
         if task_type is None or task_id is None:
             return self._resolvers[0].master(rpc_layer=rpc_layer)
         return self.address_of(task_type, task_id, rpc_layer)
@@ -90,33 +90,33 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """The first resolver's."""
+        """Returns the first resolver's number of accelerators, by type."""
         return self._resolvers[0].num_accelerators(
             task_type, task_id, config_proto
         )
 
     @property
     def environment(self) -> str | None:
-        """The first resolver's."""
+        """The first resolver's environment."""
         return self._resolvers[0].environment
 
     @property
     def coordinator(self) -> str | None:
-        """The first resolver's."""
+        """The first resolver's coordinator."""
         return self._resolvers[0].coordinator
 
     @property
     def restarts(self) -> int:
-        """The first resolver's."""
+        """The first resolver's number of restarts."""
         return self._resolvers[0].restarts
 
     def own_task(self) -> tuple[str | None, int | None]:
-        """The first resolver's."""
+        """Returns the first resolver's task type and index."""
         first = self._resolvers[0]
         return first.task_type, first.task_id
 
     def own_rpc_layer(self) -> str | None:
-        """The first resolver's."""
+        """Returns the first resolver's protocol."""
         return self._resolvers[0].rpc_layer
 
 

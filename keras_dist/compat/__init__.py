@@ -1,4 +1,4 @@
-"""Names for programs that were written for older versions of `tf.distribute`.
+"""The names of older versions of `tf.distribute`.
 
 Example:
 

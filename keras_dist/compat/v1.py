@@ -1,7 +1,8 @@
-"""Strategies as `tf.compat.v1.distribute` has them, deprecated.
+"""The strategies of `tf.compat.v1.distribute`, deprecated.
 
-They are the newer ones, but that `reduce` needs no `axis`. What else was there
-(`experimental_run`, `make_dataset_iterator`, ...) the newer ones have, too.
+They differ from the strategies of `keras_dist` in `reduce`, which needs no
+`axis`. The other methods of that version (`experimental_run`,
+`make_dataset_iterator`, ...) are methods of all strategies.
 """
 
 from collections.abc import Iterable
@@ -31,7 +32,7 @@ class Strategy(StrategyV2):
     """A `keras_dist.Strategy` whose `reduce` needs no `axis`.
 
     Args:
-        plan: A `Plan`.
+        plan: A `Plan` of the devices that compute and hold variables.
         cross_device_ops: A `CrossDeviceOps`, or `None` for the backend's own.
 
     Example:
@@ -46,13 +47,23 @@ class Strategy(StrategyV2):
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: Any = None
     ) -> Any:
-        """As `keras_dist.Strategy.reduce`, over replicas only by default."""
+        """Combines a value over replicas, and along `axis` if it is given.
+
+        Args:
+            reduce_op: `ReduceOp`, or its name in any case.
+            value: Nest of per-replica values.
+            axis: As for `keras_dist.Strategy.reduce`. Default `None`: element
+                by element.
+
+        Returns:
+            Nest of tensors on the first replica's device.
+        """
         return super().reduce(reduce_op, value, axis)
 
 
 @final
 class MirroredStrategy(Strategy):
-    """As `keras_dist.MirroredStrategy`.
+    """A `keras_dist.MirroredStrategy` whose `reduce` needs no `axis`.
 
     Args:
         devices: List of device strings, in replica order. `None` means all
@@ -77,13 +88,14 @@ class MirroredStrategy(Strategy):
 
 @final
 class CentralStorageStrategy(Strategy):
-    """As `keras_dist.CentralStorageStrategy`.
+    """A `keras_dist.CentralStorageStrategy` whose `reduce` needs no `axis`.
 
     Args:
         compute_devices: List of device strings, in replica order. `None`
             means all accelerators, or all CPU devices where there is none.
-        parameter_device: String, the device of variables, or a list of them.
-            `None` means the CPU, or the only device that computes.
+        parameter_device: String, the device of the variables, or a list of
+            devices. `None` means the CPU, or, with one compute device, that
+            device.
 
     Example:
 
@@ -102,7 +114,7 @@ class CentralStorageStrategy(Strategy):
 
 @final
 class OneDeviceStrategy(Strategy):
-    """As `keras_dist.OneDeviceStrategy`.
+    """A `keras_dist.OneDeviceStrategy` whose `reduce` needs no `axis`.
 
     Args:
         device: String, such as `"cpu:1"` or `"/gpu:0"`.
@@ -120,10 +132,13 @@ class OneDeviceStrategy(Strategy):
 
 @final
 class MultiWorkerMirroredStrategy(MultiWorkerStrategy, Strategy):
-    """As `keras_dist.MultiWorkerMirroredStrategy`.
+    """A `keras_dist.MultiWorkerMirroredStrategy` with an optional `axis`.
+
+    Its `reduce` needs no `axis`.
 
     Args:
-        cluster_resolver: A `ClusterResolver`, or `None` to look for one.
+        cluster_resolver: A `ClusterResolver`, or `None` to look for the
+            environment variables of a cluster.
         communication_options: A `CommunicationOptions`, or `None`.
 
     Example:
@@ -135,7 +150,7 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy, Strategy):
 
 
 def get_loss_reduction() -> ReduceOp:
-    """How replicas' losses, and so their gradients, are combined: by sum.
+    """Returns the operation that combines the replicas' losses, a sum.
 
     Example:
 

@@ -1,21 +1,21 @@
-"""Cluster: the workers of a job, as one of them sees them."""
+"""Cluster: the workers of a job and this worker's place among them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers that train together, and which of them this process is.
+    """The workers that train together, and this process' position.
 
     Args:
         index: Integer, this worker's position; 0 is the chief.
-        leader: String, `"host:port"` on the chief's host, where workers meet
-            to begin with.
+        leader: String, `"host:port"` on the chief's host, the address of the
+            rendezvous.
         addresses: Tuple of strings, each worker's own `"host:port"` in order.
         coordinator: String, `"host:port"` of a service outside of the workers
-            that outlives each of them, as `keras-dist run` starts it where
-            the backend has one; or `None`.
-        restarts: Integer, how often the group has been started again.
+            that outlives each of them, or `None`. `keras-dist run` starts one
+            where the backend supports it.
+        restarts: Integer, number of times that the group was restarted.
 
     Example:
 
@@ -34,10 +34,10 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self.addresses)
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker shows progress, and writes files."""
+        """True for worker 0, which shows progress and writes files."""
         return self.index == 0

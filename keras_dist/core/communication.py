@@ -1,4 +1,4 @@
-"""How replicas' values travel, as far as people may choose."""
+"""Options of the communication between devices and workers."""
 
 import enum
 from typing import NamedTuple
@@ -6,9 +6,9 @@ from typing import Self
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which collectives are used between devices.
+    """The implementation of collectives between devices.
 
-    `AUTO` leaves it to the backend, `RING` and `NCCL` are hints.
+    `AUTO` leaves the choice to the backend; `RING` and `NCCL` are hints.
 
     Example:
 
@@ -33,13 +33,14 @@ class CommunicationOptions(_CommunicationOptions):
 
     Args:
         bytes_per_pack: Integer, at least 0. Values are sent in packs of
-            about this many bytes; 0 leaves it to the backend.
-        timeout_seconds: Float or `None`. How long a collective may take.
+            about this many bytes; with 0 the backend chooses.
+        timeout_seconds: Float, the longest time that a collective may take,
+            or `None`.
         implementation: A `CommunicationImplementation`, or its name.
-        dtype: String, `"float16"` or `"bfloat16"`, in which gradients of
-            `float32` travel between workers; `None` for their own. Sums above
-            65504 overflow in `"float16"`; `"bfloat16"` has the same range, and
-            fewer digits.
+        dtype: String, `"float16"` or `"bfloat16"`, the dtype in which `float32`
+            gradients are sent between workers; `None` for `float32`. Sums above
+            65504 overflow in `"float16"`; `"bfloat16"` has the range of
+            `float32`, and fewer digits.
 
     Raises:
         ValueError: If `bytes_per_pack` is negative, or `implementation` or
@@ -112,8 +113,8 @@ class CollectiveHints(CommunicationOptions):
     """The older name of `CommunicationOptions`, without `implementation`.
 
     Args:
-        bytes_per_pack: Integer, at least 0.
-        timeout_seconds: Float or `None`.
+        bytes_per_pack: Integer, as for `CommunicationOptions`.
+        timeout_seconds: Float or `None`, as for `CommunicationOptions`.
 
     Raises:
         ValueError: If `bytes_per_pack` is negative.

@@ -9,11 +9,11 @@ from keras import ops
 
 
 class Component(ABC):
-    """Where one replica's own value of a variable is kept."""
+    """The storage of one replica's own value of a variable."""
 
     @abstractmethod
     def read(self) -> Any:
-        """The value, a tensor on the replica's device."""
+        """Returns the value, a tensor on the replica's device."""
 
     @abstractmethod
     def write(self, value: Any) -> None:
@@ -21,7 +21,7 @@ class Component(ABC):
 
 
 class HeldComponent(Component):
-    """A component that is a tensor, replaced as a whole."""
+    """A component that holds a tensor and replaces it as a whole."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -34,12 +34,7 @@ class HeldComponent(Component):
 
 
 class VariableComponent(keras.Variable):
-    """One replica's component of a distributed variable.
-
-    Args:
-        container: The variable.
-        index: Integer, the replica's.
-    """
+    """One replica's component of a distributed variable, the container."""
 
     def __init__(self, container: Any, index: int) -> None:
         self.__dict__.update(vars(container))
@@ -71,14 +66,14 @@ class VariableComponent(keras.Variable):
         return value
 
     def collect(self) -> "list[Any]":
-        """From now on, keeps what is assigned in the list returned."""
+        """Returns a list that records all later assignments instead."""
         self._pending = []
         return self._pending
 
     def __repr__(self) -> str:
         try:
             value = f", value={ops.convert_to_numpy(self.value)}"
-        except Exception:  # a trace has none, and each framework's own error
+        except Exception:  # in a trace; each framework raises its own error
             value = ""
         return (
             f"<Variable path={self.path}, shape={tuple(self.shape)}, "

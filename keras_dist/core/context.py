@@ -1,4 +1,4 @@
-"""Which strategy and which replica this thread is in."""
+"""The current strategy and replica of each thread."""
 
 import contextlib
 import threading
@@ -27,7 +27,7 @@ class _Stack(threading.local):
         # What `experimental_set_strategy` entered, and how to leave it.
         self.set_by_call: contextlib.ExitStack | None = None
         self.default_scopes = 0
-        # Whether this thread merges what the default strategy's replica gave.
+        # True in cross-replica context of the default strategy.
         self.default_merge = False
 
 
@@ -45,12 +45,12 @@ def current_replica_context() -> Any:
 
 
 def in_replica_function() -> bool:
-    """Whether this thread runs a replica, in `run` or in a step of `fit`."""
+    """Returns true if this thread runs a replica, in `run` or `fit`."""
     return _stack.in_replica or _stack.replica is not None
 
 
 def has_strategy() -> bool:
-    """Whether this thread is inside of a `strategy.scope()`.
+    """Returns true if this thread is inside of a `strategy.scope()`.
 
     Example:
 
@@ -61,7 +61,7 @@ def has_strategy() -> bool:
 
 
 def in_cross_replica_context() -> bool:
-    """Whether this thread is under `strategy.scope()` and in no replica.
+    """Returns true under `strategy.scope()` and outside of replicas.
 
     Example:
 
@@ -76,8 +76,8 @@ def in_cross_replica_context() -> bool:
 def experimental_set_strategy(strategy: HasScope | None) -> None:
     """Makes a strategy current for this thread, without a `with`.
 
-    What is made afterwards is as if made under its scope. A second call
-    replaces the strategy.
+    Later code of this thread runs as if under the strategy's scope. A second
+    call replaces the strategy.
 
     Args:
         strategy: A `Strategy`, or `None` for the default one.
@@ -115,8 +115,7 @@ def experimental_set_strategy(strategy: HasScope | None) -> None:
 def entered(strategy: object) -> Iterator[None]:
     """Makes `strategy` current for this thread.
 
-    Raises:
-        StrategyMismatchError: If another strategy's scope is open.
+    Raises `StrategyMismatchError` if another strategy's scope is open.
     """
     check_same(strategy, "scope")
     _stack.scopes.append(strategy)
@@ -128,7 +127,7 @@ def entered(strategy: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def left() -> Iterator[None]:
-    """Makes no strategy current for this thread, for a while."""
+    """Makes this thread leave all scopes for the time of the context."""
     before, _stack.scopes = _stack.scopes, []
     try:
         yield
@@ -138,10 +137,9 @@ def left() -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_entered() -> Iterator[None]:
-    """Remembers that the default strategy's scope is open.
+    """Marks the default strategy's scope as open in this thread.
 
-    Raises:
-        RuntimeError: Under another strategy's scope.
+    Raises `RuntimeError` under another strategy's scope.
     """
     if has_strategy():
         raise RuntimeError(
@@ -158,18 +156,14 @@ def default_entered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def default_merging() -> Iterator[None]:
-    """Cross-replica context of the default strategy, which is in no scope."""
+    """Enters the default strategy's cross-replica context, in no scope."""
     with in_replica(None):
         _stack.default_merge = True
         yield
 
 
 def check_same(strategy: object, what: str) -> None:
-    """Refuses to mix strategies.
-
-    Raises:
-        StrategyMismatchError: If another strategy is current.
-    """
+    """Raises `StrategyMismatchError` if another strategy is current."""
     outer = current_strategy()
     if outer is not None and outer is not strategy:
         raise StrategyMismatchError(
@@ -197,12 +191,7 @@ def _way_out(strategy: Any, outer: Any) -> str:
 def check_no_distribution(strategy: object, what: str) -> None:
     """Refuses `keras.distribution` beside a strategy.
 
-    Args:
-        strategy: The `Strategy`.
-        what: String, what meets the distribution, for the error.
-
-    Raises:
-        StrategyMismatchError: If a `keras.distribution` is set.
+    `what` names the use of the strategy in the message.
     """
     distribution = keras.distribution.distribution()
     if distribution is not None:
@@ -219,11 +208,9 @@ def check_no_distribution(strategy: object, what: str) -> None:
 def check_cross_replica(strategy: object, what: str) -> None:
     """Refuses what can't be done by one replica.
 
-    Raises:
-        RuntimeError: In replica context.
-        StrategyMismatchError: If another strategy is current.
+    Raises `StrategyMismatchError` if another strategy is current.
     """
-    # In one call where all is well: it is asked at every step.
+    # The usual case first, without further calls: it runs in every step.
     current = _stack
     if not current.in_replica and current.replica is None:
         scopes = current.scopes
@@ -241,10 +228,9 @@ def check_cross_replica(strategy: object, what: str) -> None:
 
 
 def check_creation() -> None:
-    """Refuses variables made under two strategies' scopes.
+    """Raises `StrategyMismatchError` for a variable under two scopes.
 
-    Raises:
-        StrategyMismatchError: If the default strategy's scope is open too.
+    The two are the default strategy's scope and another strategy's.
     """
     if _stack.default_scopes and has_strategy():
         raise StrategyMismatchError(
@@ -261,9 +247,8 @@ def in_replica(
 ) -> Iterator[None]:
     """Marks this thread as running one replica of `strategy`.
 
-    Args:
-        strategy: The `Strategy`, or `None` to be in none for a while.
-        replica: The `ReplicaContext` that its function sees, if it has one.
+    With `None`, the thread is in no strategy and in no replica. `replica` is
+    the `ReplicaContext` of the replica function, if there is one.
     """
     before = (_stack.scopes, _stack.in_replica, _stack.replica)
     merging = _stack.default_merge

@@ -1,4 +1,4 @@
-"""Devices: the one module that turns what people write into `Device`s."""
+"""Devices: `Device`, and the parser of users' device names."""
 
 import re
 from collections.abc import Iterable
@@ -32,24 +32,24 @@ class Device:
 
     @property
     def is_accelerator(self) -> bool:
-        """Whether this is anything but a CPU."""
+        """True for any device but a CPU."""
         return self.type != "cpu"
 
 
 def parse_device(spelling: str | Device, name: str = "") -> Device:
-    """Reads one device as people write it.
+    """Parses the name of a device.
 
     Args:
         spelling: String. `"cpu:1"`, `"CPU:1"`, `"/gpu:0"`, `"cuda:0"` and
-            `"/job:localhost/replica:0/task:0/device:GPU:0"` are all read; a
-            missing index is 0.
-        name: String, the argument that it is of, for errors.
+            `"/job:localhost/replica:0/task:0/device:GPU:0"` are all accepted;
+            a missing index is 0. A `Device` is returned as it is.
+        name: String, the name of the user's argument, for the error message.
 
     Returns:
-        A `Device`.
+        A `Device`, which may not exist on this worker.
 
     Raises:
-        DeviceError: If it can't be read.
+        DeviceError: If the name can't be parsed.
 
     Example:
 
@@ -75,7 +75,7 @@ def parse_device(spelling: str | Device, name: str = "") -> Device:
 
 
 def default_devices(available: Sequence[Device]) -> tuple[Device, ...]:
-    """All accelerators, or all CPU devices where there is none."""
+    """Returns all accelerators, or all CPU devices if there is none."""
     accelerators = tuple(d for d in available if d.is_accelerator)
     return accelerators or tuple(available)
 
@@ -85,19 +85,11 @@ def resolve_devices(
     available: Sequence[Device],
     name: str = "devices",
 ) -> tuple[Device, ...]:
-    """Turns a user's devices into `Device`s that exist, each once.
+    """Converts a user's devices to `Device`s that exist, in the same order.
 
-    Args:
-        devices: One device, several, or `None` (or none at all) for all
-            accelerators, else all CPU devices.
-        available: The worker's devices.
-        name: String, what errors call the argument.
-
-    Returns:
-        A tuple of `Device`s in the order given.
-
-    Raises:
-        DeviceError: If one is unreadable, absent or named twice.
+    `None` and an empty list mean all accelerators, or all CPU devices if there
+    is none. Raises `DeviceError`, which names the user's argument `name`, if a
+    device is unreadable, absent or named twice.
     """
     if isinstance(devices, (str, Device)):
         devices = [devices]

@@ -1,4 +1,4 @@
-"""Leaves of a batch: as arrays that can be cut into rows."""
+"""Leaves of a batch, as arrays that can be split by rows."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nest with how to get to them, such as `[0]['x']`."""
+    """Yields the leaves of a nest with their paths, such as `[0]['x']`."""
     if isinstance(nest, Mapping):
         for key in nest:
             yield from named_leaves(nest[key], f"{path}[{key!r}]")
@@ -21,7 +21,7 @@ def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def readable(leaf: Any) -> Any:
-    """A leaf as a NumPy array or a tensor of the framework in use.
+    """Converts a leaf to a NumPy array or a tensor of the framework in use.
 
     Another framework's tensors and Python's scalars become NumPy arrays.
     `None` and other objects stay as they are.
@@ -42,29 +42,25 @@ def readable(leaf: Any) -> Any:
 
 
 def sliceable(leaf: Any) -> Any:
-    """A tensor in the host's memory as a NumPy view; others as they are.
+    """Returns a NumPy view of a tensor in host memory, else the tensor.
 
-    Slicing is then free, and is nothing for a framework to compile.
+    A view can be sliced without a copy, and without compiling an operation.
     """
     if isinstance(leaf, np.ndarray):
         return leaf
     try:
         return np.asarray(memoryview(leaf))
     except (TypeError, ValueError, BufferError):
-        return leaf  # elsewhere, or of a dtype that has no such view
+        return leaf  # on another device, or of a dtype without a view
 
 
 def shape_of(leaf: Any) -> tuple[int | None, ...]:
-    """The shape of an array or tensor, `()` of anything else."""
+    """Returns the shape of an array or tensor, `()` for anything else."""
     return tuple(getattr(leaf, "shape", ()))
 
 
 def check_batched(nest: Any) -> None:
-    """Refuses an element, or its spec, in which nothing has rows.
-
-    Raises:
-        ValueError: If all leaves are scalars.
-    """
+    """Raises `ValueError` if all leaves of an element or spec are scalars."""
     leaves = [(p, x) for p, x in named_leaves(nest) if x is not None]
     if all(not shape_of(leaf) for _, leaf in leaves):
         described = ", ".join(describe(*leaf) for leaf in leaves) or repr(nest)
@@ -77,13 +73,10 @@ def check_batched(nest: Any) -> None:
 
 
 def check_rows(nest: Any) -> Any:
-    """How many rows a batch has: an integer, or in a graph a tensor.
+    """Returns the number of rows of a batch, in a graph a tensor.
 
-    Args:
-        nest: Nested structure of arrays, with `None` for what is not there.
-
-    Raises:
-        ValueError: If it is no batch, or its leaves differ in their rows.
+    Leaves may be `None`. Raises `ValueError` if there are no rows, or if the
+    other leaves differ in their numbers of rows.
     """
     check_batched(nest)
     leaves = [(p, x) for p, x in named_leaves(nest) if x is not None]
@@ -100,7 +93,7 @@ def check_rows(nest: Any) -> Any:
 
 
 def describe(path: str, leaf: Any) -> str:
-    """A leaf for an error: where it is, its shape and dtype."""
+    """Describes a leaf for an error message: its path, shape and dtype."""
     where = f"leaf `{path}`" if path else "one leaf"
     if not hasattr(leaf, "shape"):
         return f"{where} of type {type(leaf).__name__}"

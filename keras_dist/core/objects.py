@@ -1,8 +1,8 @@
-"""Objects with tensors in them, which nothing of keras_dist looks into.
+"""Checks for objects that hold tensors where keras_dist would not see them.
 
 Values pass `strategy.run`, reductions and compiled functions in lists, tuples,
 named tuples and mappings. A dataclass, or an object of any other class, is one
-value: what is in it would be missed.
+leaf: tensors in it would be missed.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from keras_dist.errors import TraceError
 
 _NESTS = "lists, tuples, dicts and named tuples"
 _VALUES = (PerReplica, Mirrored)
-# They keep tensors of their own, and are meant to change.
+# These objects have state that is meant to change.
 _ALIVE = (
     keras.Layer,
     keras.Metric,
@@ -32,7 +32,7 @@ _ALIVE = (
 
 
 def fields_of(value: Any) -> Mapping[str, Any]:
-    """The attributes of an object, by name; of a dataclass, its fields."""
+    """Returns an object's attributes, or a dataclass's fields, by name."""
     names = _declared(value)
     if names is None:
         return getattr(value, "__dict__", {})
@@ -47,7 +47,10 @@ def _declared(value: Any) -> list[str] | None:
 
 
 def held_in(value: Any) -> Iterator[Any]:
-    """What an object holds: attributes, or what a function closes over."""
+    """Yields the attributes of an object, or the closure of a function.
+
+    Of a generator, these are the local variables.
+    """
     if isinstance(value, types.FunctionType):
         for cell in value.__closure__ or ():
             yield cell.cell_contents
@@ -59,13 +62,10 @@ def held_in(value: Any) -> Iterator[Any]:
 
 
 def hidden_field(value: Any) -> str | None:
-    """The name of an attribute that a compiled function would not see change.
+    """Returns the name of an attribute that holds a value to be traced.
 
-    Args:
-        value: An argument that is not traced.
-
-    Returns:
-        String, or `None` if there is none.
+    A compiled function would not notice when the attribute of an argument that
+    is not traced changes. The result is `None` if there is no such attribute.
     """
     kind = type(value)
     if kind.__module__ == "builtins" or isinstance(value, (*_VALUES, *_ALIVE)):
@@ -85,11 +85,7 @@ def _is_alive(value: Any) -> bool:
 
 
 def refuse_result(value: Any) -> None:
-    """Refuses an object that takes a tensor out of the trace it belongs to.
-
-    Raises:
-        TraceError: Always.
-    """
+    """Raises `TraceError` for an object that holds a traced tensor."""
     raise TraceError(
         "A compiled function returned an object with a tensor in it, which "
         f"has no value outside. Received: a {type(value).__name__}. Expected: "
@@ -99,15 +95,12 @@ def refuse_result(value: Any) -> None:
 
 
 def refuse_objects(nest: Any, method: str, cause: Exception) -> None:
-    """Names the class of what is no tensor, where a method failed at it.
+    """Raises `TypeError` if a method failed on an object in its argument.
 
     Args:
-        nest: What the method was given.
-        method: String, its name.
-        cause: The exception that it failed with.
-
-    Raises:
-        TypeError: If there is an object of some class in the nest.
+        nest: The argument of the method.
+        method: String, the name of the method.
+        cause: The exception that the method raised.
     """
     for leaf in leaves_of(nest):
         for value in leaf.values if isinstance(leaf, _VALUES) else (leaf,):

@@ -1,4 +1,4 @@
-"""What people set about input, values and communication, as data."""
+"""Options of input and of `run`, and the contexts of user functions."""
 
 import enum
 from typing import Any
@@ -7,15 +7,15 @@ from typing import Self
 
 
 class InputContext:
-    """Where an input function is: its pipeline, and how many there are.
+    """The input pipeline that a dataset function is called for.
 
-    A function given to `distribute_datasets_from_function` receives one.
+    The function given to `distribute_datasets_from_function` receives one.
 
     Args:
-        num_input_pipelines: Integer, number of pipelines: one a worker, or
-            one a replica in `InputReplicationMode.PER_REPLICA`.
-        input_pipeline_id: Integer, which of them this is.
-        num_replicas_in_sync: Integer, replicas of all pipelines together.
+        num_input_pipelines: Integer, number of pipelines: one for each worker,
+            or, with `InputReplicationMode.PER_REPLICA`, for each replica.
+        input_pipeline_id: Integer, the position of this pipeline, from 0.
+        num_replicas_in_sync: Integer, number of replicas of all pipelines.
 
     Example:
 
@@ -38,30 +38,31 @@ class InputContext:
 
     @property
     def num_input_pipelines(self) -> int:
-        """How many pipelines read data."""
+        """Number of pipelines that read data."""
         return self._num_input_pipelines
 
     @property
     def input_pipeline_id(self) -> int:
-        """Which of the pipelines this is, from 0."""
+        """Position of this pipeline among all, from 0."""
         return self._input_pipeline_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas are fed by all pipelines together."""
+        """Number of replicas that all pipelines feed together."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """One replica's part of a global batch size.
+        """Returns one replica's part of a global batch size.
 
         Args:
-            global_batch_size: Integer, rows of a step over all replicas.
+            global_batch_size: Integer, number of rows of a step over all
+                replicas.
 
         Returns:
             Integer, `global_batch_size / num_replicas_in_sync`.
 
         Raises:
-            ValueError: If it can't be divided evenly.
+            ValueError: If the size can't be divided evenly.
 
         Example:
 
@@ -88,10 +89,10 @@ class InputContext:
 
 
 class InputReplicationMode(enum.Enum):
-    """How often an input function is called.
+    """The number of times that a dataset function is called.
 
-    `PER_WORKER`: once a worker; its replicas take elements in turn.
-    `PER_REPLICA`: once a replica; each replica has its own dataset.
+    `PER_WORKER`: once for each worker, whose replicas take elements in turn.
+    `PER_REPLICA`: once for each replica, which has its own dataset.
 
     Example:
 
@@ -111,20 +112,19 @@ class _InputOptions(NamedTuple):
 
 
 class InputOptions(_InputOptions):
-    """How a dataset is distributed.
+    """Options of a distributed dataset.
 
     Args:
-        experimental_fetch_to_device: Boolean. Whether a batch's parts are
-            put on their replicas' devices; if not, they stay on the host
+        experimental_fetch_to_device: Boolean. If true, a batch's parts are
+            put on their replicas' devices; if false, they stay on the host
             (`cpu:0`). `None` means `True`.
         experimental_replication_mode: An `InputReplicationMode`.
-        experimental_place_dataset_on_device: Boolean. Whether the dataset
-            itself is on the devices. It needs `PER_REPLICA` and
-            `experimental_fetch_to_device=False`. Datasets are read on the
-            host all the same; the elements are put on the devices.
-        experimental_per_replica_buffer_size: Integer, at least 0. How many
-            steps are read and sent to the devices ahead of the one that is
-            asked for. With 0 nothing is read before it is asked for.
+        experimental_place_dataset_on_device: Boolean. If true, elements are
+            put on the devices, although the dataset is still read on the host.
+            It needs `PER_REPLICA` and `experimental_fetch_to_device=False`.
+        experimental_per_replica_buffer_size: Integer, at least 0: the number
+            of steps that are read and sent to the devices in advance. With 0,
+            a step is read when it is requested.
 
     Example:
 
@@ -158,11 +158,10 @@ class InputOptions(_InputOptions):
 
 
 def check_input_options(options: InputOptions | None) -> InputOptions:
-    """The options, or the default ones for `None`.
+    """Returns checked options; the defaults for `None`.
 
-    Raises:
-        ValueError: If they contradict each other.
-        TypeError: If they are something else.
+    Raises `ValueError` if options contradict each other, and `TypeError` for
+    another object.
     """
     if options is None:
         return InputOptions()
@@ -198,14 +197,14 @@ def check_input_options(options: InputOptions | None) -> InputOptions:
 
 
 class RunOptions(NamedTuple):
-    """Options of `strategy.run`, for programs that set them.
+    """Options of `strategy.run`, for ported programs; they have no effect.
 
-    They are about compilation for TPUs, and change nothing here.
+    In `tf.distribute` they affect the compilation for TPUs.
 
     Args:
-        experimental_enable_dynamic_batch_size: Boolean.
-        experimental_bucketizing_dynamic_shape: Boolean.
-        experimental_xla_options: Any object.
+        experimental_enable_dynamic_batch_size: Boolean, ignored.
+        experimental_bucketizing_dynamic_shape: Boolean, ignored.
+        experimental_xla_options: Any object, ignored.
 
     Example:
 
@@ -219,14 +218,14 @@ class RunOptions(NamedTuple):
 
 
 class ValueContext:
-    """Which replica's value a function is asked for.
+    """The replica that a function makes a value for.
 
-    A function given to `experimental_distribute_values_from_function`
+    The function given to `experimental_distribute_values_from_function`
     receives one.
 
     Args:
-        replica_id_in_sync_group: Integer, the replica, from 0.
-        num_replicas_in_sync: Integer, how many there are.
+        replica_id_in_sync_group: Integer, the replica's index, from 0.
+        num_replicas_in_sync: Integer, number of replicas.
 
     Example:
 
@@ -242,12 +241,12 @@ class ValueContext:
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """The replica, from 0."""
+        """Index of the replica, from 0."""
         return self._replica_id_in_sync_group
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas."""
         return self._num_replicas_in_sync
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Owners: which device keeps a variable that has one copy only."""
+"""Owners: the devices of variables that have a single copy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,30 +8,23 @@ import numpy as np
 
 from keras_dist.core.device import Device
 
-# Set on a variable, with the device that keeps it.
+# The attribute of a variable with its device.
 _ATTRIBUTE = "_keras_dist_owner"
 
 
 class Owners:
-    """Spreads variables over devices, so that each keeps as many bytes.
+    """The device of each single-copy variable, balanced by bytes.
 
-    A variable goes to the device that has the fewest bytes by then, the first
-    of those; the same program puts it in the same place each time. What is
-    made for another variable, as an optimizer's slots are, goes with it.
-
-    Args:
-        devices: Sequence of `Device`s.
+    A variable goes to the first device among those with the fewest bytes, so
+    that the same program places it alike each time. A variable that is created
+    for another one, such as an optimizer's slot, goes to the same device.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._num_bytes = dict.fromkeys(devices, 0)
 
     def of(self, variable: keras.Variable) -> Device:
-        """The device that keeps a variable; the first until it has a shape.
-
-        Args:
-            variable: A `keras.Variable`.
-        """
+        """Returns a variable's device; the first one until it has a shape."""
         attributes: dict[str, Any] = vars(variable)
         device: Device | None = attributes.get(_ATTRIBUTE)
         if device in self._num_bytes:
@@ -51,17 +44,12 @@ class Owners:
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
     ) -> None:
-        """Puts a variable where another one is.
-
-        Args:
-            variable: A `keras.Variable`, new.
-            reference: A `keras.Variable`.
-        """
+        """Gives a new variable the device of a reference variable."""
         self._give(variable, self.of(reference))
 
 
 def num_bytes(variable: keras.Variable) -> int:
-    """The size of a variable's value, in bytes."""
+    """Returns the size of a variable's value in bytes."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     bits = 16 if dtype == "bfloat16" else 8 * np.dtype(dtype).itemsize
     return int(np.prod(_shape(variable), dtype=np.int64)) * bits // 8

@@ -1,4 +1,4 @@
-"""Plan: what a strategy decides, as data."""
+"""Plan: a strategy's devices and the places of its variables."""
 
 from dataclasses import dataclass
 
@@ -8,23 +8,22 @@ from keras_dist.core.device import Device
 
 @dataclass(frozen=True)
 class Plan:
-    """Which devices compute, and where variables live.
+    """The devices that compute, and the devices that hold variables.
 
-    A strategy builds one; an executor is bound to one and reads nothing else.
+    A strategy builds a plan; an executor is bound to one plan and reads
+    nothing else of the strategy.
 
     Args:
         replicas: Tuple with, for each replica of this worker, the tuple of
-            its logical devices (one, until a strategy splits a replica over
-            several). Each worker has as many.
-        variable_devices: Tuple of this worker's devices that hold a copy of
-            each variable. The first is the primary: its copy is the one
-            saved.
-        cluster: `Cluster`, the workers that do the same, or `None` where
-            there is only one.
-        is_central: Boolean, whether a variable has one copy only, on one of
-            `variable_devices`, from where each replica reads it.
-        shards_optimizer: Boolean, whether each replica keeps only its part of
-            the optimizer's state.
+            its logical devices. At present a replica has one logical device.
+            All workers have the same number of replicas.
+        variable_devices: Tuple of this worker's devices that hold variables.
+            The first is the primary device, whose copy is saved.
+        cluster: `Cluster` of the workers, or `None` for a single worker.
+        is_central: Boolean, true if each variable has a single copy, on one
+            of `variable_devices`, which every replica reads.
+        shards_optimizer: Boolean, true if each replica keeps only its shard
+            of the optimizer's state.
     """
 
     replicas: tuple[tuple[Device, ...], ...]
@@ -35,10 +34,7 @@ class Plan:
 
     @property
     def is_one_device(self) -> bool:
-        """Whether there is nothing to move: variables are where they are used.
-
-        True of one replica that has the variables.
-        """
+        """True if the only replica computes where the variables are."""
         return self.num_replicas == 1 and self.variable_devices == self.devices
 
     @property
@@ -53,18 +49,18 @@ class Plan:
 
     @property
     def num_replicas(self) -> int:
-        """Number of replicas, over all workers."""
+        """Number of replicas of all workers."""
         return len(self.replicas) * self.num_workers
 
     @property
     def first_replica(self) -> int:
-        """The position, among all replicas, of this worker's first one."""
+        """Position of this worker's first replica among all replicas."""
         index = 0 if self.cluster is None else self.cluster.index
         return index * len(self.replicas)
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker shows progress, and writes files."""
+        """True on the worker that shows progress and writes files."""
         return self.cluster is None or self.cluster.is_chief
 
     @property

@@ -1,4 +1,4 @@
-"""ReduceOp, and the rules for values and axes to reduce."""
+"""ReduceOp: reductions, and checks of the values and axes to reduce."""
 
 import enum
 from collections.abc import Callable
@@ -30,10 +30,11 @@ class Reducer(Protocol):
 
 
 class ReduceOp(enum.Enum):
-    """How values of several replicas are combined.
+    """The operation that combines the values of several replicas.
 
     `SUM` and `MEAN` are those of `tf.distribute`; `MIN`, `MAX` and `PROD` are
-    an addition. Methods that take one also take its name in any case.
+    additions. Methods that take a `ReduceOp` also take its name, in upper or
+    lower case.
 
     Example:
 
@@ -49,13 +50,13 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: str) -> "ReduceOp":
-        """The operation behind a variable's `aggregation`.
+        """Returns the operation of a variable's `aggregation`.
 
         Args:
             aggregation: String, `"sum"` or `"mean"`.
 
         Raises:
-            ValueError: If that aggregation reduces nothing.
+            ValueError: If the aggregation is not a reduction.
 
         Example:
 
@@ -72,7 +73,7 @@ class ReduceOp(enum.Enum):
 
 
 def parse_reduce_op(reduce_op: Any) -> ReduceOp:
-    """Turns what people pass as `reduce_op` into a `ReduceOp`.
+    """Converts a user's `reduce_op` to a `ReduceOp`.
 
     Raises:
         ValueError: If a string names no operation.
@@ -98,15 +99,10 @@ def parse_reduce_op(reduce_op: Any) -> ReduceOp:
 
 
 def checked_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """The axes that `axis` names in an array of that rank, not negative.
+    """Returns a user's `axis` as sorted, non-negative axes without repeats.
 
-    Args:
-        axis: Integer, or list or tuple of integers; negative ones count from
-            the end.
-        rank: Integer, number of axes that there are.
-
-    Raises:
-        ValueError: If there is no such axis.
+    `axis` is an integer, or a list or tuple of integers; negative ones count
+    from the end. Raises `ValueError` if an array of that rank lacks one.
     """
     asked = list(axis) if isinstance(axis, (list, tuple)) else [axis]
     for each in asked:
@@ -122,19 +118,18 @@ def checked_axes(axis: Any, rank: int) -> tuple[int, ...]:
 def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
     """Combines tensors of one shape, on one device, element by element.
 
-    A mean of integers is a float; booleans are counted, as `widened` says.
-
-    Raises:
-        ValueError: If their shapes differ.
+    A mean of integers is a float; booleans are counted, see `widened`. Raises
+    `ValueError` if shapes differ.
     """
     check_shapes(values)
     values = [widened(op, value) for value in values]
     if op in (ReduceOp.MIN, ReduceOp.MAX) and len(values) > 1:
-        # Not two by two: Keras on torch would cut `int64` down to `int32`,
-        # and on TensorFlow a tie's gradient would go to the first of them.
+        # Not in pairs: Keras on torch would narrow `int64` to `int32`, and on
+        # TensorFlow the gradient at a tie would all go to the first value.
         return _ALONG_AXES[op](ops.stack(values), axis=0)
     result = values[0]
-    # Nothing to add. Keras on TensorFlow would take (0, n) for a bias.
+    # Empty tensors need no addition, and Keras on TensorFlow would take one
+    # of shape (0, n) for a bias.
     others = () if 0 in tuple(result.shape) else values[1:]
     for value in others:
         result = _PAIRWISE[op](result, value)
@@ -144,14 +139,10 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
 
 
 def widened(op: ReduceOp, value: Any) -> Any:
-    """A tensor as sums, means and products take it, as `keras.ops.sum` does.
+    """Casts booleans and small integers to `int32`, unless for `MIN` or `MAX`.
 
-    Booleans are 0 and 1, and integers of less than 32 bits, whose sums would
-    not fit, are `int32`.
-
-    Args:
-        op: `ReduceOp`. Extremes are of the dtype that they are taken from.
-        value: Tensor.
+    Sums of integers of less than 32 bits might not fit their dtype;
+    `keras.ops.sum` widens them too.
     """
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return value
@@ -160,11 +151,7 @@ def widened(op: ReduceOp, value: Any) -> Any:
 
 
 def check_numbers(value: Any) -> None:
-    """Refuses what is no number, nor an array of some.
-
-    Raises:
-        TypeError: If it is a string, `None` or another object.
-    """
+    """Raises `TypeError` unless a value is a number or an array of numbers."""
     dtype = getattr(value, "dtype", None)
     if dtype is None and not isinstance(value, (list, tuple)):
         dtype = np.asarray(value).dtype
@@ -180,9 +167,9 @@ def check_numbers(value: Any) -> None:
 
 
 def is_zero(value: Any) -> bool:
-    """Whether a value that is no tensor is zero, and so its own sum.
+    """Returns true for a zero that is no tensor; zero is its own sum.
 
-    A tensor counts as another value: what it holds may not be known yet.
+    A tensor's value may not be known yet, so the result for it is false.
     """
     if isinstance(value, keras.Variable) or ops.is_tensor(value):
         return False
@@ -190,11 +177,7 @@ def is_zero(value: Any) -> bool:
 
 
 def check_shapes(values: Sequence[Any]) -> None:
-    """Refuses tensors that can't be combined element by element.
-
-    Raises:
-        ValueError: If their shapes differ.
-    """
+    """Raises `ValueError` if the tensors' shapes differ."""
     shapes = [tuple(value.shape) for value in values]
     known = [shape for shape in shapes if None not in shape]
     if any(shape != known[0] for shape in known):
@@ -206,14 +189,10 @@ def check_shapes(values: Sequence[Any]) -> None:
 
 
 def check_gather(values: Sequence[Any], axis: Any) -> int:
-    """Refuses tensors that can't be joined along an axis.
+    """Checks that tensors can be concatenated; returns the axis from 0.
 
-    Returns:
-        The axis, not negative.
-
-    Raises:
-        ValueError: If ranks, or sizes along other axes, differ; for scalars,
-            and if there is no such axis.
+    Raises `ValueError` if ranks, or sizes along other axes, differ, for
+    scalars, and if there is no such axis.
     """
     shapes = [tuple(value.shape) for value in values]
     received = f"Received: shapes {shapes}, axis={axis!r}."
@@ -259,18 +238,15 @@ def reduce_axes(
     """Reduces tensors along axes, then over replicas.
 
     A mean is over all elements along the axes, so that replicas with more
-    rows weigh more. Replicas without elements don't count.
+    rows weigh more. Replicas without elements don't count. Raises `ValueError`
+    if an axis does not exist.
 
     Args:
-        op: `ReduceOp`.
+        op: The `ReduceOp`.
         values: Sequence of tensors on one device.
         axis: Integer, or list or tuple of them.
         combine_fn: Callable that combines tensors of one shape over replicas.
-        has_others: Boolean, whether it combines them with tensors of other
-            workers.
-
-    Raises:
-        ValueError: If an axis does not exist, or nothing is left to reduce.
+        has_others: Boolean, true if `combine_fn` includes other workers.
     """
     axes = checked_axes(axis, len(values[0].shape))
     values = [widened(op, value) for value in values]
@@ -294,7 +270,7 @@ def reduce_axes(
 
 
 def _nothing(op: ReduceOp, value: Any, axes: tuple[int, ...]) -> Any:
-    """One element along each axis, which any other element takes over."""
+    """Returns the identity of `MIN` or `MAX`, of size 1 along each axis."""
     dtype = keras.backend.standardize_dtype(value.dtype)
     if keras.backend.is_float_dtype(dtype):
         worst = np.inf

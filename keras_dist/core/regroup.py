@@ -1,4 +1,4 @@
-"""From values of each replica to one nest of per-replica values, and back."""
+"""Nests: mapping over leaves, selecting and joining replicas' components."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from keras_dist.core.values import PerReplica
 
 
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
-    """The nest with `fn` applied to each leaf.
+    """Applies `fn` to each leaf of a nest and returns the new nest.
 
-    Lists, tuples, named tuples and mappings are nests, of any type; that type
-    is kept. Anything else is a leaf.
+    Lists, tuples, named tuples and mappings are nests; subclasses keep their
+    type. Anything else is a leaf.
     """
     if isinstance(nest, Mapping):
         return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
@@ -24,14 +24,14 @@ def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def leaves_of(nest: Any) -> list[Any]:
-    """The leaves of a nest, in order."""
+    """Returns the leaves of a nest, in order."""
     leaves: list[Any] = []
     map_nest(leaves.append, nest)
     return leaves
 
 
 def select(index: int, nest: Any) -> Any:
-    """One replica's view of a nest: its own component of each value."""
+    """Replaces each per-replica value in a nest by one replica's component."""
 
     def own(leaf: Any) -> Any:
         if isinstance(leaf, (PerReplica, Mirrored)):
@@ -42,11 +42,7 @@ def select(index: int, nest: Any) -> Any:
 
 
 def check_counts(nest: Any, num_replicas: int) -> None:
-    """Refuses per-replica values of another number of replicas.
-
-    Raises:
-        ValueError: If there is one.
-    """
+    """Raises `ValueError` unless each value has `num_replicas` components."""
 
     def check(leaf: Any) -> None:
         is_value = isinstance(leaf, (PerReplica, Mirrored))
@@ -76,17 +72,16 @@ def regroup(
 ) -> Any:
     """Joins the nests of all replicas, leaf by leaf.
 
+    With one replica, the result is its nest. A leaf that is the same object on
+    each replica is returned as it is, and the components of a variable as the
+    variable, unless `always` is true of the first replica's leaf.
+
     Args:
         nests: Sequence of nests of one structure, in replica order.
         wrap: Callable from the components of a leaf to the joined leaf.
-        always: Callable that tells whether a leaf that is the same object on
-            each replica is wrapped too, rather than given as it is; and the
-            components of a variable, rather than given as the variable.
-        own: Callable from a leaf and a replica's index to what that replica
-            contributes.
-
-    Returns:
-        A nest of that structure. With one replica, its nest.
+        always: Callable from a leaf to a boolean.
+        own: Callable from a leaf and a replica's index to that replica's
+            component.
 
     Raises:
         ValueError: If replicas have nests of different structures.
@@ -108,12 +103,12 @@ def regroup(
 
 
 def always(leaf: Any) -> bool:
-    """For `regroup`: every leaf is wrapped."""
+    """Makes `regroup` wrap every leaf."""
     return True
 
 
 def _of_one(nest: Any, own: Callable[[Any, int], Any]) -> Any:
-    """A nest with `own` applied; the same object where that changes nothing."""
+    """Applies `own` to a nest; returns the same object if nothing changes."""
     before = leaves_of(nest)
     after = [own(leaf, 0) for leaf in before]
     if all(new is old for new, old in zip(after, before, strict=True)):
@@ -147,7 +142,7 @@ def _regroup(
 
 
 def _variable_of(leaves: list[Any]) -> Any:
-    """The variable whose components, in order, these are; or `None`."""
+    """Returns the variable that has these components in order, or `None`."""
     if not isinstance(leaves[0], VariableComponent):
         return None
     container = leaves[0].container
@@ -162,7 +157,7 @@ def _variable_of(leaves: list[Any]) -> Any:
 
 
 def _shape(nest: Any) -> Any:
-    """What has to be equal for two nests to have one structure, at the top."""
+    """Returns a description of a nest's top level, to compare structures."""
     if isinstance(nest, Mapping):
         return Mapping, set(nest)
     if isinstance(nest, (list, tuple)):

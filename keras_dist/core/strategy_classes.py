@@ -1,4 +1,4 @@
-"""Errors of strategies that are written wrongly: each says what to write."""
+"""Checks for common mistakes in calls of a strategy's methods."""
 
 import functools
 import inspect
@@ -12,11 +12,7 @@ from typing import NoReturn
 def check_arguments(
     cls: type, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuses arguments that a strategy's constructor does not have.
-
-    Raises:
-        TypeError: If there are any, or if one is missing.
-    """
+    """Raises `TypeError` if arguments don't fit a strategy's constructor."""
     made: Any = cls
     signature = inspect.signature(functools.partial(made.__init__, None))
     try:
@@ -34,11 +30,7 @@ def check_arguments(
 
 
 def check_args(args: Any) -> None:
-    """Refuses what are no positional arguments.
-
-    Raises:
-        ValueError: Unless it is a list or a tuple.
-    """
+    """Raises `ValueError` unless `args` is a list or a tuple."""
     if not isinstance(args, (list, tuple)):
         raise ValueError(
             "positional args must be a list or tuple. Received: "
@@ -48,7 +40,7 @@ def check_args(args: Any) -> None:
 
 
 class _BoundScope:
-    """`strategy.scope`, without the parentheses."""
+    """`strategy.scope` before it is called; `with` on it raises."""
 
     def __init__(self, method: Callable[..., Any], strategy: Any) -> None:
         functools.update_wrapper(self, method)
@@ -65,15 +57,11 @@ class _BoundScope:
         )
 
     def __exit__(self, *error: object) -> None:
-        """Never reached: `__enter__` says what to write."""
+        """Never runs, since `__enter__` raises."""
 
 
 class scope_method:
-    """A decorator of `scope`, which tells where its parentheses are missing.
-
-    Args:
-        method: The method.
-    """
+    """A decorator of `scope` that detects `with strategy.scope:`."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         wrapper: Any = self

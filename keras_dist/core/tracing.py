@@ -18,7 +18,7 @@ _current = _Current()
 
 @contextlib.contextmanager
 def inlining() -> Iterator[None]:
-    """While a compiled function is traced: functions in it are part of it."""
+    """Makes inner compiled functions part of the one that is being traced."""
     before, _current.inlines = _current.inlines, True
     try:
         yield
@@ -27,17 +27,16 @@ def inlining() -> Iterator[None]:
 
 
 def inlines() -> bool:
-    """Whether this thread traces a compiled function."""
+    """Returns true while this thread traces a compiled function."""
     return _current.inlines
 
 
 @contextlib.contextmanager
 def refusing_variables(name: str | None) -> Iterator[None]:
-    """While a function runs or is traced again: it made all in its first call.
+    """Makes `check_creation` raise, for a function after its first call.
 
-    Args:
-        name: String, the function's name, for the error; `None` to allow
-            variables for a while.
+    `name` is the function's name, for the error; `None` allows variables
+    meanwhile.
     """
     before, _current.has_made_all = _current.has_made_all, name
     try:
@@ -47,17 +46,13 @@ def refusing_variables(name: str | None) -> Iterator[None]:
 
 
 def check_creation() -> None:
-    """Refuses a variable that a compiled function makes too late.
-
-    Raises:
-        TraceError: Under `refusing_variables`.
-    """
+    """Raises `TraceError` under `refusing_variables`."""
     if _current.has_made_all is not None:
         raise creation_error(_current.has_made_all)
 
 
 def creation_error(name: str) -> TraceError:
-    """The error of a function that makes variables in a later trace."""
+    """Returns the error for a function that creates variables too late."""
     return TraceError(
         f"The compiled function '{name}' made a `keras.Variable` in a later "
         "call than its first, or each time it is traced. Expected: variables, "
@@ -68,10 +63,10 @@ def creation_error(name: str) -> TraceError:
 
 
 def thread_state() -> tuple[bool, str | None]:
-    """What a thread that works for this one has to `inherit`."""
+    """Returns this thread's state for a helper thread to `inherit`."""
     return _current.inlines, _current.has_made_all
 
 
 def inherit(state: tuple[bool, str | None]) -> None:
-    """Gives this thread the `thread_state` of the one it works for."""
+    """Sets this thread's state to the `thread_state` of another thread."""
     _current.inlines, _current.has_made_all = state

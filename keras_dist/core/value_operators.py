@@ -1,7 +1,8 @@
-"""Operators of per-replica values: a replica's component, elsewhere an error.
+"""Arithmetic operators of per-replica values.
 
-A per-replica value is no number and no array. What treats it as one is told
-what to write instead.
+In replica context they operate on the replica's own component. In
+cross-replica context they raise, since a per-replica value is neither a number
+nor an array; the error says what to write instead.
 """
 
 import operator
@@ -35,7 +36,7 @@ _OTHERS: dict[str, Callable[..., Any]] = {
     "float": float,
     "int": int,
 }
-# What code that knows values of any kind asks of them too.
+# Not for classes of the framework, whose own code tests for these methods.
 _OF_CONTAINERS: dict[str, Callable[..., Any]] = {
     "getitem": operator.getitem,
     "bool": bool,
@@ -45,7 +46,7 @@ _OF_CONTAINERS: dict[str, Callable[..., Any]] = {
 
 
 def misused(name: str, value: Any) -> str:
-    """What to say of a distributed value that is used as a tensor."""
+    """Returns the message for a distributed value used as a tensor."""
     return (
         f"It looks like you are using a {name} object while not inside a "
         f"replica context. Received: {value!r}. Pass it to `strategy.run`, "
@@ -56,10 +57,9 @@ def misused(name: str, value: Any) -> str:
 
 
 def own_component(value: Any, name: str) -> tuple[bool, Any]:
-    """Says whether this thread runs a replica, and gives its component.
+    """Returns whether this thread runs a replica, and its component.
 
-    Raises:
-        TraceError: In a program of which each replica runs the same.
+    Raises `TraceError` while one program is traced for all replicas.
     """
     replica = context.current_replica_context()
     if replica is None:
@@ -80,11 +80,10 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
 
 
 def install(cls: type, name: str) -> None:
-    """Gives a class of distributed values its operators.
+    """Adds all operators to a class of distributed values.
 
-    Args:
-        cls: The class. Operators that it defines itself stay.
-        name: String, what messages call it.
+    Arithmetic operators that the class defines itself stay. `name` is the
+    class's name in messages.
     """
     install_arithmetic(cls, name)
     for key, do in _OF_CONTAINERS.items():
@@ -99,11 +98,10 @@ def install(cls: type, name: str) -> None:
 
 
 def install_arithmetic(cls: type, name: str) -> None:
-    """Gives a class that others use too what it would fail at anyway.
+    """Adds arithmetic operators that a class does not define itself.
 
-    Args:
-        cls: The class. Operators that it defines itself stay.
-        name: String, what messages call it.
+    It suits a class of the framework too, since without them the operations
+    fail anyway. `name` is the class's name in messages.
     """
 
     def give(method: str, do: Callable[..., Any]) -> None:

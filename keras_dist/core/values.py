@@ -1,4 +1,4 @@
-"""Values that have a component on each replica."""
+"""Distributed values: values with a component on each replica."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -11,8 +11,9 @@ from keras_dist.core import value_operators
 class DistributedValues(ABC):
     """A value with one component for each local replica.
 
-    Variables made under a strategy are such values too. Native
-    `tf.distribute.DistributedValues` count as ours on TensorFlow.
+    Variables that are created under a strategy are distributed values too. On
+    TensorFlow, native `tf.distribute.DistributedValues` are instances of this
+    class.
 
     Example:
 
@@ -27,11 +28,7 @@ class DistributedValues(ABC):
 
 
 class _Components(DistributedValues):
-    """Components that were computed, rather than kept by a variable.
-
-    Args:
-        values: Sequence with a component for each local replica.
-    """
+    """A distributed value that holds its components, unlike a variable."""
 
     _name: str
 
@@ -50,7 +47,7 @@ class _Components(DistributedValues):
 
 
 class PerReplica(_Components):
-    """Components that may differ, such as a distributed batch or a result.
+    """A value whose components may differ, such as a distributed batch.
 
     Args:
         values: Sequence with a component for each local replica, any objects.
@@ -68,7 +65,7 @@ class PerReplica(_Components):
 
 
 class Mirrored(_Components):
-    """Components that are equal, such as the result of `reduce_to`.
+    """A value whose components are equal, such as a result of `reduce_to`.
 
     Args:
         values: Sequence with a component for each local replica.
@@ -87,6 +84,6 @@ value_operators.install(Mirrored, "Mirrored")
 
 
 def framed(name: str, components: Sequence[str]) -> str:
-    """How a distributed value prints: its components, each with its index."""
+    """Formats a distributed value, one line for each component's index."""
     lines = ",\n".join(f"  {i}: {c}" for i, c in enumerate(components))
     return f"{name}:{{\n{lines}\n}}"

@@ -1,4 +1,4 @@
-"""Distributed input: from a user's data to a batch on each replica's device.
+"""Distributed input: reads data and puts batches on the replicas' devices.
 
 ```
 data ──source_of──> Source ──feed──> parts of each replica ──> placed

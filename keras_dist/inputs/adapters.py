@@ -1,4 +1,4 @@
-"""Adapters: global batches in the form that Keras' `fit` reads."""
+"""Adapters: wrap global batches for Keras' `fit`."""
 
 import itertools
 from collections.abc import Callable
@@ -11,11 +11,10 @@ from keras_dist.internals import keras_internals
 
 @final
 class RepeatableBatches(keras_internals.GeneratorDataAdapter):
-    """Batches that each epoch reads anew.
+    """An adapter for batches that each epoch reads anew.
 
-    Args:
-        read: Callable that begins a pass.
-        cardinality: Integer, number of batches; negative if not known.
+    `read` begins a pass; a negative `cardinality` means that the number of
+    batches is unknown.
     """
 
     def __init__(
@@ -23,7 +22,7 @@ class RepeatableBatches(keras_internals.GeneratorDataAdapter):
     ) -> None:
         self._read = read
         self._cardinality = cardinality
-        # What is left when the base class has looked at the first batches.
+        # The batches after those that the base class reads in advance.
         self._rest: Iterator[Any] | None = _tuples(read())
         super().__init__(self._rest)
         self.generator: Callable[[], Iterator[Any]] = self._next_pass
@@ -47,12 +46,12 @@ class RepeatableBatches(keras_internals.GeneratorDataAdapter):
 
 
 def one_shot_batches(batches: Iterator[Any]) -> Any:
-    """An adapter for batches that can be read once."""
+    """Returns an adapter for batches that can be read once."""
     return keras_internals.GeneratorDataAdapter(_tuples(batches))
 
 
 def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
-    # Keras takes nothing else from a generator.
+    # Keras accepts only tuples from a generator.
     for batch in batches:
         if isinstance(batch, (tuple, list)):
             yield tuple(batch)

@@ -32,26 +32,27 @@ if TYPE_CHECKING:
 class DistributedDataset(StepsOfData):
     """Data in steps, each with a part for every replica on its device.
 
-    Made by `strategy.experimental_distribute_dataset` and
-    `strategy.distribute_datasets_from_function`. It can be iterated over,
-    also several times, and given to `model.fit`; it has no transformations
-    and no length. Iterators are for outside of a `tf.function`; inside, only
-    `reduce` reads data.
+    Created by `strategy.experimental_distribute_dataset` and
+    `strategy.distribute_datasets_from_function`. It can be iterated over
+    several times, and passed to `model.fit`; it has no transformations and no
+    length. Inside of a `tf.function`, iterators don't work; only `reduce`
+    reads data there.
 
     A global batch of `n` rows is split in order: replica `r` of `N` gets rows
     `ceil(n * r / N)` up to `ceil(n * (r + 1) / N)`. A replica without rows
-    gets arrays of none, of the right dtype and trailing shape.
+    gets arrays with 0 rows, of the right dtype and trailing shape.
 
-    With several workers, each has the parts of its own replicas, in equally
-    many steps. Where workers read different data (see `AutoShardPolicy`, and
-    `distribute_datasets_from_function`), they agree in each step whether it
-    is the last one: all of them have to take it.
+    With several workers, each has the parts of its own replicas, and all have
+    the same number of steps. Where workers read different data (see
+    `AutoShardPolicy` and `distribute_datasets_from_function`), they agree in
+    each step whether it is the last one, so all workers have to take each
+    step.
 
     Args:
         feed: The `Feed` of each replica's part.
-        placement: The `Placement` of the parts.
+        placement: The `Placement` of the parts on devices.
         options: The `InputOptions`.
-        strategy: The `Strategy` whose replicas the parts are for.
+        strategy: The `Strategy` of the replicas.
 
     Example:
 
@@ -79,10 +80,10 @@ class DistributedDataset(StepsOfData):
         self._only_iterator: DistributedIterator | None = None
 
     def __iter__(self) -> DistributedIterator:
-        """Begins a pass.
+        """Begins a pass over the data.
 
-        Data that can be read only once, such as a generator, has one
-        iterator: a second loop goes on where the first one was left.
+        Data that can be read only once, such as a generator, has a single
+        iterator: a second loop continues where the first one stopped.
 
         Raises:
             ValueError: If such data was read to its end, or in a replica
@@ -116,10 +117,10 @@ class DistributedDataset(StepsOfData):
 
         Returns:
             A nest like an element: a `PerReplica` of `keras.KerasTensor`s for
-            each leaf, or one `keras.KerasTensor` with one replica. Rows are
-            `None`, unless every batch has the same number and it can be
-            divided by the replicas. Data that does not know it has its first
-            batch read, which is then delivered as usual.
+            each leaf, or one `keras.KerasTensor` with one replica. The number
+            of rows is `None`, unless all batches have the same number and it
+            is a multiple of the number of replicas. If the data itself has no
+            spec, its first batch is read, and delivered later as usual.
 
         Raises:
             ValueError: If there is no batch to read.
@@ -130,13 +131,13 @@ class DistributedDataset(StepsOfData):
     def cardinality(self) -> int:
         """Number of steps of a pass, -1 if it never ends, -2 if unknown.
 
-        It is unknown where workers have different numbers of batches.
+        The number is unknown where workers have different numbers of batches.
         """
         return self._feed.cardinality
 
     @property
     def restarts(self) -> bool:
-        """Whether each loop begins anew; not so of what a generator gives."""
+        """True if each loop begins anew; false for data from a generator."""
         return self._feed.restarts
 
     def reduce(
@@ -144,8 +145,8 @@ class DistributedDataset(StepsOfData):
     ) -> Any:
         """Combines the elements of a pass.
 
-        Inside of a `tf.function` the data has to be a `tf.data.Dataset`, the
-        states of one structure, and their dtypes and shapes stay the same.
+        Inside of a `tf.function`, the data has to be a `tf.data.Dataset`, and
+        all states must have the same structure, dtypes and shapes.
 
         Args:
             initial_state: Any object, the state before the first element.
@@ -174,19 +175,19 @@ class DistributedDataset(StepsOfData):
         return state
 
     def global_batches(self) -> Any:
-        """The same rows as `fit` takes them: in global batches, on the host.
+        """Returns the rows in global batches on the host, for `fit`.
 
-        `fit` has every worker read all rows. So what differs between workers
-        is read here as each of them would: a function is called for every
-        worker, and every worker's files are read.
+        In `fit` every worker reads all rows. So this worker also reads the
+        data of all other workers: it calls the dataset function for each of
+        them, and reads the files of each.
 
         Returns:
             The user's own dataset where Keras reads it, else an adapter of
             its batches.
 
         Raises:
-            ValueError: If each worker has a dataset of its own, by the policy
-                `OFF`, which others can't read.
+            ValueError: If each worker has its own dataset, by the policy
+                `OFF`, which other workers can't read.
         """
         return self._feed.keras_data()
 
@@ -197,24 +198,10 @@ class DistributedDataset(StepsOfData):
 def distribute_dataset(
     strategy: "StrategyBase", dataset: Any, options: InputOptions | None = None
 ) -> DistributedDataset:
-    """Splits global batches over a strategy's replicas.
+    """Implements `strategy.experimental_distribute_dataset`.
 
-    Args:
-        strategy: The `Strategy`.
-        dataset: Data in batches of the global batch size: a
-            `tf.data.Dataset`, a `keras.utils.PyDataset`, a torch
-            `DataLoader`, a grain dataset or loader, any iterable of batches,
-            or a function without arguments that returns one. A batch is an
-            array, or a nest of arrays. With one replica nothing is split,
-            and elements may be anything.
-        options: An `InputOptions`, or `None` for the default ones.
-
-    Returns:
-        A `DistributedDataset`.
-
-    Raises:
-        ValueError: If data is not batched, or options contradict each other.
-        NotImplementedError: If a dataset for each replica is asked for.
+    With one replica nothing is split, and elements may be any objects. Raises
+    `NotImplementedError` if the options ask for a dataset for each replica.
     """
     _refuse_distributed(dataset)
     checked = check_input_options(options)
@@ -239,27 +226,12 @@ def distribute_from_function(
     dataset_fn: Callable[[InputContext], Any],
     options: InputOptions | None = None,
 ) -> DistributedDataset:
-    """Gives replicas the elements of datasets that a function makes.
+    """Implements `strategy.distribute_datasets_from_function`.
 
-    Nothing is split or batched: each element is one replica's batch. With an
-    incomplete last step, the replicas that are left get arrays of no rows;
-    if all batches have one static number of rows (`drop_remainder=True`),
-    the step is left out.
-
-    Args:
-        strategy: The `Strategy`.
-        dataset_fn: Callable from an `InputContext` to data of any kind that
-            `distribute_dataset` takes. It is called once a worker, whose
-            replicas take elements in turn. With
-            `InputReplicationMode.PER_REPLICA` it is called for each replica,
-            which reads that dataset only. `fit` calls it for every worker.
-        options: An `InputOptions`, or `None` for the default ones.
-
-    Returns:
-        A `DistributedDataset`.
-
-    Raises:
-        ValueError: If data can't be read, or options contradict each other.
+    Each element is one replica's batch; nothing is split or batched. In an
+    incomplete last step, the replicas without an element get arrays with 0
+    rows. If all batches have one static number of rows
+    (`drop_remainder=True`), that step is left out.
     """
     checked = check_input_options(options)
     num_replicas = strategy.num_replicas_in_sync
@@ -279,22 +251,14 @@ def distribute_from_function(
 
 
 def data_for_fit(strategy: "StrategyBase", data: Any) -> Any:
-    """What `fit` and its relatives read: the same rows on each worker.
+    """Converts the data of `fit`, so that each worker reads the same rows.
 
-    Policies of a `tf.data.Dataset` say who reads what, and no more: with all
-    but `OFF` and `HINT` it is read as on one device.
-
-    Args:
-        strategy: The `Strategy`.
-        data: Anything that was given to `fit`.
-
-    Returns:
-        For a `DistributedDataset`, its global batches; so for the policy
-        `HINT`. Anything else as it is.
+    A `DistributedDataset` is replaced by its global batches, and so is a
+    `tf.data.Dataset` with the policy `HINT`. Other data is returned as it is,
+    since `fit` reads it with the other policies as on one device.
 
     Raises:
-        ValueError: If each worker has a dataset of its own, by the policy
-            `OFF`.
+        ValueError: If each worker has its own dataset, by the policy `OFF`.
     """
     if isinstance(data, DistributedDataset):
         return data.global_batches()

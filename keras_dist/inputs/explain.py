@@ -1,4 +1,4 @@
-"""`strategy.explain`: which rows of the next batch go where."""
+"""Implementation of `strategy.explain`: each replica's rows of a batch."""
 
 import contextlib
 import itertools
@@ -43,18 +43,7 @@ _WHOLE = "It is not cut: each replica computes all of its rows."
 def explain_data(
     strategy: "StrategyBase", x: Any, more: Sequence[Any], batch_size: Any
 ) -> Explanation:
-    """What `strategy.explain` returns.
-
-    Args:
-        strategy: The `Strategy`.
-        x: Data or a batch.
-        more: Sequence of `y` and `sample_weight`.
-        batch_size: Integer, or `None`.
-
-    Raises:
-        ValueError: If there is no batch, or if arguments contradict each
-            other.
-    """
+    """Implements `strategy.explain`; `more` is `y` and `sample_weight`."""
     arrays = keras.utils.pack_x_y_sample_weight(x, *more)
     if any(isinstance(leaf, PerReplica) for leaf in leaves_of(arrays)):
         _check_alone("a batch of per-replica values", (), batch_size)
@@ -75,7 +64,8 @@ def explain_data(
     if isinstance(x, DistributedDataset):
         return _of_parts(strategy, _first_of(x))
     if data_for_fit(strategy, x) is not x:
-        # Workers have rows of their own, which `fit` joins before it cuts.
+        # With the policy HINT, workers read different rows, which `fit` joins
+        # to global batches before it splits them.
         count = _of_parts(
             strategy, _first_of(distribute_dataset(strategy, x))
         ).num_rows
@@ -103,7 +93,7 @@ def _are_arrays(nest: Any) -> bool:
 
 
 def _are_batches(x: Any) -> bool:
-    """Whether it is a list as `experimental_distribute_dataset` takes it."""
+    """Returns true for a list of tuples, which are batches."""
     return (
         isinstance(x, list)
         and bool(x)
@@ -121,7 +111,7 @@ def _check_alone(what: str, more: Sequence[Any], batch_size: Any) -> None:
 
 
 def _first_rows(arrays: Any, batch_size: int) -> Any:
-    """The first batch that `fit` makes of arrays, up to their order."""
+    """Returns the first batch that `fit` makes of arrays, without shuffling."""
     check_rows(arrays)
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(
@@ -142,7 +132,7 @@ def _peeked(iterator: DistributedIterator) -> Any:
 
 def _first_of(dataset: DistributedDataset) -> Any:
     if not dataset.restarts:
-        # Its one iterator keeps the element.
+        # Data that is read once has one iterator, which keeps the element.
         return _peeked(iter(dataset))
     with kept_random_state(get_backend()):
         return _peeked(iter(dataset))
@@ -158,7 +148,7 @@ def _no_batch(data: Any) -> ValueError:
 def _of_batch(
     strategy: "StrategyBase", batch: Any, notes: Sequence[str] = ()
 ) -> Explanation:
-    """How `fit` cuts a global batch."""
+    """Explains how `fit` splits a global batch."""
     check_batched(batch)
     shares = strategy.executor.rows_in_fit(batch)
     lengths = [
@@ -189,7 +179,7 @@ def _of_batch(
 
 
 def _of_parts(strategy: "StrategyBase", element: Any) -> Explanation:
-    """What replica functions get of an element of a distributed dataset."""
+    """Explains which rows of a distributed element `strategy.run` passes."""
     plan, workers = strategy.plan, strategy.executor.workers
     parts = [select(index, element) for index in range(plan.num_local_replicas)]
     counts = [_num_rows(part) for part in parts]

@@ -1,4 +1,4 @@
-"""Explanation: which rows of a batch go to which replica, to be shown."""
+"""Explanation: the rows of a batch that go to each replica, as a table."""
 
 import io
 import shutil
@@ -21,16 +21,16 @@ _READERS = {
 
 @dataclass(frozen=True)
 class ReplicaRows:
-    """What one replica has of a batch.
+    """One replica's rows of a batch.
 
     Args:
         worker: Integer, the worker's position.
         replica: Integer, the replica's position among those of all workers.
-        device: String, where it computes; `None` on another worker, which
-            alone knows.
+        device: String, the replica's device; `None` for a replica of another
+            worker, whose devices are not known here.
         rows: `range` of rows, counted within the global batch.
-        shape: Nest like the batch, of its arrays' shapes; `None` where only
-            another worker knows.
+        shape: Nest like the batch, of the shapes of the replica's arrays;
+            `None` where only another worker knows them.
     """
 
     worker: int
@@ -51,21 +51,21 @@ class ReplicaRows:
 
     @property
     def num_rows(self) -> int:
-        """How many rows it has."""
+        """Number of rows."""
         return len(self.rows)
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What `strategy.explain` returns; `print` shows it.
+    """The rows of a batch that each replica gets; `print` shows a table.
 
     Args:
-        strategy: String, what the strategy is.
-        reader: String, whose batch it is: `"fit"` for a global batch that
-            `fit` cuts, `"run"` for an element of a distributed dataset.
-        rows: Tuple of `ReplicaRows`, in the order of replicas.
-        num_rows: Integer, rows of the global batch.
-        notes: Tuple of sentences.
+        strategy: String, the strategy's description.
+        reader: String, `"fit"` for a global batch that `fit` splits, `"run"`
+            for an element of a distributed dataset.
+        rows: Tuple of `ReplicaRows`, in replica order.
+        num_rows: Integer, number of rows of the global batch.
+        notes: Tuple of strings, sentences below the table.
     """
 
     strategy: str
@@ -81,7 +81,7 @@ class Explanation:
         return iter(self.rows)
 
     def show(self) -> None:
-        """Prints it to the terminal."""
+        """Prints the table to the terminal."""
         from rich.console import Console
 
         self._print(Console(highlight=False))

@@ -1,4 +1,4 @@
-"""Which `Feed` a strategy's data get, on one worker or on several."""
+"""Choice of the `Feed` for data, on one worker or on several."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def feed_of_batches(strategy: "StrategyBase", source: Source) -> Feed:
-    """The feed of data in batches of the global size.
-
-    Args:
-        strategy: The `Strategy`.
-        source: The `Source` of the user's data.
-    """
+    """Returns the feed of data in batches of the global size."""
     plan, policy = strategy.plan, policy_of(source)
     count, parts = plan.num_workers, plan.num_local_replicas
     if not isinstance(source, TensorFlowSource) or policy in (
@@ -51,7 +46,7 @@ def feed_of_batches(strategy: "StrategyBase", source: Source) -> Feed:
 
 
 def _feed_of_rows(plan: Plan, source: Source) -> Feed:
-    """All data, of which each worker takes its own rows."""
+    """Returns the feed of all data, from which a worker takes its rows."""
     first = plan.first_replica
     own = slice(first, first + plan.num_local_replicas)
     return GlobalFeed(source, plan.num_replicas, own)
@@ -62,13 +57,10 @@ def feed_of_function(
     source_of: Callable[[int, int], Source],
     mode: InputReplicationMode,
 ) -> Feed:
-    """The feed of data that a function makes for each pipeline.
+    """Returns the feed of data that a function makes for each pipeline.
 
-    Args:
-        strategy: The `Strategy`.
-        source_of: Callable from the number of pipelines and the position of
-            one to its `Source`.
-        mode: The `InputReplicationMode`.
+    `source_of` returns a pipeline's `Source`, given the number of pipelines
+    and the pipeline's position.
     """
     plan = strategy.plan
     parts = plan.num_local_replicas
@@ -88,12 +80,10 @@ def _agreed(
     feed_of: Callable[[int], Feed],
     refusal: str | None = None,
 ) -> Feed:
-    """The feed of this worker, in as many steps as the others have.
+    """Returns this worker's feed, with the same number of steps on all.
 
-    Args:
-        strategy: The `Strategy`.
-        feed_of: Callable from a worker's index to its `Feed`.
-        refusal: String, why `fit` can't read it, or `None` if it can.
+    `feed_of` returns the `Feed` of a worker, given its index; `refusal` is the
+    error message of `fit` for data that only one worker can read.
     """
     plan, workers = strategy.plan, strategy.executor.workers
     if plan.num_workers == 1:

@@ -1,4 +1,4 @@
-"""Feeds: how the elements of sources become steps, a part for each replica."""
+"""Feeds: steps of data, with a part for each replica, from sources."""
 
 import itertools
 from abc import ABC
@@ -28,22 +28,22 @@ from keras_dist.inputs.sources.source import Source
 
 
 class Feed(ABC):
-    """Steps of data; in each, a nest of arrays for each replica.
+    """Steps of data, each with a nest of arrays for every replica.
 
     Attributes:
-        restarts: Whether each pass starts anew.
+        restarts: Boolean, true if each pass starts anew.
     """
 
     restarts: bool
 
     @abstractmethod
     def steps(self) -> Iterator[list[Any]]:
-        """Begins a pass: lists of nests, in replica order."""
+        """Begins a pass; yields lists of nests, in replica order."""
 
     @property
     @abstractmethod
     def cardinality(self) -> int:
-        """Number of steps, -1 if they never end, -2 if it is not known."""
+        """Number of steps, -1 if they never end, -2 if unknown."""
 
     @property
     @abstractmethod
@@ -51,7 +51,7 @@ class Feed(ABC):
         """A nest of `keras.KerasTensor`s like one replica's part."""
 
     def keras_data(self) -> Any:
-        """The same rows in global batches, as something that `fit` takes."""
+        """Returns the same rows in global batches, in a form for `fit`."""
 
         def batches() -> Iterator[Any]:
             return (_joined(step) for step in self.steps())
@@ -62,21 +62,21 @@ class Feed(ABC):
 
     @property
     def leaves_out(self) -> bool:
-        """Whether steps that not everybody has data for are left out.
+        """True if steps in which a replica has no data are left out.
 
-        Else those who have none get arrays of no rows.
+        Otherwise the replicas without data get arrays with 0 rows.
         """
         return False
 
 
 @final
 class GlobalFeed(Feed):
-    """Global batches, split over the replicas in order.
+    """A feed of global batches, split over replicas in order.
 
     Args:
         source: The `Source` of global batches.
-        parts: Integer, number of replicas. One gets elements as they are.
-        own: Slice, which of them are this worker's. Default all.
+        parts: Integer, number of replicas. With 1, elements are not split.
+        own: Slice of this worker's replicas. Default all.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class GlobalFeed(Feed):
         return map(self.split, self._source.read())
 
     def split(self, batch: Any) -> list[Any]:
-        """A global batch's part for each replica of this worker."""
+        """Splits a global batch into parts for this worker's replicas."""
         if self._parts == 1:
             return [batch]
         return cut(batch, self._parts, self._own)
 
     def trace(self) -> Any:
-        """What an iterator inside of a `tf.function` is made of, or `None`."""
+        """Returns the data to iterate over in a `tf.function`, or `None`."""
         return self._source.trace()
 
     @property
@@ -125,11 +125,9 @@ class GlobalFeed(Feed):
 
 @final
 class TurnsFeed(Feed):
-    """Elements of one source go to the replicas in turn.
+    """A feed whose replicas take the elements of one source in turn.
 
-    Args:
-        source: The `Source` of one replica's batches.
-        parts: Integer, number of replicas.
+    `source` has batches of the per-replica size, for `parts` replicas.
     """
 
     def __init__(self, source: Source, parts: int) -> None:
@@ -138,8 +136,8 @@ class TurnsFeed(Feed):
         self._parts = parts
 
     def steps(self) -> Iterator[list[Any]]:
-        # While a step is collected, its first elements have to last: some
-        # generators fill one array again and again.
+        # Copies, because some generators fill one array again and again
+        # while the elements of a step are collected.
         elements = map(_kept, self._source.read())
         while step := list(itertools.islice(elements, self._parts)):
             missing = self._parts - len(step)
@@ -166,12 +164,7 @@ class TurnsFeed(Feed):
 
 @final
 class ParallelFeed(Feed):
-    """Several feeds side by side: each replica has one, or each worker.
-
-    Args:
-        feeds: Sequence of `Feed`s, in replica order.
-        parts: Integer, for how many replicas each of them is.
-    """
+    """Several feeds side by side, each for `parts` replicas, in order."""
 
     def __init__(self, feeds: Sequence[Feed], parts: int = 1) -> None:
         self.restarts = all(feed.restarts for feed in feeds)
@@ -208,7 +201,7 @@ class ParallelFeed(Feed):
 
 
 def _kept(element: Any) -> Any:
-    """An element that stays as it is while the next one is made."""
+    """Copies an element's NumPy arrays, which the source may overwrite."""
     return map_nest(
         lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf,
         element,
@@ -216,19 +209,20 @@ def _kept(element: Any) -> Any:
 
 
 def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
-    """A global batch's rows for each replica, in order.
+    """Splits the rows of a global batch over replicas, in order.
 
     Args:
-        batch: Nest of arrays with one number of rows; `None` is given to all.
+        batch: Nest of arrays with one number of rows. A leaf `None` stays
+            `None` in each part.
         parts: Integer, number of replicas.
-        own: Slice, which of the replicas. Default all.
+        own: Slice of the replicas whose parts are returned. Default all.
 
     Returns:
         List of nests like `batch`. With fewer rows than replicas, some have
-        arrays of no rows.
+        arrays with 0 rows.
 
     Raises:
-        ValueError: If it is no batch.
+        ValueError: If `batch` is no batch.
 
     Example:
 
@@ -242,10 +236,9 @@ def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
 
 
 def rows_of(batch: Any, rows: slice) -> Any:
-    """Some rows of a batch.
+    """Returns some rows of a batch.
 
-    Raises:
-        ValueError: If it has arrays that can't be cut.
+    Raises `ValueError` if an array can't be sliced.
     """
 
     def own(leaf: Any) -> Any:
@@ -265,19 +258,19 @@ def rows_of(batch: Any, rows: slice) -> Any:
 
 
 def empty(element: Any) -> Any:
-    """The element without its rows, for a replica that has no data."""
+    """Returns an element with 0 rows, for a replica without data."""
     return map_nest(lambda leaf: leaf[:0] if shape_of(leaf) else leaf, element)
 
 
 def with_shape(leaf: Any, shape: tuple[int | None, ...]) -> Any:
-    """A `keras.KerasTensor` like another one but for its shape."""
+    """Returns a `keras.KerasTensor` like another one, with a new shape."""
     return keras.KerasTensor(
         shape, leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
     )
 
 
 def _joined(step: list[Any]) -> Any:
-    """One global batch of the parts of a step."""
+    """Concatenates the parts of a step to a global batch."""
 
     def join(parts: Sequence[Any]) -> Any:
         if parts[0] is None:

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 class OptionalElement:
-    """An element, or the end of the data.
+    """An element of distributed data, or the end of the data.
 
-    Args:
-        elements: List with the element, or an empty one.
-        spec: Callable that returns the element's spec.
+    `elements` is a list of one element, or empty at the end.
     """
 
     def __init__(self, elements: list[Any], spec: Callable[[], Any]) -> None:
@@ -28,11 +26,11 @@ class OptionalElement:
         self._spec = spec
 
     def has_value(self) -> bool:
-        """Whether there is an element."""
+        """Returns true if there is an element."""
         return bool(self._elements)
 
     def get_value(self) -> Any:
-        """The element.
+        """Returns the element.
 
         Raises:
             ValueError: At the end of the data.
@@ -46,7 +44,7 @@ class OptionalElement:
 
     @property
     def element_spec(self) -> Any:
-        """The element's spec, as `DistributedDataset.element_spec`."""
+        """The element's spec, like `DistributedDataset.element_spec`."""
         return self._spec()
 
 
@@ -54,18 +52,17 @@ class OptionalElement:
 class DistributedIterator:
     """One pass over a `DistributedDataset`.
 
-    Made by `iter(distributed_dataset)`. It reads on the host, in the thread
+    Created by `iter(distributed_dataset)`. It reads on the host, in the thread
     that asks for elements, and sends
-    `experimental_per_replica_buffer_size` steps ahead to the devices.
-
-    An error of the data is raised where its element would have come.
+    `experimental_per_replica_buffer_size` steps ahead to the devices. An error
+    of the data is raised in place of its element.
 
     Args:
         steps: Iterator over lists of each replica's part.
         place: Callable that puts such a list on the devices.
-        ahead: Integer, steps that are read ahead.
+        ahead: Integer, number of steps to read ahead.
         spec: Callable that returns the elements' spec.
-        strategy: The `Strategy` whose replicas the elements are for.
+        strategy: The `Strategy` of the replicas.
 
     Example:
 
@@ -102,9 +99,9 @@ class DistributedIterator:
         return self
 
     def __next__(self) -> Any:
-        """The next element: a nest of `PerReplica` values.
+        """Returns the next element, a nest of `PerReplica` values.
 
-        With one replica, a nest of tensors.
+        With one replica, the element is a nest of tensors.
 
         Raises:
             StopIteration: At the end.
@@ -112,7 +109,7 @@ class DistributedIterator:
             NotImplementedError: Inside of a `tf.function`.
         """
         check_place("next(iterator)")
-        # Before taking one out, so that an interrupt loses none.
+        # Read before an element is taken out, so that an interrupt loses none.
         self._read_ahead()
         if not self._read:
             raise StopIteration
@@ -122,10 +119,10 @@ class DistributedIterator:
         return element
 
     def get_next(self) -> Any:
-        """The next element, as `next(iterator)` gives it.
+        """Returns the next element, like `next(iterator)`.
 
         Raises:
-            OutOfRangeError: At the end; it is a `StopIteration` too.
+            OutOfRangeError: At the end. It is a `StopIteration` too.
             ValueError: In a replica function.
         """
         optional = self.get_next_as_optional()
@@ -137,7 +134,7 @@ class DistributedIterator:
         return optional.get_value()
 
     def get_next_as_optional(self) -> OptionalElement:
-        """The next element, or what says that there is none.
+        """Returns the next element, or an object that marks the end.
 
         Returns:
             An object with `has_value()` and `get_value()`.
@@ -148,7 +145,7 @@ class DistributedIterator:
             return OptionalElement([], self._spec)
 
     def peek(self) -> OptionalElement:
-        """The next element, which stays the next one.
+        """Returns the next element without taking it out.
 
         Returns:
             An object with `has_value()` and `get_value()`.
@@ -168,12 +165,12 @@ class DistributedIterator:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the elements, as `DistributedDataset.element_spec`."""
+        """The spec of the elements, like `DistributedDataset.element_spec`."""
         return self._spec()
 
     @property
     def is_over(self) -> bool:
-        """Whether the end was reached."""
+        """True once all elements have been taken."""
         return self._is_at_end and not self._read
 
     def _read_ahead(self) -> None:
@@ -189,11 +186,10 @@ class DistributedIterator:
 
 
 def check_place(what: str) -> None:
-    """Refuses to read data where each replica, or a trace, would read it.
+    """Raises where each replica, or a trace, would read data.
 
-    Raises:
-        ValueError: In a replica function.
-        NotImplementedError: Inside of a `tf.function`.
+    It raises `ValueError` in a replica function, and `NotImplementedError`
+    inside of a `tf.function`.
     """
     if context.in_replica_function():
         raise ValueError(

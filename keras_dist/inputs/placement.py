@@ -1,4 +1,4 @@
-"""Placement: parts on the host become values on the replicas' devices."""
+"""Placement: puts the parts of a step on the replicas' devices."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +20,7 @@ HOST = Device("cpu", 0)
 
 
 class Placement:
-    """Puts each replica's part where the options say.
-
-    Args:
-        executor: The strategy's `Executor`.
-        options: The `InputOptions`.
-    """
+    """A callable that puts each replica's part on the device of the options."""
 
     def __init__(self, executor: Executor, options: InputOptions) -> None:
         self._executor = executor
@@ -37,16 +32,10 @@ class Placement:
         self._devices = devices if is_on_devices else (HOST,) * len(devices)
 
     def __call__(self, parts: Sequence[Any]) -> Any:
-        """One nest of the parts' nests.
+        """Joins the replicas' nests to a nest of `PerReplica` values.
 
-        Args:
-            parts: Sequence of nests of arrays, in replica order.
-
-        Returns:
-            A nest of `PerReplica`s, or of tensors with one replica.
-
-        Raises:
-            ValueError: If the backend has no such array, naming the leaf.
+        With one replica, the result is a nest of tensors. Raises `ValueError`,
+        which names the leaf, if the backend can't hold an array.
         """
         placed = [
             self._part(part, device)
@@ -55,7 +44,7 @@ class Placement:
         return regroup(placed, self._per_replica, always=always)
 
     def spec(self, part_spec: Any) -> Any:
-        """The spec of what is delivered, of the spec of a replica's part."""
+        """Returns the spec of placed elements, from that of one part."""
         specs = [map_nest(self._delivered, part_spec)] * len(self._devices)
         return regroup(specs, self._per_replica, always=always)
 
@@ -63,7 +52,8 @@ class Placement:
         def put(leaf: Any) -> Any:
             if leaf is None:
                 return None
-            # Reading ahead must not change it where data reuses its memory.
+            # A copy, because data may reuse the array's memory while steps
+            # are read ahead.
             own = leaf.copy() if isinstance(leaf, np.ndarray) else leaf
             try:
                 return self._executor.put(own, device)
@@ -88,7 +78,7 @@ class Placement:
         )
 
     def _dtype(self, name: str) -> str:
-        """The dtype that the backend makes of one; not all have 64 bits."""
+        """Returns the backend's dtype for one; not all have 64 bits."""
         try:
             sample = np.zeros((0,), name)
         except TypeError:

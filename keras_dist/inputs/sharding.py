@@ -1,8 +1,8 @@
-"""Which worker reads what: the policies of `tf.data`, as far as we have them.
+"""The policies by which workers share the rows of a `tf.data.Dataset`.
 
-Every worker is given the same data. Unless the user asks for something else,
-each reads all of it and takes its own rows of each global batch: that needs no
-word between workers, and gives the numbers of one device.
+Every worker is given the same data. By default each reads all of it and takes
+its own rows of each global batch, which needs no communication and gives the
+same numbers as one device.
 """
 
 import enum
@@ -12,27 +12,26 @@ from keras_dist.inputs.sources.tf_data import TensorFlowSource
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How a `tf.data.Dataset` is spread over several workers.
+    """The policy that spreads a `tf.data.Dataset` over several workers.
 
-    It says what the option `experimental_distribute.auto_shard_policy` of a
-    dataset means here, with the numbers of
-    `tf.data.experimental.AutoShardPolicy`, which is what `tf.data.Options`
-    takes. It changes nothing on one worker.
+    Its values are those of `tf.data.experimental.AutoShardPolicy`, to which
+    users set the option `experimental_distribute.auto_shard_policy` of a
+    dataset. With one worker the policy has no effect.
 
     - `DATA`: each worker reads all data, and takes its own rows of each global
         batch. Other kinds of data are always read like this.
     - `AUTO`: the default, the same as `DATA`: each step has the same rows
         with any number of workers. `tf.distribute` would prefer files.
-    - `FILE`: each worker reads files of its own; there must be as many files
-        as workers.
-    - `HINT`: each worker reads what `dataset.shard(SHARD_HINT, SHARD_HINT)`
-        is for it.
-    - `OFF`: each worker reads its dataset as it is, all of it.
+    - `FILE`: each worker reads its own files; there must be at least as many
+        files as workers.
+    - `HINT`: each worker reads its shard by
+        `dataset.shard(SHARD_HINT, SHARD_HINT)`.
+    - `OFF`: each worker reads all of its dataset.
 
-    With `FILE`, `HINT` and `OFF` workers read different data. A batch of each
-    is cut into as many parts as there are workers, and each part is that
-    worker's in one step. Workers may have different amounts: those that are
-    at the end get batches of no rows until all are.
+    With `FILE`, `HINT` and `OFF`, workers read different data. Each worker
+    splits its batches into as many parts as there are workers, and uses one
+    part in each step. Workers may have different amounts of data: a worker at
+    its end gets batches with 0 rows until all are at their end.
 
     Example:
 
@@ -49,14 +48,14 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 def policy_of(source: Source) -> AutoShardPolicy:
-    """The policy that a source's data ask for."""
+    """Returns the policy that a source's data asks for."""
     if isinstance(source, TensorFlowSource):
         return AutoShardPolicy(source.policy)
     return AutoShardPolicy.AUTO
 
 
 def off_in_fit(num_workers: int) -> str:
-    """What to say of data with the policy `OFF` that is given to `fit`."""
+    """Returns the message for `fit` of data with the policy `OFF`."""
     return (
         "`fit` and its relatives take each worker's rows of a global batch "
         "that all workers read. Received: a `tf.data.Dataset` whose "

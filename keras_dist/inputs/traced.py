@@ -1,4 +1,4 @@
-"""Reading data inside of a `tf.function`: a loop of the graph."""
+"""Reading data inside of a `tf.function`, in a loop of the graph."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,19 +16,9 @@ def reduce_in_graph(
     initial_state: Any,
     reduce_func: Callable[[Any, Any], Any],
 ) -> Any:
-    """Combines the elements of a pass, as a loop of the graph.
+    """Implements `DistributedDataset.reduce` in a loop of the graph.
 
-    Args:
-        feed: The `Feed`, of a `tf.data.Dataset` of global batches.
-        placement: The `Placement` of its parts.
-        initial_state: Nest of tensors and numbers.
-        reduce_func: Callable from a state and an element to a state.
-
-    Returns:
-        The last state.
-
-    Raises:
-        NotImplementedError: If the data can't be read by a graph.
+    Raises `NotImplementedError` if a graph can't read the data.
     """
     data = feed.trace() if isinstance(feed, GlobalFeed) else None
     if not isinstance(feed, GlobalFeed) or data is None:
@@ -44,7 +34,7 @@ def reduce_in_graph(
     def step(_: Any, state: Any) -> tuple[Any, Any]:
         optional = iterator.get_next_as_optional()
         has_value = optional.has_value()
-        # A graph has both branches, so the end is looked at in the loop.
+        # A graph has both branches, so the loop itself checks for the end.
         return has_value, keras.ops.cond(
             has_value,
             lambda: reduce_func(

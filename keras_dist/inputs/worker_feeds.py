@@ -1,4 +1,4 @@
-"""Feeds of workers that read different data."""
+"""Feeds for workers that read different data."""
 
 import enum
 import itertools
@@ -30,15 +30,11 @@ from keras_dist.plugin.workers import Workers
 
 @final
 class ShardFeed(Feed):
-    """Batches that only one worker reads, though they are of the global size.
+    """A feed of a worker's own batches, which have the global size.
 
-    Each is cut like rows for workers, and the parts are this worker's in as
-    many steps. A smaller batch gives fewer steps, not smaller ones.
-
-    Args:
-        source: The `TensorFlowSource` of the worker's batches.
-        num_workers: Integer.
-        parts: Integer, number of replicas of the worker.
+    Each batch is split as if over all workers, and this worker takes one part
+    after another, each in a step. A smaller batch gives fewer steps rather
+    than smaller ones. `parts` is the number of the worker's replicas.
     """
 
     def __init__(
@@ -51,7 +47,7 @@ class ShardFeed(Feed):
         self._parts = parts
 
     def steps(self) -> Iterator[list[Any]]:
-        # Where sizes vary, the largest so far tells what a whole batch is.
+        # If sizes vary, a whole batch has the largest size so far.
         size = self._source.batch_size
         for batch in self._source.read():
             rows = check_rows(batch)
@@ -78,7 +74,7 @@ class ShardFeed(Feed):
 
 
 class _State(enum.IntFlag):
-    """What a worker tells the others about a step."""
+    """The flags that a worker sends to the others about a step."""
 
     HAS_DATA = 1
     LEAVES_OUT = 2
@@ -89,14 +85,15 @@ class _State(enum.IntFlag):
 
 @final
 class AgreedFeed(Feed):
-    """A worker's own data, in as many steps as any of the workers has.
+    """A feed of a worker's own data, with the same number of steps on all.
 
     In each step every worker tells the others whether it has data, or an
-    error. Those at their end get arrays of no rows until all are.
+    error. A worker at its end gets arrays with 0 rows until all are at their
+    end. All workers have to create the feed and to take its steps.
 
     Args:
         own: The `Feed` of this worker.
-        workers: The `Workers`. All of them make the feed, and take its steps.
+        workers: The `Workers` that agree on the number of steps.
         parts: Integer, number of replicas of a worker.
         everyone: Callable that returns the `Feed` of all workers' replicas.
     """
@@ -125,7 +122,7 @@ class AgreedFeed(Feed):
         while True:
             try:
                 step = next(own, None)
-                # Once: to know it, data may have to be read.
+                # Computed once, because it may have to read data.
                 at_end = at_end or self._at_end(step)
             except Exception as error:
                 self._tell(_state_of(error))
@@ -136,16 +133,16 @@ class AgreedFeed(Feed):
             if not self._goes_on(self._tell(state)):
                 return
             if step is None:
-                assert nothing is not None  # all would have raised
+                assert nothing is not None  # else `_goes_on` has raised
                 step = nothing
             yield step
             if self._cardinality == INFINITE:
-                # There is no end to agree upon.
+                # There is no end to agree on.
                 yield from own
                 return
 
     def _tell(self, state: _State) -> list[_State]:
-        """The states of all workers; raises if another one failed."""
+        """Returns the states of all workers; raises if another one failed."""
         states = [
             _State(number)
             for number in self._workers.concatenate_numbers([int(state)])
@@ -193,14 +190,10 @@ class AgreedFeed(Feed):
     def _at_end(
         self, step: list[Any] | None
     ) -> tuple[list[Any] | None, _State]:
-        """What this worker takes, and tells, in steps after its last one.
+        """Returns this worker's parts and flags for steps after its last one.
 
-        Args:
-            step: List of the parts of the first step, or `None` without any.
-
-        Returns:
-            List of parts of no rows, or `None` where they can't be made; and
-            the `_State`.
+        The parts have 0 rows, and are made from those of the first `step`, or
+        from the spec if that is `None`. They are `None` if they can't be made.
         """
         leaves_out = self._own.leaves_out
         state = _State.LEAVES_OUT if leaves_out else _State(0)
@@ -232,15 +225,14 @@ def _state_of(error: Exception) -> _State:
 
 
 def _own_memory(leaf: Any) -> Any:
-    # A view would keep the batch that it is of.
+    # A view would keep the whole batch in memory.
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _of_no_rows(leaf: Any) -> Any:
-    """An array of no rows, of a `keras.KerasTensor`.
+    """Returns an array with 0 rows for a `keras.KerasTensor`.
 
-    Raises:
-        ValueError: If there is none.
+    Raises `ValueError` for a sparse or ragged one, or another object.
     """
     if leaf is None:
         return None

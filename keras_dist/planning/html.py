@@ -8,13 +8,7 @@ from html import escape
 def html_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> str:
-    """A table as HTML.
-
-    Args:
-        title: String.
-        columns: Sequence of strings.
-        rows: Iterable of sequences with a string for each column.
-    """
+    """Returns a table as HTML; a row has a string for each column."""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"

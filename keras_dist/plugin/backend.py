@@ -1,8 +1,8 @@
-"""Backend: what a framework plugin implements, beside its `Executor`s.
+"""Backend: the plugin interface for one framework.
 
 A plugin is a package that registers a `Backend` subclass under the entry-point
 group `keras_dist.backends`, with the name that `keras.backend.backend()`
-returns. keras_dist loads it when a device or a strategy is first asked for.
+returns. keras_dist loads it at the first request for a device or a strategy.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ ENTRY_POINT_GROUP = "keras_dist.backends"
 
 
 class Backend(ABC):
-    """One framework: its devices, and executors for plans on them."""
+    """One framework's devices, and the executors for plans on them."""
 
     @abstractmethod
     def list_devices(self) -> Sequence[Device]:
-        """All devices of this worker, accelerators and CPUs."""
+        """Returns all devices of this worker, accelerators and CPUs."""
 
     @abstractmethod
     def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
@@ -45,22 +45,23 @@ class Backend(ABC):
 
         Raises:
             VirtualDevicesError: If the framework has started already.
-            DeviceError: If that type can't be split.
+            DeviceError: If devices of that type can't be split.
         """
 
     def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
         """Makes this process a worker of a cluster, for as long as it lives.
 
-        Called before devices are listed. Executors of plans with a cluster
-        use what it made. Joining the same cluster again does nothing.
+        It is called before devices are listed, and executors of plans with a
+        cluster use its connections. Joining the same cluster again does
+        nothing.
 
         Args:
-            cluster: The `Cluster`.
-            options: `CommunicationOptions`.
+            cluster: The `Cluster` to join.
+            options: `CommunicationOptions` of the cluster's collectives.
 
         Raises:
-            ClusterError: If it belongs to another cluster already, if an
-                address is taken or unknown, or if options don't fit.
+            ClusterError: If the process belongs to another cluster already,
+                if an address is in use or unknown, or if options don't fit.
             WorkerLostError: If not all workers came in time.
             RuntimeError: If the framework has started already.
         """
@@ -72,21 +73,24 @@ class Backend(ABC):
 
     @abstractmethod
     def executor(self, plan: Plan) -> Executor:
-        """An executor bound to the plan."""
+        """Creates an executor bound to the plan."""
 
     def random_state(self) -> str:
-        """The state of the framework's global randomness, where it has any.
+        """Returns the state of the framework's global random generators.
 
-        A framework that draws its seed when it is first needed has one from
-        now on.
+        The result is empty for a framework without any. A framework that
+        draws its seed at the first use draws it now.
         """
         return ""
 
     def set_random_state(self, state: str) -> None:
-        """Goes back to what `random_state` returned, on any worker."""
+        """Restores a state that `random_state` returned on any worker."""
 
     def compiler(self) -> Compiler | None:
-        """What compiles functions in no strategy, where the framework can."""
+        """Returns the compiler of functions outside of any strategy.
+
+        The result is `None` if the framework can't compile functions.
+        """
         return None
 
     def print(
@@ -96,28 +100,28 @@ class Backend(ABC):
         end: str,
         replica: Any,
     ) -> None:
-        """Prints values; where a function is traced, each time it runs.
+        """Prints values; in a compiled function, each time it runs.
 
         Args:
-            values: Sequence of tensors, of anything else, or of nests.
-            sep: String between them.
-            end: String after the last one.
-            replica: The replica's index, an integer or tensor, for `replica
-                0: ` and so on in front; `None` if there is only one.
+            values: Sequence of tensors, other objects, or nests of them.
+            sep: String between the values.
+            end: String after the last value.
+            replica: The replica's index, an integer or tensor, for a prefix
+                such as `replica 0: `; `None` if there is only one replica.
         """
         prefix = "" if replica is None else f"replica {int(replica)}: "
-        # In one piece, because threads may print at the same time.
+        # One call of `print`, because threads may print at the same time.
         text = sep.join(map(str, values))
         print(f"{prefix}{text}{end}", end="")
 
     def plan_of_native(self, strategy: Any) -> Plan:
-        """The plan of a strategy of the framework's own.
+        """Returns the plan of one of the framework's native strategies.
 
         Args:
-            strategy: What the framework calls a strategy.
+            strategy: The framework's strategy object.
 
         Raises:
-            TypeError: If it is nothing that can be taken over.
+            TypeError: If the object is not a supported native strategy.
         """
         raise TypeError(
             f"The backend '{keras.backend.backend()}' has no strategies of its "
@@ -132,7 +136,7 @@ _overrides: list[Backend] = []
 
 @contextlib.contextmanager
 def override_backend(backend: Backend) -> Iterator[Backend]:
-    """Serves `backend` in place of the installed plugin; for tests."""
+    """Uses `backend` in place of the installed plugin; for tests."""
     _overrides.append(backend)
     try:
         yield backend
@@ -141,10 +145,11 @@ def override_backend(backend: Backend) -> Iterator[Backend]:
 
 
 def get_backend() -> Backend:
-    """The plugin of the Keras backend in use.
+    """Returns the plugin of the Keras backend in use.
 
     Raises:
-        BackendNotFoundError: If none is installed, naming the extra to add.
+        BackendNotFoundError: If none is installed. The message names the
+            extra to install.
     """
     return _overrides[-1] if _overrides else _load(keras.backend.backend())
 

@@ -1,4 +1,4 @@
-"""Compiler: what an executor gives to functions that are compiled."""
+"""Compiler: compiles functions for the plan of one executor."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -16,7 +16,7 @@ from keras_dist.plugin.steps_in_one import stack_steps
 
 
 class Compiler(ABC):
-    """Compiles functions for the plan of one executor."""
+    """A compiler of functions for the plan of one executor."""
 
     @abstractmethod
     def call(
@@ -27,11 +27,7 @@ class Compiler(ABC):
     ) -> Any:
         """Calls a function, compiled, in the context that the caller is in.
 
-        Args:
-            function: The `Function`.
-            args: Its positional arguments; per-replica values are among them
-                where it is called in cross-replica context.
-            kwargs: Its keyword arguments.
+        In cross-replica context, arguments may be per-replica values.
         """
 
     @abstractmethod
@@ -42,13 +38,9 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        """`strategy.run` of a compiled function, or in the midst of one.
+        """Implements `strategy.run` of, or inside, a compiled function.
 
-        Args:
-            strategy: The `Strategy`.
-            fn: A `Function`; or any callable where `is_tracing`.
-            args: Positional arguments, as `strategy.run` takes them.
-            kwargs: Keyword arguments, likewise.
+        `fn` is a `Function`, or, where `is_tracing`, any callable.
         """
 
     def call_in_replica(
@@ -58,15 +50,10 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a function in a replica function that is not compiled.
+        """Calls a compiled function from a replica function that is not.
 
-        By default replicas meet, and it runs once compiled, for all of them.
-
-        Args:
-            function: The `Function`.
-            call: The `ReplicaCall` of this thread.
-            args: This replica's positional arguments.
-            kwargs: This replica's keyword arguments.
+        By default replicas wait for each other, and one compiled call runs
+        the function for all of them.
         """
         strategy: Any = call.strategy
 
@@ -87,14 +74,14 @@ class Compiler(ABC):
         """Runs a function for one batch after another.
 
         Args:
-            strategy: The `Strategy`.
-            function: The `Function`.
-            batches: Sequence of the arguments of each step: per-replica
-                values, with one replica tensors, of equal shapes.
+            strategy: The `Strategy` that runs the function.
+            function: The `Function` of one step.
+            batches: Sequence with the arguments of each step: per-replica
+                values, or tensors with one replica, of equal shapes.
 
         Returns:
-            The nest that it returned, each leaf (of each replica) with the
-            steps stacked along a new first axis.
+            Nest like the function's result. Each leaf, on each replica, has
+            the steps stacked along a new first axis.
         """
         results = [
             snapshot(self.run(strategy, function, each, None))
@@ -104,5 +91,5 @@ class Compiler(ABC):
 
     @property
     def is_tracing(self) -> bool:
-        """Whether `run` in this thread is part of a function it traces."""
+        """True while this compiler traces a function in this thread."""
         return False

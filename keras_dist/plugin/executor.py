@@ -1,4 +1,4 @@
-"""Executor: what carries out one plan with one framework."""
+"""Executor: the plugin interface that carries out one plan."""
 
 import contextlib
 from abc import ABC
@@ -32,20 +32,20 @@ from keras_dist.plugin.workers import total_of
 
 
 class Executor(ABC):
-    """Carries out one `Plan` with one framework.
+    """The backend's object that carries out one `Plan`.
 
     Args:
-        plan: The `Plan` it is bound to.
+        plan: The `Plan` that the executor is bound to.
         workers: The `Workers` of its cluster, or `None` without one.
 
     Attributes:
-        owners: The `Owners` of variables that have one copy only.
+        owners: The `Owners` of variables that have a single copy.
     """
 
-    # What compiles functions for the plan, where the framework can.
+    # Compiles functions for the plan; `None` if the framework can't.
     compiler: Compiler | None = None
-    # Whether a model of no strategy can train layers that the plan's models
-    # have too.
+    # True if a model outside any strategy may train layers that it shares
+    # with a distributed model.
     shares_layers = True
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
@@ -54,38 +54,38 @@ class Executor(ABC):
         self.owners = Owners(plan.variable_devices)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered wherever variables are made under the strategy."""
+        """Returns the context in which the strategy's variables are made."""
         return contextlib.nullcontext()
 
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered around `fit` and its relatives on a distributed model."""
+        """Returns the context of `fit`, `evaluate` and so on."""
         return contextlib.nullcontext()
 
     def default_device(self) -> Any:
-        """What the framework calls this thread's default device."""
+        """Returns this thread's default device, as the framework names it."""
         return None
 
     @abstractmethod
     def place(self, variable: keras.Variable) -> None:
-        """Puts a variable's value where the plan says; idempotent and cheap.
+        """Moves a variable's value to the devices of the plan.
 
-        A variable with no value yet is left alone.
+        It is idempotent and cheap. A variable without a value is left alone.
         """
 
     @abstractmethod
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        """The devices that hold a copy of the variable, primary first."""
+        """Returns the devices that hold a copy of a variable, primary first."""
 
     def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
-        """What each device keeps of a variable between steps, in bytes.
+        """Returns the bytes that each device keeps of a variable.
 
         Args:
             variable: A `keras.Variable` of the strategy.
 
         Returns:
-            Dict of the devices that keep any of it, primary first. Replicas'
-            own values, of a variable that is combined when it is read, are
-            beside the one that it has.
+            Dict from device to bytes kept between steps, primary first. A
+            variable that is combined when read counts twice where it has
+            both its combined value and a replica's own value.
         """
         whole = num_bytes(variable)
         kept = dict.fromkeys(self.devices_of(variable), whole)
@@ -97,93 +97,95 @@ class Executor(ABC):
 
     @property
     def replicas(self) -> ReplicaRunner | None:
-        """What runs several replicas; `None` where there is only one."""
+        """The runner of several replicas; `None` where there is only one."""
         return None
 
     @property
     def num_components(self) -> int:
-        """Components of a per-replica value: those of the local replicas.
+        """Number of components of a per-replica value: the local replicas.
 
-        A program that all workers run together may have those of all.
+        In a program that all workers run together, it may be the number of
+        all replicas.
         """
         return self.plan.num_local_replicas
 
     @abstractmethod
     def put(self, value: Any, device: Device) -> Any:
-        """A tensor on a device.
+        """Returns a value as a tensor on a device.
 
         Args:
             value: Tensor, NumPy array, number, or nest of numbers. It may
                 share memory with the result.
-            device: `Device`.
+            device: The `Device` of the result.
         """
 
     def per_replica(self, values: Sequence[Any]) -> Any:
-        """A `PerReplica` of components, as the framework knows it best."""
+        """Makes a `PerReplica`, in the form that suits the framework best."""
         return PerReplica(values)
 
     def snapshot(self, value: Any, index: int = 0) -> Any:
-        """A result as it is now, whatever is assigned to variables later.
+        """Returns a value that later assignments to variables can't change.
 
         Args:
-            value: Anything. A `keras.Variable` stays what it is.
-            index: Integer, the replica whose result it is.
+            value: Any object. A `keras.Variable` is returned as it is.
+            index: Integer, the replica that returned the value.
         """
         return value
 
     def is_live(self, value: Any) -> bool:
-        """Whether a tensor is what a variable keeps, and changes with it."""
+        """Returns true for a variable's own tensor, which changes with it."""
         return False
 
     def check_arguments(self, nest: Any) -> None:
         """Refuses arguments that no replica function can be called with.
 
         Raises:
-            UnsupportedModelError: If there is one.
+            UnsupportedModelError: If an argument can't be used in replicas.
         """
-        return  # TensorFlow can't convert a function of nothing
+        return  # AutoGraph can't convert a function without a statement
 
     def bring(self, value: Any, index: int) -> Any:
-        """An argument as replica `index` can use it, moved if need be."""
+        """Returns an argument for replica `index`, on its device if needed."""
         return value
 
     def leave(self, nest: Any) -> Any:
-        """What a replica function returned, as it can leave its replica."""
+        """Converts a replica function's result for use outside the replica."""
         return nest
 
     def mirror(self, value: Any) -> Any:
-        """A tensor where variables are, so that the two can be combined.
+        """Copies a tensor to where variables are, to combine the two.
 
-        Variables may keep it: it shares no memory with `value`.
+        The result shares no memory with `value`, so variables may keep it.
         """
         return self.put(value, self.plan.primary)
 
     def device_of(self, tensor: Any) -> Device:
-        """Where a tensor is; the primary device where that is not known."""
+        """Returns a tensor's device; the primary one if it is not known."""
         return self.plan.primary
 
     @abstractmethod
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        """The copy of a mirrored variable that replica `index` reads."""
+        """Returns replica `index`'s copy of a mirrored variable."""
 
     def component(
         self, variable: keras.Variable, index: int, value: Callable[[], Any]
     ) -> Component:
-        """Makes room for a replica's own value of a variable.
+        """Creates the storage of one replica's own value of a variable.
 
         Args:
-            variable: A `keras.Variable`.
-            index: Integer, the replica's.
-            value: Callable that gives the value it starts with.
+            variable: The `keras.Variable`, combined when it is read.
+            index: Integer, the local replica's index.
+            value: Callable that returns the initial value.
         """
         return HeldComponent(value())
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Combines tensors of one shape element by element, of all workers.
+        """Combines tensors of one shape element by element, over all replicas.
 
         Args:
-            op: `ReduceOp`.
-            values: Sequence with each local replica's tensor or number.
+            op: The `ReduceOp`.
+            values: Sequence with each local replica's tensor or number. The
+                replicas of other workers are combined too.
 
         Returns:
             Tensor where variables are.
@@ -201,11 +203,14 @@ class Executor(ABC):
     def combine_all(
         self, op: ReduceOp, values: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        """`combine` of several values, in as few collectives as can be.
+        """Combines several values, in as few collectives as possible.
 
         Args:
-            op: `ReduceOp`.
-            values: Sequence with, for each value, what `combine` takes.
+            op: The `ReduceOp`.
+            values: Sequence with, for each value, the `values` of `combine`.
+
+        Returns:
+            List with a tensor for each value, where variables are.
         """
         if self.workers is None or op not in (ReduceOp.SUM, ReduceOp.MEAN):
             return [self.combine(op, each) for each in values]
@@ -222,22 +227,24 @@ class Executor(ABC):
         return [self.mirror(total) for total in totals]
 
     def combine_whole(self, op: ReduceOp, value: Any) -> Any:
-        """`combine`, of a per-replica value that is one thing to the framework.
+        """Reduces a `PerReplica` that the backend stores as one array.
 
         Args:
-            op: `ReduceOp`.
-            value: Anything.
+            op: The `ReduceOp`.
+            value: Any object.
 
         Returns:
-            Tensor where variables are; `None` for any other value.
+            Tensor where variables are; `None` if the value is not stored as
+            one array, so that the caller combines its components.
         """
         return None
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        """Joins tensors of all replicas, on the primary device.
+        """Concatenates the tensors of all replicas, on the primary device.
 
         Args:
-            values: Sequence of each local replica's, which fit together.
+            values: Sequence with each local replica's tensor. Sizes may
+                differ along `axis` only.
             axis: Integer, not negative.
         """
         here = [self.put(value, self.plan.primary) for value in values]
@@ -249,12 +256,14 @@ class Executor(ABC):
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
     ) -> None:
-        """Raises `error()` unless all values are equal, up to rounding.
+        """Raises `error()` unless all replicas' values are equal.
+
+        Equal means up to a relative difference of 1e-4.
 
         Args:
-            values: Sequence of each local replica's tensor. Those of other
-                workers are looked at too.
-            error: Callable that makes the exception.
+            values: Sequence with each local replica's tensor. They are also
+                compared with the first replica's tensor of other workers.
+            error: Callable that returns the exception.
         """
         everyone = list(values)
         if self.workers is not None:
@@ -267,49 +276,53 @@ class Executor(ABC):
 
     @abstractmethod
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        """Methods that replace the model's own, on this instance only.
+        """Returns methods that replace the model's own, on this instance only.
 
         Args:
             model: A `keras.Model`, not necessarily built or compiled.
 
         Returns:
-            Dict from attribute name to callable. The class still holds the
+            Dict from attribute name to callable. The model's class keeps the
             originals.
         """
 
     def rows_in_fit(self, batch: Any) -> list[range]:
-        """The rows of a global batch that each replica computes in `fit`.
+        """Returns the rows of a global batch that each replica gets in `fit`.
 
         Args:
-            batch: Nest of arrays.
+            batch: Nest of arrays, the global batch.
 
         Returns:
-            List with a range for each replica of all workers. Those of two
-            replicas may be the same rows, where sharing would cost more.
+            List with a range for each replica of all workers. Ranges may be
+            equal: a backend may let several replicas compute the same rows
+            where splitting would cost more.
 
         Raises:
-            ValueError: If it has no rows.
+            ValueError: If the batch has no rows.
         """
         return ranges(bounds(check_rows(batch), self.plan.num_replicas))
 
     def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
-        """Batches as a trainer reads them, of which the first is looked at.
+        """Wraps a trainer's batches to show the first one to a function.
 
         Args:
-            batches: What the trainer iterates over.
-            see: Callable that takes the first batch before it is used, or
-                `None` if there is none.
+            batches: The iterable that the trainer reads.
+            see: Callable that gets the first batch before the trainer does,
+                or `None` if there is no batch.
         """
         return _with_first_seen(batches, see)
 
     def prepare(self, model: keras.Model) -> None:
-        """Called before the model runs, with its variables in place."""
+        """Prepares a model to run; its variables are in place already."""
 
     def recover(self, model: keras.Model) -> None:
-        """Called when `fit` or a relative failed, before the error leaves."""
+        """Cleans up after a failed `fit`, `evaluate` and so on.
+
+        It is called before the error reaches the user.
+        """
 
     def release(self, model: keras.Model) -> None:
-        """Called when `fit` or a relative is over, however it ended."""
+        """Releases resources after `fit`, `evaluate` and so on, even failed."""
 
 
 def _with_first_seen(batches: Any, see: Callable[[Any], None]) -> Iterator[Any]:

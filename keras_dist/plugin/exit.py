@@ -1,4 +1,4 @@
-"""Leaving a cluster when the process ends, however it ends."""
+"""Leaving a cluster at the end of the process, failed or not."""
 
 import atexit
 import contextlib
@@ -11,18 +11,18 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
 from keras_dist.plugin.workers import Workers
 
-# The workers that this process is one of, once it has joined them.
+# The clusters that this process has joined.
 _joined: list[Workers] = []
-# Why the process ends, the last one.
+# Reasons why the process ends; the last one counts.
 _reasons = ["ended"]
 
 
 @functools.cache
 def watch_exceptions() -> None:
-    """Notes the exception that ends the process.
+    """Installs an exception hook that tells other workers why this one ends.
 
-    Where it is a `WorkerLostError`, or comes of a lost worker, the exit
-    status is 42, which asks to be started again.
+    For a `WorkerLostError`, or another exception that a lost worker caused,
+    the exit status is 42, which asks for a restart.
     """
     hook = sys.excepthook
 
@@ -45,7 +45,7 @@ def watch_exceptions() -> None:
             raise SystemExit(RESTART_EXIT_CODE)
         for workers in _joined:
             workers.leave(_reasons[-1], failed=True)
-        # What waits for the lost one may never end by itself.
+        # Threads that wait for the lost worker may never end by themselves.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -56,11 +56,7 @@ def watch_exceptions() -> None:
 
 @functools.cache
 def leave_at_exit(workers: Workers) -> None:
-    """Makes a worker tell the others when its process ends, and why.
-
-    Args:
-        workers: The `Workers` that it is one of.
-    """
+    """Makes this process tell its cluster when and why it ends."""
 
     def leave() -> None:
         workers.leave(_reasons[-1], failed=len(_reasons) > 1)

@@ -63,7 +63,10 @@ class CompiledFunction:
         return getattr(self.python_function, "__name__", "function")
 
     def held_weakly(self) -> Callable[..., Any]:
-        """What compilers keep: of a method, not the object it is of."""
+        """Returns the Python function without a reference to its instance.
+
+        Compilers keep the result; a method must not keep its instance alive.
+        """
         if not isinstance(self.python_function, types.MethodType):
             return self.python_function
         method = weakref.WeakMethod(self.python_function)

@@ -1,4 +1,4 @@
-"""Heartbeats: noticing that another worker has fallen silent."""
+"""Heartbeats: detection of workers that have stopped answering."""
 
 import threading
 import time
@@ -13,41 +13,41 @@ from keras_dist.core.cluster import Cluster
 SILENCE = 60.0
 # Seconds between two signs of life.
 INTERVAL = 0.5
-# Looks without news after which a worker is named as the cause of a failure.
+# Exchanges without a sign of life after which a worker is named as lost.
 _ROUNDS = 4
 
 
 class Blackboard(ABC):
-    """What every worker can write on and read, by the framework's engine."""
+    """A key-value store that all workers share, by the framework's engine."""
 
     @abstractmethod
     def write(self, key: str, text: str) -> None:
         """Replaces the text under a key.
 
         Raises:
-            ConnectionError: If the blackboard is gone.
+            ConnectionError: If the store can't be reached any more.
         """
 
     @abstractmethod
     def read(self, keys: Sequence[str]) -> list[str]:
-        """The texts under keys; an empty one where nothing was written.
+        """Returns the texts under keys, empty where nothing was written.
 
         Raises:
-            ConnectionError: If the blackboard is gone.
+            ConnectionError: If the store can't be reached any more.
         """
 
 
 class Heartbeats:
-    """Gives signs of life, and watches those of the others.
+    """Signs of life that workers exchange through a `Blackboard`.
 
-    One thread writes and reads; it may be held up where the blackboard is
-    kept. Another one watches the time.
+    One thread writes and reads the board, and may block if the worker that
+    serves the board hangs. Another thread watches the time.
 
     Args:
-        cluster: The `Cluster`.
+        cluster: The `Cluster` of the workers.
         board: `Blackboard` that all workers share.
-        keeper: Integer, the worker that is lost if the board is gone; `None`
-            if it is kept outside of the workers.
+        keeper: Integer, the worker that serves the board, and is lost if the
+            board can't be reached; `None` if no worker serves it.
         silence: Float, seconds after which a silent worker is lost.
         on_loss: Callable without arguments, called once, in a thread.
     """
@@ -71,7 +71,8 @@ class Heartbeats:
         ]
         self._own_reason = ""
         self._has_told = threading.Event()
-        # Of each other worker: what it wrote last, and when that was news.
+        # For each other worker: its last text, its reason to end, the time
+        # and the number of the exchange at which its text changed last.
         self._texts = dict.fromkeys(self._others, "")
         self._reasons = dict.fromkeys(self._others, "")
         self._seen = dict.fromkeys(self._others, time.monotonic())
@@ -83,7 +84,7 @@ class Heartbeats:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begins; the others may not have begun yet."""
+        """Starts the threads; other workers may start theirs later."""
         self._looked = time.monotonic()
         self._seen = dict.fromkeys(self._others, self._looked)
         for target in (self._exchange, self._watch):
@@ -93,11 +94,11 @@ class Heartbeats:
             thread.start()
 
     def stop(self, reason: str, patience: float) -> None:
-        """Tells the others why this worker ends; waits for them to end.
+        """Tells the other workers why this one ends; waits for them to end.
 
         Args:
             reason: String, such as "ended", or the error that ended it.
-            patience: Float, seconds to wait at most.
+            patience: Float, longest time to wait, in seconds.
         """
         self._own_reason = reason
         deadline = time.monotonic() + patience
@@ -109,18 +110,17 @@ class Heartbeats:
         ):
             time.sleep(self._interval / 10)
         self._over.set()
-        # One that comes back from native code once the interpreter is gone
-        # aborts the process; but what it waits for may be stuck for good.
+        # A thread that returns from native code after the interpreter is gone
+        # aborts the process. But a thread may hang, so joins have a timeout.
         for thread in self._threads:
             thread.join(4 * self._interval)
 
     def describe_lost(self) -> str:
-        """Which workers are lost, and why, as far as that can be told.
-
-        Called when something failed: it waits for a few signs of life.
+        """Describes the lost workers, after a wait for a few signs of life.
 
         Returns:
-            String such as "worker 1 at 10.0.0.2:9000 gives no sign of life".
+            String such as "worker 1 at 10.0.0.2:9000 gives no sign of life";
+            empty if no worker is known to be lost.
         """
         self._wait_for_rounds(2 * _ROUNDS)
         found = []
@@ -134,7 +134,7 @@ class Heartbeats:
         return "; ".join(found)
 
     def _wait_for_rounds(self, count: int) -> None:
-        """Gives those who live the time to show it."""
+        """Waits for a number of exchanges, so that live workers are heard."""
         until = self._rounds + count
         deadline = time.monotonic() + 4 * count * self._interval
         while (
@@ -143,7 +143,7 @@ class Heartbeats:
             and time.monotonic() < deadline
         ):
             time.sleep(self._interval / 4)
-        if self._rounds == until - count:  # who keeps the board is stuck
+        if self._rounds == until - count:  # the worker with the board hangs
             self._is_gone = True
 
     def _name(self, index: int) -> str:
@@ -182,7 +182,7 @@ class Heartbeats:
         while not self._over.wait(self._interval):
             now = time.monotonic()
             if now - woke > self._silence / 2:
-                # This process was stopped itself: nobody can be blamed.
+                # This process itself was suspended: no other one is to blame.
                 self._looked = now
                 self._seen = dict.fromkeys(self._others, now)
             woke = now

@@ -1,4 +1,4 @@
-"""Membership: this process has joined a cluster, and its launcher knows."""
+"""Membership of this process in a cluster, reported to its launcher."""
 
 import os
 import warnings
@@ -14,7 +14,7 @@ _joined: set[int] = set()
 
 
 def note_joined() -> None:
-    """Called when this process has joined the cluster of its workers."""
+    """Notes that this process has joined a cluster, and tells its launcher."""
     _joined.add(os.getpid())
     path = os.environ.get(JOINED_FILE)
     if not path:
@@ -31,10 +31,10 @@ def note_joined() -> None:
 
 
 def has_joined() -> bool:
-    """Whether this process belongs to a cluster."""
+    """Returns true if this process belongs to a cluster."""
     return os.getpid() in _joined
 
 
 def is_independent(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user said that workers train alone on purpose."""
+    """Returns true if the user wants workers to train independently."""
     return environ.get(INDEPENDENT, "0") not in ("", "0")

@@ -1,4 +1,4 @@
-"""What backends and executors have that split an optimizer's state."""
+"""Interfaces of backends and executors that shard an optimizer's state."""
 
 import contextlib
 from abc import ABC
@@ -12,15 +12,15 @@ from keras_dist.plugin.backend import get_backend
 
 
 class ShardsOptimizerState:
-    """A `Backend` whose executors carry out plans that shard it.
+    """A `Backend` whose executors can shard an optimizer's state.
 
-    An executor then keeps a part of each variable of an optimizer on each
-    replica, as long as `Plan.shards_optimizer` says so.
+    With `Plan.shards_optimizer`, an executor keeps on each replica a shard of
+    each variable of an optimizer.
     """
 
 
 class UpdatesParts(ABC):
-    """A `ReplicaRunner` whose replicas update a part of each variable."""
+    """A `ReplicaRunner` whose replicas update a shard of each variable."""
 
     @abstractmethod
     def update_parts(
@@ -30,15 +30,17 @@ class UpdatesParts(ABC):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable] | None,
     ) -> None:
-        """Sums gradients over replicas and updates, in a meeting of them.
+        """Sums gradients over replicas, and lets each update its shards.
+
+        All replicas wait for each other in the call.
 
         Args:
-            optimizer: A `keras.optimizers.Optimizer`, built.
-            gradients: For each local replica that takes part, its gradients,
-                `None` where there is none.
-            weights: For each of these replicas, its weight.
-            variables: Sequence of the variables that they belong to, `None`
-                for all that the optimizer was built for.
+            optimizer: A built `keras.optimizers.Optimizer`.
+            gradients: Sequence with the gradients of each local replica that
+                takes part, `None` for variables without one.
+            weights: Sequence with the weight of each of these replicas.
+            variables: Sequence of the gradients' variables; `None` for all
+                that the optimizer was built for.
 
         Raises:
             UnsupportedModelError: If the optimizer needs whole variables.
@@ -46,43 +48,38 @@ class UpdatesParts(ABC):
 
 
 class KeepsParts(ABC):
-    """An executor that keeps a part of an optimizer's variables only.
+    """An executor that keeps only shards of an optimizer's variables.
 
-    On several workers, reading such a variable takes all of them. These let
-    one worker alone read, or write, for a while. All enter them together.
+    On several workers, reading such a variable is a collective. In these
+    contexts, which all workers enter together, the chief alone may read or
+    write.
     """
 
     @abstractmethod
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> contextlib.AbstractContextManager[Any]:
-        """Inside, the chief has whole values, in its host's memory.
+        """Returns a context with the whole values in the chief's host memory.
 
-        Args:
-            variables: Sequence of variables, in the same order on each
-                worker.
+        `variables` are in the same order on each worker.
         """
 
     @abstractmethod
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> contextlib.AbstractContextManager[Any]:
-        """Inside, the chief alone assigns; then each takes its parts of that.
+        """Returns a context in which the chief alone assigns whole values.
 
-        Args:
-            variables: Sequence of variables, in the same order on each
-                worker.
+        At its end each worker takes its shards of these values. `variables`
+        are in the same order on each worker.
         """
 
 
 def check_optimizer_state(optimizer_state: str) -> bool:
-    """Whether a user asks for a sharded optimizer state.
+    """Returns true for `"sharded"` and false for `"mirrored"`.
 
-    Args:
-        optimizer_state: String, `"mirrored"` or `"sharded"`.
-
-    Raises:
-        ValueError: If it is something else, or if the backend can't do it.
+    Raises `ValueError` for anything else, or if the backend can't shard an
+    optimizer's state.
     """
     if optimizer_state not in ("mirrored", "sharded"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Arguments of compiled functions that are part of what is compiled."""
+"""Checks of the arguments that a compiled function does not trace."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,14 +12,8 @@ from keras_dist.plugin.front_end import CompiledFunction
 def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
     """Refuses what is neither traced nor comparable by a later call.
 
-    Args:
-        function: The `Function`.
-        args: Its positional arguments, as a nest.
-        kwargs: Its keyword arguments, likewise.
-
-    Raises:
-        TypeError: If an argument that is no tensor can't be hashed, or has
-            tensors or per-replica values in it.
+    Raises `TypeError` if an argument that is no tensor can't be hashed, or
+    holds tensors or per-replica values.
     """
     if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
         for leaf in leaves_of((args, kwargs)):
@@ -73,7 +67,7 @@ def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
             *args, **kwargs
         )
         named = bound.arguments
-    except (TypeError, ValueError):  # it will say so itself when it is called
+    except (TypeError, ValueError):  # the call itself will raise
         named = {**{str(i): arg for i, arg in enumerate(args)}, **kwargs}
     for name, value in named.items():
         if any(each is leaf for each in leaves_of(value)):

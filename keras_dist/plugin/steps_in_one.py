@@ -1,4 +1,4 @@
-"""From the results of several steps to one."""
+"""Stacking and concatenating the results of several steps."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from keras_dist.plugin.front_end import RunsReplicas
 
 
 def snapshot(result: Any) -> Any:
-    """What a step returned, as later steps can't change it any more.
+    """Copies a step's result, so that later steps can't change it.
 
-    Some frameworks return the memory of a variable.
+    On some frameworks a returned tensor shares a variable's memory.
     """
 
     def copy(leaf: Any) -> Any:
@@ -32,12 +32,7 @@ def snapshot(result: Any) -> Any:
 def stack_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
     """Stacks what each step returned along a new first axis.
 
-    Args:
-        strategy: The `Strategy`.
-        results: Sequence with what `run` returned for each step.
-
-    Raises:
-        ValueError: If structures or shapes differ, or can't be stacked.
+    Raises `ValueError` if structures or shapes differ.
     """
     return _joined(strategy, results, ops.stack)
 
@@ -45,12 +40,7 @@ def stack_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
 def concatenate_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
     """Joins results of several steps each along their first axis.
 
-    Args:
-        strategy: The `Strategy`.
-        results: Sequence of nests that `stack_steps` returned.
-
-    Raises:
-        ValueError: If structures or shapes differ.
+    Raises `ValueError` if structures, or shapes beyond that axis, differ.
     """
     if len(results) == 1:
         return results[0]
@@ -93,7 +83,7 @@ def _column(
 
 def _tensor(leaves: list[Any], join: Callable[[list[Any]], Any]) -> Any:
     tensors = [ops.convert_to_tensor(leaf) for leaf in leaves]
-    # Concatenated ones may differ in their number of steps.
+    # Stacked results to concatenate may differ in their number of steps.
     start = 0 if join is ops.stack else 1
     shapes = {tuple(tensor.shape)[start:] for tensor in tensors}
     if len(shapes) > 1:

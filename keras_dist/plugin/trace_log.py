@@ -1,4 +1,4 @@
-"""Why compiled functions are traced, for those who ask."""
+"""TraceLog: optional messages about the reasons for traces."""
 
 import os
 import sys
@@ -11,11 +11,10 @@ VARIABLE = "KERAS_DIST_EXPLAIN_TRACES"
 
 
 class TraceLog:
-    """Says why a function is traced, if the environment variable
-    `KERAS_DIST_EXPLAIN_TRACES` is set to something other than 0.
+    """A log of one function's traces on standard error, with reasons.
 
-    Args:
-        name: String, the function's name.
+    It is written if the environment variable `KERAS_DIST_EXPLAIN_TRACES` is
+    set to anything but 0.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,11 +22,9 @@ class TraceLog:
         self._last: str | None = None
 
     def note(self, leaves: Sequence[Any], why: str | None = None) -> None:
-        """Notes a trace.
+        """Logs a trace with its traced arguments.
 
-        Args:
-            leaves: Sequence of the traced arguments.
-            why: String, the reason where that is not the arguments.
+        `why` is the reason, unless it follows from the arguments.
         """
         if os.environ.get(VARIABLE, "0") in ("", "0"):
             return

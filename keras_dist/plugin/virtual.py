@@ -1,4 +1,4 @@
-"""What devices there are, and making more of a CPU."""
+"""Listing devices, and splitting the CPU into virtual devices."""
 
 import os
 
@@ -9,7 +9,7 @@ VIRTUAL_DEVICES_VARIABLE = "KERAS_DIST_VIRTUAL_DEVICES"
 
 
 def list_devices(device_type: str | None = None) -> list[str]:
-    """Names of this worker's devices, accelerators first.
+    """Returns the names of this worker's devices, accelerators first.
 
     Args:
         device_type: String, `"cpu"`, `"gpu"` or `"tpu"`, or `None` for all.
@@ -43,17 +43,17 @@ def list_devices(device_type: str | None = None) -> list[str]:
 
 
 def set_virtual_devices(num_devices: int, device_type: str = "cpu") -> None:
-    """Makes the CPU appear as several devices, for trying things out.
+    """Makes the CPU appear as several devices, for tests and experiments.
 
     Call it before anything uses a device. The environment variable
-    KERAS_DIST_VIRTUAL_DEVICES does the same when keras_dist is imported.
+    KERAS_DIST_VIRTUAL_DEVICES has the same effect when keras_dist is imported.
 
     Args:
         num_devices: Integer, at least 1.
         device_type: String, `"cpu"`.
 
     Raises:
-        VirtualDevicesError: If devices are in use already, in another number.
+        VirtualDevicesError: If another number of devices is in use already.
         DeviceError: If `device_type` can't be split.
 
     Example:
@@ -82,7 +82,7 @@ def set_virtual_devices(num_devices: int, device_type: str = "cpu") -> None:
 
 
 def apply_environment() -> None:
-    """Honours KERAS_DIST_VIRTUAL_DEVICES, if it is set."""
+    """Makes the virtual devices that KERAS_DIST_VIRTUAL_DEVICES asks for."""
     value = os.environ.get(VIRTUAL_DEVICES_VARIABLE)
     if not value:
         return

@@ -1,4 +1,4 @@
-"""Workers: how one worker of a cluster reaches the others."""
+"""Workers: the collectives between the workers of a cluster."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -17,14 +17,11 @@ from keras_dist.errors import ClusterError
 
 
 class Workers(ABC):
-    """The collectives of the workers of a cluster, by the framework's engine.
+    """The collectives between workers, as the framework implements them.
 
     Every worker makes the same calls in the same order, from one thread at a
-    time. Tensors are on this worker's devices; results are on the primary one.
-
-    Args:
-        cluster: The `Cluster`.
-        options: `CommunicationOptions`.
+    time. Arguments are on any device of this worker; results are on the
+    primary device.
     """
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
@@ -34,14 +31,9 @@ class Workers(ABC):
     def check_same(
         self, cluster: Cluster, options: CommunicationOptions
     ) -> None:
-        """Refuses another cluster than the one that the process belongs to.
+        """Raises `ClusterError` for another cluster or other options.
 
-        Args:
-            cluster: The `Cluster` that is asked for.
-            options: `CommunicationOptions`; the default ones fit any.
-
-        Raises:
-            ClusterError: If it is another one, or has other options.
+        A process belongs to one cluster. The default options fit any others.
         """
         if options not in (self.options, CommunicationOptions()):
             raise ClusterError(
@@ -58,10 +50,10 @@ class Workers(ABC):
 
     @abstractmethod
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sums each tensor over the workers, in as few collectives as can be.
+        """Sums each tensor over the workers, in as few collectives as possible.
 
         Args:
-            tensors: Sequence of tensors of any number dtype, of the same
+            tensors: Sequence of tensors of any numeric dtype, of the same
                 shapes and dtypes on each worker.
 
         Returns:
@@ -70,7 +62,7 @@ class Workers(ABC):
 
     @abstractmethod
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """Every worker's tensors, to every worker.
+        """Sends every worker's tensors to every worker.
 
         Args:
             tensors: Sequence of tensors, of the same shapes and dtypes on
@@ -83,16 +75,18 @@ class Workers(ABC):
     def gather_rows(
         self, tensors: Sequence[Any], shares: Sequence[Share]
     ) -> list[list[Any]]:
-        """`gather`, of tensors whose first axis may be of another size.
+        """Gathers tensors whose first axis may differ between workers.
+
+        It takes one collective if the size of each tensor's first axis is the
+        worker's number of rows, else two.
 
         Args:
-            tensors: Sequence of tensors. The first axis may be as long as
-                the worker has rows, or depend on them in another way.
-            shares: Sequence with the `Share` of each worker. Where sizes are
-                those, one collective does; else there are two.
+            tensors: Sequence of tensors.
+            shares: Sequence with the `Share` of each worker, which has its
+                number of rows.
         """
-        # As many rows of each as the worker with most has; what has another
-        # number says so, and is sent again.
+        # Each tensor is padded or cut to the largest number of rows, and sent
+        # with its true size. Tensors of other sizes are sent again.
         most = max(share.rows for share in shares)
         own = [t.shape[0] if len(t.shape) else 0 for t in tensors]
         slots = [_with_rows(tensor, most) for tensor in tensors]
@@ -127,7 +121,7 @@ class Workers(ABC):
 
     @abstractmethod
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
-        """The chief's tensors, to every worker.
+        """Sends the chief's tensors to every worker.
 
         Args:
             tensors: Sequence of tensors, of the same shapes and dtypes on
@@ -136,7 +130,7 @@ class Workers(ABC):
 
     @abstractmethod
     def concatenate(self, tensor: Any, axis: int) -> Any:
-        """Joins the workers' tensors, in worker order.
+        """Concatenates the workers' tensors, in worker order.
 
         Args:
             tensor: Tensor with at least one axis.
@@ -144,34 +138,34 @@ class Workers(ABC):
         """
 
     def explain(self, error: BaseException) -> BaseException:
-        """What to raise for an error that came while workers ran together.
+        """Returns the error to raise for one that came from a joint call.
 
         Args:
-            error: What the framework, or the user's code, raised.
+            error: Exception from the framework or the user's code.
 
         Returns:
-            A `WorkerLostError` that names the workers that were lost, if that
-            is the cause; else `error` itself.
+            A `WorkerLostError` that names the lost workers, if they are the
+            cause; else `error` itself.
         """
         return error
 
     def leave(self, reason: str, failed: bool) -> None:
-        """Called when this process is about to end.
+        """Leaves the cluster, since this process is about to end.
 
         Args:
-            reason: String, what to tell the other workers.
-            failed: Boolean, whether an exception ends it: then nobody is
-                waited for.
+            reason: String, the message for the other workers.
+            failed: Boolean, true if an exception ends the process. The method
+                then does not wait for other workers.
         """
 
     def combine(self, op: ReduceOp, value: Any, num_replicas: int) -> Any:
-        """Combines what the workers have combined of their own replicas.
+        """Combines the workers' partial results.
 
         Args:
-            op: `ReduceOp`.
-            value: Tensor, what `op` makes of this worker's replicas; of
+            op: The `ReduceOp`.
+            value: Tensor, this worker's replicas combined by `op`; for
                 `MEAN`, their sum.
-            num_replicas: Integer, replicas over all workers.
+            num_replicas: Integer, number of replicas of all workers.
 
         Returns:
             Tensor. `MEAN` of integers is a float.
@@ -184,16 +178,16 @@ class Workers(ABC):
         return combine(op, [each[0] for each in self.gather([value])])
 
     def chief_value(self, value: np.ndarray) -> np.ndarray:
-        """A NumPy array of the chief's, to every worker."""
+        """Sends the chief's NumPy array to every worker."""
         tensor = ops.convert_to_tensor(value)
         return np.asarray(ops.convert_to_numpy(self.broadcast([tensor])[0]))
 
     def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
-        """The integers of all workers, in worker order.
+        """Returns the integers of all workers, in worker order.
 
         Args:
             numbers: Sequence of integers below 2**31, or of integer scalar
-                tensors in a graph; as many on each worker.
+                tensors in a graph, of the same length on each worker.
         """
         own = ops.stack([ops.cast(number, "int32") for number in numbers])
         joined = ops.concatenate([each[0] for each in self.gather([own])])
@@ -203,12 +197,12 @@ class Workers(ABC):
 
 
 def total_of(op: ReduceOp) -> ReduceOp:
-    """What a worker combines its own replicas' values with, for `op`."""
+    """Returns the operation within a worker for `op`: `SUM` for `MEAN`."""
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
 def _with_rows(tensor: Any, rows: int) -> Any:
-    """A tensor with that many rows: cut, or filled up with zeros."""
+    """Cuts a tensor to a number of rows, or pads it with zeros."""
     if not len(tensor.shape):
         return tensor
     missing = max(rows - tensor.shape[0], 0)

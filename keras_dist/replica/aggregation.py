@@ -1,4 +1,4 @@
-"""What a variable becomes when replicas write to it."""
+"""Aggregation of the values that replicas assign to a variable."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,10 @@ from keras_dist.internals import keras_internals
 
 
 def aggregate(variable: Any, values: Sequence[Any]) -> Any:
-    """Combines what the replicas assign, by the variable's `aggregation`.
+    """Combines the replicas' values, by the variable's `aggregation`.
 
-    Args:
-        variable: A distributed `keras.Variable` that aggregates.
-        values: Sequence with what each replica gives: tensors or numbers.
-
-    Raises:
-        ValueError: If a plain number, the same on each replica, is summed.
+    Raises `ValueError` if the aggregation is a sum and all replicas assign the
+    same object, such as a plain number.
     """
     if variable.aggregation == "only_first_replica":
         return _mirrored(variable, first_of_all(variable, values[0]))
@@ -43,14 +39,17 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
 
 
 def _mirrored(variable: Any, value: Any) -> Any:
-    """A tensor as variables take it; a number as it is."""
+    """Copies a tensor to where variables are; returns a number as it is."""
     if not hasattr(value, "shape"):
         return value
     return variable.distribute_strategy.executor.mirror(value)
 
 
 def first_of_all(variable: Any, value: Any) -> Any:
-    """What the first replica of all gives, of what this worker's first does."""
+    """Returns the value of the chief's first replica, on every worker.
+
+    `value` is that of this worker's first replica.
+    """
     workers = variable.distribute_strategy.executor.workers
     if workers is None:
         return value
@@ -61,14 +60,14 @@ def first_of_all(variable: Any, value: Any) -> Any:
 def combine_on_primary(
     variable: Any, op: ReduceOp, values: Sequence[Any]
 ) -> Any:
-    """Combines values, on the device whose copy is saved, in its dtype."""
+    """Combines values on the primary device, in the variable's dtype."""
     return combine_all_on_primary(op, [(variable, values)])[0]
 
 
 def combine_all_on_primary(
     op: ReduceOp, pairs: Sequence[tuple[Any, Sequence[Any]]]
 ) -> list[Any]:
-    """`combine_on_primary` of several variables of one strategy, at once."""
+    """Combines the values of several variables of one strategy at once."""
     if not pairs:
         return []
     strategy = pairs[0][0].distribute_strategy
@@ -88,11 +87,9 @@ def combine_all_on_primary(
 def set_all_components(
     pairs: Sequence[tuple[Any, Sequence[Any]]],
 ) -> None:
-    """Gives variables of one strategy each replica's value, all at once.
+    """Sets the components of several variables of one strategy at once.
 
-    Args:
-        pairs: Sequence of `SyncOnReadVariable`s and of their components'
-            values.
+    `pairs` are `SyncOnReadVariable`s, each with its components' values.
     """
     combined: dict[int, Any] = {}
     for aggregation in ("sum", "mean"):
@@ -113,13 +110,11 @@ def set_all_components(
 
 
 def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
-    """The one value of a variable that aggregates in no way.
+    """Returns the common value of a variable with aggregation `"none"`.
 
-    Moving statistics (floats that are not trained) become their mean, which
-    keeps the copies equal. Anything else has to be equal on each replica.
-
-    Raises:
-        ReplicaDivergenceError: If it is not.
+    The value is the mean for floats that are not trained, such as moving
+    statistics, and the first replica's for a seed. All other variables have to
+    be equal on each replica; else it raises `ReplicaDivergenceError`.
     """
     is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
     if is_float and not variable.trainable:

@@ -1,4 +1,4 @@
-"""Losses of a replica, such that their sum over replicas is the batch's."""
+"""Loss functions whose sum over replicas is the global batch's loss."""
 
 import functools
 import operator
@@ -22,20 +22,20 @@ def compute_average_loss(
 ) -> Any:
     """Adds up a replica's losses and divides by the global batch's size.
 
-    Gradients of it are summed over replicas by `optimizer.apply`, in a
-    replica function and in a custom `train_step` alike, to those of the mean
-    over the global batch. On one device it is just that mean.
+    In a replica function and in a custom `train_step`, `optimizer.apply` sums
+    the gradients over replicas, which gives the gradients of the mean over the
+    global batch. On one device the result is just that mean.
 
     Args:
-        per_example_loss: Tensor of shape `(rows, ...)`, this replica's.
-        sample_weight: Tensor of the same shape, or of fewer trailing axes, to
-            multiply it by.
+        per_example_loss: Tensor of shape `(rows, ...)`, this replica's losses.
+        sample_weight: Tensor of weights, of the same shape or without some of
+            the trailing axes.
         global_batch_size: Integer, or integer scalar tensor, to divide by. By
-            default the rows of all replicas together, whatever their shares;
-            replicas meet for that in `strategy.run`.
+            default the number of rows of all replicas together; in
+            `strategy.run`, replicas wait for each other to add it up.
 
     Returns:
-        Scalar tensor of the loss' dtype; a float where that is an integer.
+        Scalar tensor of the loss' dtype, or of `floatx` if that is an integer.
 
     Raises:
         ValueError: If the loss is a scalar already, if the weights don't fit,
@@ -71,15 +71,18 @@ def compute_average_loss(
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
-    """A replica's part of a loss that is the same on each replica.
+    """Divides a loss that is equal on each replica by the number of replicas.
+
+    The optimizer sums gradients over replicas, so each replica contributes an
+    equal part.
 
     Args:
-        regularization_loss: Tensor, or a list of tensors, as `model.losses`
-            is.
+        regularization_loss: Tensor, or a list of tensors such as
+            `model.losses`.
 
     Returns:
-        Scalar tensor, its sum; in `strategy.run` divided by the number of
-        replicas, whose gradients are summed.
+        Scalar tensor, the sum of the losses; in `strategy.run` divided by the
+        number of replicas.
 
     Raises:
         RuntimeError: In cross-replica context.
@@ -112,7 +115,7 @@ def _check_place(name: str) -> None:
         strategy is not None
         and strategy.num_replicas_in_sync > 1
         and context.in_cross_replica_context()
-        # Else a step of `fit` is traced, on all rows at once.
+        # With a scope, a step of `fit` is traced, on all rows at once.
         and base_scope() is None
     ):
         raise RuntimeError(
@@ -157,7 +160,10 @@ def _float_dtype(tensor: Any) -> str:
 
 
 def _weighted(losses: Any, sample_weight: Any) -> Any:
-    """At least in `float32`: weights may be large where losses are small."""
+    """Multiplies losses by weights, at least in `float32`.
+
+    Weights may not fit a dtype such as `float16`, even where products do.
+    """
     weights = ops.convert_to_tensor(sample_weight)
     rank = len(losses.shape)
     if len(weights.shape) == rank + 1 and weights.shape[-1] == 1:
@@ -180,7 +186,7 @@ def _average(total: Any, rows: Any, size: Any) -> Any:
     if size is None and call is not None:
         size = call.total("the number of rows", rows)
     elif size is not None and step is not None:
-        # There, gradients are weighted by the replica's share of the rows.
+        # In `fit`, gradients are weighted by the replica's share of the rows.
         total = scaled(total, step.share.inverse)
     return _quotient(total, rows if size is None else size)
 

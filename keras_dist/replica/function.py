@@ -1,4 +1,4 @@
-"""function: compiles a function of variables, for one replica or all."""
+"""function: compiles a Python function that uses Keras variables."""
 
 import functools
 import weakref
@@ -32,8 +32,8 @@ class Function(CompiledFunction):
         self._bound: dict[int, tuple[Any, object]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # What is compiled works on the variables themselves, so that it would
-        # neither see what they are replaced by nor pass gradients to it.
+        # A compiled program uses the variables themselves. It would neither
+        # see values that replace them in a scope, nor pass gradients to these.
         if inlines() or values_are_replaced():
             return self.python_function(*args, **kwargs)
         replica = current_replica()
@@ -78,7 +78,7 @@ def _forget(bound: dict[int, Any], key: int, _: object) -> None:
 
 
 class _Key:
-    """Stands for a method of one object in caches."""
+    """The key in caches of one instance's method."""
 
 
 def _compiler_here(function: Function) -> Any:
@@ -106,21 +106,23 @@ def function(
 def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
     """Compiles a function that reads and writes Keras variables.
 
-    The same function can be called on its own, passed to `strategy.run`,
-    called in a function that `strategy.run` calls, or call `strategy.run`
-    itself. What is compiled is the whole of it, for all replicas together.
+    The result can be called directly, passed to `strategy.run`, called in a
+    function that `strategy.run` calls, or call `strategy.run` itself. It is
+    compiled as a whole, for all replicas together.
 
-    Arguments that are tensors, arrays or per-replica values are traced.
-    Anything else (numbers, strings, objects) is part of what is compiled:
-    another value compiles it anew. Python code runs while it is traced (on
-    JAX twice the first time), not when it is called again.
+    Arguments that are tensors, arrays or per-replica values are traced. Other
+    arguments (numbers, strings, objects) are constants of the compiled
+    program: a new value compiles the function anew. Python code runs while the
+    function is traced (on JAX twice the first time), not when the compiled
+    program is called again.
 
     Args:
-        fn: Callable. Variables that it reads, writes or makes for the first
-            time are found by tracing it. Can be a method.
-        jit_compile: Boolean or `None` for the backend's default. On JAX,
-            `False` runs it uncompiled. On TensorFlow, as in `tf.function`. On
-            PyTorch, `True` uses `torch.compile`; by default it runs as it is.
+        fn: Callable, which may be a method. Tracing finds the variables that
+            it reads, writes or creates in its first call.
+        jit_compile: Boolean, or `None` for the backend's default. On JAX,
+            `False` runs the function uncompiled. On TensorFlow, as in
+            `tf.function`. On PyTorch, `True` uses `torch.compile`; by default
+            the function runs uncompiled.
 
     Returns:
         A callable like `fn`. Without `fn`, a decorator.

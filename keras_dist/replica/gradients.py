@@ -15,36 +15,37 @@ from keras_dist.replica.differentiation import differentiating
 def value_and_grad(
     fn: Callable[..., Any], variables: Any, has_aux: bool = False
 ) -> tuple[Any, Any]:
-    """Calls a function, and differentiates what it returns.
+    """Calls a function and computes the gradients of its result.
 
-    `fn` reads variables as ever. What it assigns (metrics, moving statistics,
-    seeds) is kept, once. It may call `value_and_grad` itself. A
-    `keras_dist.function` that it calls is part of it, and not compiled on its
-    own: compile what calls `value_and_grad`.
+    `fn` reads variables as usual, and each of its assignments (to metrics,
+    moving statistics, seeds) takes effect once. It may call `value_and_grad`
+    itself. A `keras_dist.function` that it calls is not compiled on its own:
+    compile the function that calls `value_and_grad`.
 
     Args:
         fn: Callable that returns a float scalar. It is called at once, with
             the tensors in `variables` as positional arguments.
-        variables: What to differentiate by: a `keras.Variable` or a float
-            tensor, array or number, or a list or tuple of them.
-        has_aux: Boolean, whether `fn` returns a tuple of the scalar and
-            anything else, which is returned as it is.
+        variables: `keras.Variable`, or float tensor, array or number, to
+            differentiate with respect to; or a list or tuple of them.
+        has_aux: Boolean, true if `fn` returns a tuple of the scalar and any
+            other object, which is returned as it is.
 
     Returns:
         Tuple `(value, gradients)`, with `has_aux` `((value, aux), gradients)`.
-        Gradients are a list, for a single variable just its own: a tensor of
-        its shape, or `None` if `fn` does not use the variable. On JAX, what
-        is read and makes no difference has a gradient of zeros instead, and
-        so have tensors. On TensorFlow, variables of which only rows were read
-        may have a `tf.IndexedSlices`, which optimizers take.
+        Gradients are a list like `variables`, or, for a single variable, its
+        gradient: a tensor of its shape, or `None` if `fn` does not use the
+        variable. On JAX, the gradient is zeros instead of `None` for tensors,
+        and for a variable that is read without effect on the value. On
+        TensorFlow, a variable of which only rows are read may have a
+        `tf.IndexedSlices`, which optimizers accept.
 
     Raises:
-        ValueError: If there is nothing to differentiate by, if that is not of
-            a float dtype, or if `fn` returns something else.
-        TypeError: If it is neither variable nor tensor, or if the backend
-            can't differentiate.
+        ValueError: If `variables` is empty or has a dtype that is no float, or
+            if `fn` returns something else than a float scalar.
+        TypeError: If `variables` has something else than variables and
+            tensors, or if the backend can't differentiate.
         UnsupportedModelError: If `fn` calls `strategy.run` of several
-            replicas, which no gradient from outside reaches.
+            replicas, through which gradients can't flow.
 
     Example:
 
@@ -63,23 +64,23 @@ def value_and_grad(
 def gradient(
     fn: Callable[..., Any], variables: Any, has_aux: bool = False
 ) -> Any:
-    """The gradients of a function: `value_and_grad` without the value.
+    """Computes the gradients of a function, like `value_and_grad`.
 
     Args:
         fn: Callable that returns a float scalar. It is called at once, with
             the tensors in `variables` as positional arguments.
-        variables: What to differentiate by: a `keras.Variable` or a float
-            tensor, array or number, or a list or tuple of them.
-        has_aux: Boolean, whether `fn` returns a tuple of the scalar and
-            anything else, which is returned as it is.
+        variables: `keras.Variable`, or float tensor, array or number, to
+            differentiate with respect to; or a list or tuple of them.
+        has_aux: Boolean, true if `fn` returns a tuple of the scalar and any
+            other object, which is returned as it is.
 
     Returns:
-        The gradients as `value_and_grad` gives them; with `has_aux` a tuple
+        The gradients as `value_and_grad` returns them; with `has_aux` a tuple
         `(gradients, aux)`.
 
     Raises:
-        ValueError: As `value_and_grad` does.
-        TypeError: As `value_and_grad` does.
+        ValueError: As for `value_and_grad`.
+        TypeError: As for `value_and_grad`.
 
     Example:
 
@@ -113,7 +114,8 @@ def _differentiate(
         )
     for source in sources:
         _check_float(source)
-    # Each variable once, or its gradient might be split over its mentions.
+    # Each variable once: a backend might split the gradient of a variable
+    # that is listed several times.
     of_variables = {id(s): s for s in sources if isinstance(s, keras.Variable)}
     tensors = [s for s in sources if not isinstance(s, keras.Variable)]
 

@@ -1,4 +1,4 @@
-"""What `extended.experimental_run_steps_on_iterator` gives to its function."""
+"""The context of `extended.experimental_run_steps_on_iterator`."""
 
 from typing import Any
 from typing import final
@@ -9,12 +9,9 @@ from keras_dist.core.reduction import ReduceOp
 
 @final
 class MultiStepContext:
-    """Keeps what the last of several steps has to say.
+    """The outputs of the last of several steps.
 
-    Args:
-        strategy: The `Strategy`.
-        initial_outputs: Dict of what `last_step_outputs` has before the first
-            step, or `None`.
+    `initial_outputs` are the `last_step_outputs` before the first step.
     """
 
     def __init__(
@@ -26,20 +23,20 @@ class MultiStepContext:
 
     @property
     def run_op(self) -> None:
-        """Accepted: the steps have run, so there is no operation left."""
+        """`None`: the steps have run already, there is no graph operation."""
 
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
-        """Sets an output, in place of what an earlier step has set.
+        """Sets an output, in place of the one from an earlier step.
 
-        In a replica function, all replicas have to call it.
+        In a replica function, all replicas have to make this call.
 
         Args:
-            name: String.
+            name: String, the key in `last_step_outputs`.
             output: Tensor, or nest of per-replica values.
-            reduce_op: `ReduceOp`, or its name, to combine it over replicas.
-                `None` keeps it as it is.
+            reduce_op: `ReduceOp`, or its name, to combine the output over
+                replicas. `None` keeps the output as it is.
         """
 
         def set_it(strategy: Any, value: Any) -> None:
@@ -50,10 +47,10 @@ class MultiStepContext:
         self._together(set_it, output)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Sets an output that is no tensor; in replicas, one of each.
+        """Sets an output that is no tensor; from replicas, a tuple of all.
 
         Args:
-            name: String.
+            name: String, the key in `non_tensor_outputs`.
             output: Any object.
         """
         in_replica = context.current_replica_context() is not None

@@ -1,4 +1,4 @@
-"""print: shows values when compiled code runs."""
+"""print: prints values from compiled and from plain functions."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from keras_dist.replica.replica_context import get_replica_context
 
 
 def print(*values: Any, sep: str = " ", end: str = "\n") -> None:
-    """Prints values, inside of compiled functions each time they run.
+    """Prints values; in a compiled function, each time it runs.
 
     Python's own `print` runs when a function is traced, and shows tensors
-    without values. In replica functions of several replicas, what each prints
-    begins with `replica 0: ` and so on. The order between replicas, and on
-    JAX between prints, is not defined.
+    without values. With several replicas, the output of each begins with
+    `replica 0: ` and so on. The order between replicas, and on JAX between
+    prints, is not defined.
 
     Args:
         *values: Tensors, variables, or anything that Python prints, also in
             lists, tuples and dicts.
         sep: String between the values.
-        end: String after the last one.
+        end: String after the last value.
 
     Example:
 
@@ -38,7 +38,7 @@ def print(*values: Any, sep: str = " ", end: str = "\n") -> None:
 
 
 def _value(leaf: Any) -> Any:
-    # Of a variable, just what it holds, and not what it is to the framework.
+    # The value without the framework's variable object and its gradients.
     if isinstance(leaf, keras.Variable):
         return ops.stop_gradient(leaf.value)
     return leaf

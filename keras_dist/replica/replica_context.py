@@ -1,4 +1,4 @@
-"""ReplicaContext: what a replica function can do."""
+"""ReplicaContext: collectives and merge calls inside a replica function."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 
 class ReplicaContext:
-    """The replica that runs a function, and its meetings with the others.
+    """One replica's view of a replica function, with its collectives.
 
     Get it with `keras_dist.get_replica_context()`. Every replica has to make
-    the same calls in the same order; if not, each gets an error.
+    the same calls in the same order; otherwise each replica gets an error.
 
     Args:
-        strategy: The `Strategy`.
-        replica_id_in_sync_group: Integer, the replica's index among all.
-        replica: The backend's replica. Without one, calls here meet nobody.
+        strategy: The `Strategy` that runs the replica.
+        replica_id_in_sync_group: Integer, the replica's index among the
+            replicas of all workers.
+        replica: The backend's `Replica`. Without one, this replica is the
+            only one, and its calls wait for no other.
 
     Example:
 
@@ -65,7 +67,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """Index of this replica among all, a Python integer."""
+        """Index of this replica among those of all workers, an integer."""
         return self._id
 
     @property
@@ -86,20 +88,20 @@ class ReplicaContext:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Meets the other replicas and calls `merge_fn` once, for all.
+        """Waits for all replicas, then calls `merge_fn` once for all of them.
 
         Args:
             merge_fn: Callable, run in cross-replica context. It gets the
                 strategy, then the replicas' arguments as `PerReplica` values.
-            args: List or tuple of this replica's arguments.
-            kwargs: Dict of them.
+            args: List or tuple of this replica's positional arguments.
+            kwargs: Dict of this replica's keyword arguments.
 
         Returns:
-            What `merge_fn` returned, of per-replica values this replica's
-            component.
+            The result of `merge_fn`; in place of each per-replica value in
+            it, this replica's component.
 
         Raises:
-            ReplicaDivergenceError: If another replica makes no such call.
+            ReplicaDivergenceError: If another replica does not make the call.
         """
 
         def merge(everyone: list[Any]) -> Any:
@@ -113,16 +115,16 @@ class ReplicaContext:
         return self._own_copy(self._replica.own(result))
 
     def _value_now(self, tensor: Any) -> Any:
-        # To TensorFlow a variable is a tensor already.
+        # `ops.convert_to_tensor` on TensorFlow may return the variable.
         if isinstance(tensor, keras.Variable):
             tensor = tensor.value
         return self._strategy.executor.snapshot(tensor)
 
     def _own_copy(self, nest: Any) -> Any:
-        """The result of a meeting as tensors of this replica's own.
+        """Copies a result that all replicas share to tensors of this replica.
 
-        Else all replicas would have one object, and what `run` makes of their
-        results would be one value, not one of each.
+        Otherwise all replicas would return the same object, from which `run`
+        would make one value instead of a `PerReplica`.
         """
         if self.num_replicas_in_sync == 1:
             return nest
@@ -137,16 +139,16 @@ class ReplicaContext:
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: Any = None
     ) -> Any:
-        """Combines a value over replicas; each gets the result.
+        """Combines a value over replicas and gives each the result.
 
         Gradients flow: for `SUM`, a replica's gradient is the sum of all
         replicas' gradients of the result.
 
         Args:
             reduce_op: `ReduceOp`, or its name.
-            value: Nest of tensors, of the same shapes on each replica. Of
-                `tf.IndexedSlices` there may be other rows on each; their sum
-                and mean stay sparse.
+            value: Nest of tensors, of the same shapes on each replica. The
+                rows of `tf.IndexedSlices` may differ between replicas; their
+                sum and mean stay sparse.
             options: `CommunicationOptions`, hints that may be ignored.
 
         Returns:
@@ -156,7 +158,7 @@ class ReplicaContext:
         Raises:
             ValueError: If shapes differ between replicas.
             TypeError: If a value is neither tensor nor number.
-            ReplicaDivergenceError: If another replica makes no such call.
+            ReplicaDivergenceError: If another replica does not make the call.
         """
         op = parse_reduce_op(reduce_op)
         try:
@@ -175,7 +177,7 @@ class ReplicaContext:
             raise
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Joins the replicas' values along an axis; each gets the result.
+        """Concatenates the replicas' values and gives each the result.
 
         Gradients flow: a replica's gradient is its slice of the sum of all
         replicas' gradients of the result.
@@ -183,7 +185,8 @@ class ReplicaContext:
         Args:
             value: Nest of tensors with at least one axis. Sizes along `axis`
                 may differ between replicas.
-            axis: Integer. Negative ones count from the end.
+            axis: Integer, the axis to concatenate along. Negative ones count
+                from the end.
             options: `CommunicationOptions`, hints that may be ignored.
 
         Returns:
@@ -191,7 +194,7 @@ class ReplicaContext:
 
         Raises:
             ValueError: If ranks, or sizes along other axes, differ.
-            ReplicaDivergenceError: If another replica makes no such call.
+            ReplicaDivergenceError: If another replica does not make the call.
         """
         try:
             return map_nest(lambda leaf: self._all_gather(leaf, axis), value)
@@ -200,7 +203,7 @@ class ReplicaContext:
             raise
 
     def _all_reduce_slices(self, op: ReduceOp, slices: Any) -> Any:
-        """The slices of all replicas: rows of one index add up."""
+        """Concatenates sparse slices; slices with the same index add up."""
         values = self.all_gather(slices.values, axis=0)
         indices = self.all_gather(slices.indices, axis=0)
         if op is ReduceOp.MEAN:
@@ -218,19 +221,22 @@ class ReplicaContext:
         if not _has_gradients(tensor):
             own = self._strategy.combine
             combined = self._replica.meet(what, lambda v: own(op, v), tensor)
-            # A tensor of each replica's own, as where gradients flow.
+            # Each replica gets its own tensor, as it does with gradients.
             return ops.copy(combined)
         if op is ReduceOp.SUM:
             return self._replica.all_sum(what, tensor)
         if op is ReduceOp.MEAN:
             total = self._replica.all_sum(what, tensor)
             return total / self.num_replicas_in_sync
-        # The others are picked from all of them, so that gradients flow.
+        # Other operations run on the gathered values, so that gradients flow.
         everyone = self._all_gather(ops.expand_dims(tensor, 0), 0, what)
         return combine(op, [everyone[i] for i in range(everyone.shape[0])])
 
     def _all_reduce_together(self, op: ReduceOp, nest: Any) -> Any:
-        """By the strategy's cross-device operations; gradients as ever."""
+        """All-reduces a nest with the strategy's `CrossDeviceOps`.
+
+        Gradients flow as in `_all_reduce`.
+        """
         for leaf in leaves_of(nest):
             refuse_sparse(leaf, "all_reduce")
         tensors = [ops.convert_to_tensor(leaf) for leaf in leaves_of(nest)]
@@ -276,11 +282,7 @@ class ReplicaContext:
 
 
 def refuse_sparse(value: Any, method: str) -> None:
-    """Refuses what has indices instead of elements.
-
-    Raises:
-        NotImplementedError: If a value is sparse.
-    """
+    """Raises `NotImplementedError` if a value is sparse."""
     kind = type(value).__name__
     if kind in ("IndexedSlices", "SparseTensor", "BCOO", "JAXSparse") or (
         getattr(value, "is_sparse", False) is True
@@ -293,7 +295,7 @@ def refuse_sparse(value: Any, method: str) -> None:
 
 
 def _is_slices(value: Any) -> bool:
-    """Whether it is a `tf.IndexedSlices`, a gradient of an embedding."""
+    """Tells `tf.IndexedSlices`, such as an embedding's gradient, by name."""
     return type(value).__name__ == "IndexedSlices"
 
 
@@ -303,15 +305,16 @@ def _has_gradients(tensor: Any) -> bool:
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """The replica that this thread runs.
+    """Returns the context of the replica that this thread runs.
 
     Returns:
-        A `ReplicaContext`; in cross-replica context, under a strategy's
-        scope and outside of `run`, `None`, as with `tf.distribute`, whose
-        users test for it. So `'NoneType' object has no attribute
-        'all_reduce'` means that a function was called by itself rather than
-        by `strategy.run`; in cross-replica context it is `strategy.reduce`.
-        With no strategy, a context of the default one.
+        A `ReplicaContext`, or `None` in cross-replica context: under a
+        strategy's scope and outside of `run`. Programs written for
+        `tf.distribute` test for `None`. The error `'NoneType' object has no
+        attribute 'all_reduce'` therefore means that a function was called
+        directly rather than by `strategy.run`; in cross-replica context, use
+        `strategy.reduce` instead. Without a strategy, the context of the
+        default strategy.
 
     Example:
 

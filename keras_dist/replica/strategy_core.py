@@ -1,4 +1,4 @@
-"""What a strategy's methods build on: its plan and its executor."""
+"""StrategyBase: a strategy's plan and executor, the base of its methods."""
 
 import contextlib
 import weakref
@@ -18,14 +18,7 @@ from keras_dist.plugin.executor import Executor
 
 
 class StrategyBase:
-    """A plan, and the executor that is bound to it.
-
-    Args:
-        plan: A `Plan`.
-        executor: The `Executor` for it.
-        cross_device_ops: The `CrossDeviceOps` that combine replicas' values,
-            or `None` for the executor's own way.
-    """
+    """A plan, its executor, and optional `CrossDeviceOps`."""
 
     # Whether the user named the one device that computes.
     names_its_device = False
@@ -39,18 +32,18 @@ class StrategyBase:
         self._plan = plan
         self._executor = executor
         self._cross_device_ops = cross_device_ops
-        # Whether it ran anything yet: a function, or the steps of a model.
+        # True once the strategy has run a function or a model's steps.
         self.has_run = False
-        # How often an optimizer was applied before.
+        # Number of optimizer updates before that.
         self.num_lone_updates = 0
-        # Variables that replicas have values of their own of.
+        # Variables with components, by id.
         self.has_components: weakref.WeakValueDictionary[
             int, keras.Variable
         ] = weakref.WeakValueDictionary()
 
     @property
     def plan(self) -> Plan:
-        """The `Plan` this strategy made."""
+        """The strategy's `Plan`."""
         return self._plan
 
     @property
@@ -60,7 +53,7 @@ class StrategyBase:
 
     @property
     def cross_device_ops(self) -> Reducer | None:
-        """What combines replicas' values, if that is not the executor."""
+        """The user's `CrossDeviceOps`; `None` if the executor reduces."""
         return self._cross_device_ops
 
     @abstractmethod
@@ -68,14 +61,10 @@ class StrategyBase:
         """Returns a context in which the strategy is current."""
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Combines tensors of one shape; the result is where variables are.
+        """Combines the replicas' tensors or numbers, all of one shape.
 
-        Args:
-            op: `ReduceOp`.
-            values: Sequence with each replica's tensor or number.
-
-        Raises:
-            ValueError: If shapes differ.
+        The result is where variables are. Raises `ValueError` if shapes
+        differ.
         """
         if self._cross_device_ops is None:
             return self.executor.combine(op, values)
@@ -88,12 +77,7 @@ class StrategyBase:
     def combine_all(
         self, op: ReduceOp, values: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        """Combines several values at once.
-
-        Args:
-            op: `ReduceOp`.
-            values: Sequence with, for each value, what `combine` takes.
-        """
+        """Combines several values at once, each given as for `combine`."""
         if self._cross_device_ops is None:
             return self.executor.combine_all(op, values)
         primary = str(self.plan.primary)
@@ -110,11 +94,11 @@ class StrategyBase:
 
     @property
     def if_current(self) -> "StrategyBase | None":
-        """What is current in the functions that it runs: itself."""
+        """The current strategy in functions that this strategy runs: itself."""
         return self
 
     @contextlib.contextmanager
     def cross_replica(self) -> Iterator[None]:
-        """Cross-replica context of this strategy, whatever was before."""
+        """Enters this strategy's cross-replica context, from any context."""
         with context.in_replica(None), context.entered(self):
             yield

@@ -1,13 +1,12 @@
 """Variables with a component on each replica.
 
-A `keras.Variable` made under a strategy with several replicas becomes one of
-these; it stays the same object, and a `keras.Variable`.
+A `keras.Variable` that is created under a strategy with several replicas gets
+one of these classes; it stays the same object, and a `keras.Variable`.
 
-What `keras.Variable` keeps is the value in cross-replica context, which is
-also what is saved. `MirroredVariable`s have a copy of it on each replica,
-`CentralVariable`s only that one.
-`SyncOnReadVariable`s have components of the replicas' own beside it, from the
-first time that a replica function writes one.
+The tensor that `keras.Variable` holds is the value in cross-replica context,
+which is also the one that is saved. A `MirroredVariable` has a copy of it on
+each replica, a `CentralVariable` has a single copy. A `SyncOnReadVariable` also
+has a component for each replica, which is created at its first use.
 """
 
 import functools
@@ -36,7 +35,7 @@ from keras_dist.replica.state import current_call
 
 
 class DistributedVariable(keras.Variable):
-    """What both kinds of distributed variables share."""
+    """Base class of the variables with a component on each replica."""
 
     distribute_strategy: Any
 
@@ -59,7 +58,7 @@ class DistributedVariable(keras.Variable):
             or scope.get_current_value(self) is not None
         ):
             return super().value
-        # A scope that the replica function opened says nothing of it.
+        # The user's own StatelessScope has no value for this variable.
         keras_internals.set_stateless_scope(call.scope)
         try:
             return super().value
@@ -67,11 +66,11 @@ class DistributedVariable(keras.Variable):
             keras_internals.set_stateless_scope(scope)
 
     def component_value(self, index: int) -> Any:
-        """The tensor that replica `index` reads."""
+        """Returns the tensor that replica `index` reads."""
         raise NotImplementedError
 
     def write_component(self, index: int, value: Any) -> None:
-        """Replaces what replica `index` reads."""
+        """Replaces the tensor that replica `index` reads."""
         raise NotImplementedError
 
     def assign(self, value: Any) -> Any:
@@ -85,7 +84,8 @@ class DistributedVariable(keras.Variable):
 
     def _write(self, method: str, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            # Some backends read it later, when it may be filled anew.
+            # Some backends read the array later, when the user may have
+            # changed it.
             value = value.copy()
         if isinstance(value, bool):
             value = int(value)
@@ -98,7 +98,7 @@ class DistributedVariable(keras.Variable):
         if call is not None and base_scope() is call.scope:
             return self._write_in_replica(call, method, value)
         if keras_internals.stateless_scope() is not None:
-            # A step of `fit`, or the user's own.
+            # The scope of a step of `fit`, or the user's own.
             return super().assign(written(self, method, value))
         if isinstance(value, PerReplica):
             raise ValueError(
@@ -120,8 +120,9 @@ class DistributedVariable(keras.Variable):
         return self.write_plainly(written(self, method, value))
 
     def write_plainly(self, value: Any) -> Any:
-        """Assigns as Keras does, to wherever the plan wants the value."""
-        # Its result is not kept: whoever else holds an array makes it copied.
+        """Assigns a value as Keras does, then places it by the plan."""
+        # The result of `assign` is not kept: a second reference to an array
+        # would make a later update copy it.
         super().assign(value)
         self.distribute_strategy.executor.place(self)
         return self.value
@@ -140,7 +141,7 @@ class DistributedVariable(keras.Variable):
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedVariable":
         with self.distribute_strategy.scope():
             copy: DistributedVariable = keras.Variable(
-                # Else some backends would put one tensor behind both.
+                # A copy, since on some backends the two would share memory.
                 ops.copy(keras_internals.value_of(self)),
                 dtype=self._dtype,
                 trainable=self.trainable,
@@ -161,10 +162,10 @@ class DistributedVariable(keras.Variable):
 
 
 def written(variable: Any, method: str, value: Any) -> Any:
-    """What `variable.method(value)` makes of a variable's current value."""
+    """Returns a variable's value after `variable.method(value)`."""
     if method == "assign":
         return value
-    # As Keras does: it takes lists, and sparse tensors.
+    # Like Keras' own methods; the operators accept lists and sparse tensors.
     return variable + value if method == "assign_add" else variable - value
 
 
@@ -177,8 +178,7 @@ def _detached(value: Any) -> Any:
 class MirroredVariable(DistributedVariable):
     """A variable with equal copies, one on each replica.
 
-    Written in replica context, it becomes what `aggregation` makes of the
-    replicas' values.
+    A write in replica context combines the replicas' values by `aggregation`.
 
     Example:
 
@@ -208,17 +208,18 @@ class MirroredVariable(DistributedVariable):
             return keras.Variable.assign(self, written(self, method, value))
         if keras_internals.stateless_scope() is not call.scope:
             value = _detached(value)
-        # Replicas meet below overlays: what is read next is what all gave.
+        # Replicas wait for each other below the user's scopes, and later reads
+        # give the combined value.
         forget_above(call.scope, self)
         with opened(call.scope):
             return call.assign(self, method, value)
 
 
 class CentralVariable(MirroredVariable):
-    """A variable with one copy, which all replicas read and none keeps.
+    """A variable with a single copy, which all replicas read.
 
-    Replicas write it as they write a `MirroredVariable`. It is its own only
-    component, and prints as a plain variable.
+    Replicas write to it as to a `MirroredVariable`. Its only component is the
+    variable itself, and it prints as a plain variable.
 
     Example:
 
@@ -230,7 +231,7 @@ class CentralVariable(MirroredVariable):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The one copy: the variable itself."""
+        """The single copy, which is the variable itself."""
         return (self,)
 
     def __repr__(self) -> str:
@@ -238,10 +239,10 @@ class CentralVariable(MirroredVariable):
 
 
 class SyncOnReadVariable(DistributedVariable):
-    """A variable with a value of each replica's own, combined when read.
+    """A variable with a value for each replica, combined when read.
 
-    Replicas write their own without meeting the others. In cross-replica
-    context it reads as what `aggregation` makes of all of them.
+    A replica reads and writes its own value without waiting for the others. A
+    read in cross-replica context combines all values by `aggregation`.
 
     Example:
 
@@ -257,12 +258,12 @@ class SyncOnReadVariable(DistributedVariable):
 
     _kind = "SyncOnReadVariable"
     _components: "list[Component] | None" = None
-    # Whether what it is given outside of replicas is the total. So it is for
-    # the state of a metric; other sums start with that much on each replica.
+    # True if a value assigned in cross-replica context is the total, as for
+    # the state of a metric. Other sums start with that value on each replica.
     is_total = True
 
     def begin(self, is_total: bool) -> None:
-        """Called once it was made under a strategy, with its first value."""
+        """Sets the initial value of a variable that a strategy created."""
         self.is_total = is_total
         if self.aggregation == "sum" and not is_total:
             count = self.distribute_strategy.plan.num_replicas
@@ -277,19 +278,19 @@ class SyncOnReadVariable(DistributedVariable):
         self.set_components(values)
 
     def set_components(self, values: Sequence[Any]) -> None:
-        """Replaces what each replica reads, and so what all of them make."""
+        """Replaces the components, and combines them anew."""
         set_all_components([(self, values)])
 
     def hold_components(self, values: Sequence[Any], combined: Any) -> None:
-        """Replaces what each replica reads, and what all of them make."""
+        """Replaces the components and the combined value."""
         for component, value in zip(self._kept(), values, strict=True):
             component.write(value)
         self.write_plainly(combined)
 
     def share_out(self) -> None:
-        """Makes the components such that they combine to the value it has."""
-        # A compiled function may run when there are components, although
-        # there are none while it is traced.
+        """Sets the components so that they combine to the current value."""
+        # A graph that is traced before there are components may run later,
+        # when there are some.
         will_have = inlines() and keras_internals.in_tf_graph()
         if self._components is not None or will_have:
             for index, component in enumerate(self._kept()):
@@ -313,7 +314,7 @@ class SyncOnReadVariable(DistributedVariable):
         plan = self.distribute_strategy.plan
         is_first = plan.first_replica + index == 0
         if self.aggregation == "sum" and self.is_total:
-            # Not in equal parts, whose sum might be off by a rounding error.
+            # Not in equal parts, whose sum might have a rounding error.
             value = value if is_first else ops.zeros_like(value)
         elif self.aggregation == "sum":
             count = plan.num_replicas
@@ -352,7 +353,7 @@ class SyncOnReadVariable(DistributedVariable):
 
 
 class UnaggregatedVariable(SyncOnReadVariable):
-    """A `SyncOnReadVariable` that can be read in replicas only."""
+    """A `SyncOnReadVariable` that can only be read in replica context."""
 
     _is_written = False
 
@@ -380,7 +381,7 @@ DistributedValues.register(DistributedVariable)
 
 
 def adopt(variable: keras.Variable) -> None:
-    """Makes a plain variable a distributed one; it stays the same object."""
+    """Changes a plain variable's class to that of a distributed variable."""
     if type(variable) is not keras.Variable:
         return
     if variable.synchronization != "on_read":

@@ -1,1 +1,1 @@
-"""The strategies: each is the plan that it makes."""
+"""The strategies; each class builds and validates a `Plan`."""

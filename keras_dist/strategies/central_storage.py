@@ -1,4 +1,4 @@
-"""CentralStorageStrategy: one copy of each variable, computation anywhere."""
+"""CentralStorageStrategy: a single copy of each variable for all replicas."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ from keras_dist.strategies.strategy import Strategy
 
 @final
 class CentralStorageStrategy(Strategy):
-    """Synchronous training with one copy of each variable.
+    """Synchronous training with a single copy of each variable.
 
-    Variables, the optimizer's included, live on the parameter device. Each
-    replica reads them there in each step; gradients are summed there, and the
-    update runs there.
+    Variables, including the optimizer's, live on the parameter device. In each
+    step every replica reads them there; gradients are summed there, and the
+    optimizer's update runs there.
 
     Args:
         compute_devices: List of device strings, such as `["gpu:0", "gpu:1"]`,
             in replica order. `None` means all accelerators, or all CPU
             devices where there is none.
-        parameter_device: String, the device of variables, or a list of them
-            over which variables are spread by size. `None` means the CPU, or
-            the only device that computes.
+        parameter_device: String, the device of the variables, or a list of
+            devices over which variables are spread by size. `None` means the
+            CPU, or, with one compute device, that device.
 
     Raises:
         DeviceError: If a device is unreadable, absent or named twice.
@@ -52,15 +52,7 @@ def central_plan(
     compute_devices: Iterable[str] | str | None,
     parameter_device: Iterable[str] | str | None,
 ) -> Plan:
-    """The plan of one copy of each variable.
-
-    Args:
-        compute_devices: As for `CentralStorageStrategy`.
-        parameter_device: As for `CentralStorageStrategy`.
-
-    Raises:
-        DeviceError: If a device is unreadable, absent or named twice.
-    """
+    """Builds the plan of a `CentralStorageStrategy`, from its arguments."""
     available = get_backend().list_devices()
     computing = resolve_devices(compute_devices, available, "compute_devices")
     keeping: tuple[Device, ...]
@@ -80,7 +72,7 @@ def central_plan(
 def _keeping(
     parameter_device: Iterable[str] | str, available: Sequence[Device]
 ) -> tuple[Device, ...]:
-    """The devices of variables; none at all are an error, not a default."""
+    """Resolves the variables' devices; an empty list raises `DeviceError`."""
     name = "parameter_device"
     if not isinstance(parameter_device, (str, Device)):
         if isinstance(parameter_device, Iterable):

@@ -1,4 +1,4 @@
-"""Cross-device operations: how values of several devices become one."""
+"""Cross-device operations: reductions and broadcasts between devices."""
 
 import itertools
 import math
@@ -24,18 +24,20 @@ from keras_dist.strategies.destinations import spread
 
 
 class CrossDeviceOps:
-    """How a strategy combines its replicas' values; a base for your own.
+    """Base class of the reductions and broadcasts between replicas' devices.
 
-    Give one to `MirroredStrategy(cross_device_ops=...)`. It is used by
-    `strategy.reduce`, `extended.reduce_to`, `batch_reduce_to` and
-    `broadcast_to`, by `all_reduce` with `SUM` and `MEAN`, for what replicas
-    assign to variables, and for the sum of gradients, where `run` applies an
-    optimizer. Not by `gather` and `all_gather`, by the gradients of
-    collectives, and by `fit`, whose step the backend compiles as a whole.
+    Pass an instance to `MirroredStrategy(cross_device_ops=...)`. It is used by
+    `strategy.reduce`, by `extended.reduce_to`, `batch_reduce_to` and
+    `broadcast_to`, by `all_reduce` with `SUM` and `MEAN`, for the values that
+    replicas assign to variables, and for the sum of gradients where a replica
+    function applies an optimizer. It is not used by `gather` and `all_gather`,
+    for the gradients of collectives, and by `fit`, whose step the backend
+    compiles as a whole.
 
-    A class of your own defines `reduce_implementation`,
-    `batch_reduce_implementation` and `broadcast_implementation`. They may call
-    the methods of another object, such as a `ReductionToOneDevice`.
+    A subclass defines `reduce_implementation`, and, where the inherited ones
+    don't fit, `batch_reduce_implementation` and `broadcast_implementation`.
+    They may call the methods of another object, such as a
+    `ReductionToOneDevice`.
 
     Example:
 
@@ -61,17 +63,18 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Combines the components of a value.
+        """Combines the components of a per-replica value.
 
         Args:
-            reduce_op: `ReduceOp`; no name here.
+            reduce_op: `ReduceOp`. Its name is not accepted here.
             per_replica_value: `PerReplica` of tensors of one shape.
-            destinations: A device's name, a variable or value (its devices),
-                or a list of those.
+            destinations: A device's name, a variable or value (for its
+                devices), or a list of those.
             options: `CommunicationOptions`, hints.
 
         Returns:
-            A tensor on the destination; for several, a `Mirrored`.
+            A tensor on the destination; for several destinations, a
+            `Mirrored`.
 
         Raises:
             ValueError: If `reduce_op` is no `ReduceOp`, or if shapes differ.
@@ -98,16 +101,16 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Combines the components of each of several values.
+        """Combines the components of each of several per-replica values.
 
         Args:
-            reduce_op: `ReduceOp`; no name here.
-            value_destination_pairs: Sequence of values and destinations, as
-                for `reduce`.
+            reduce_op: `ReduceOp`. Its name is not accepted here.
+            value_destination_pairs: Sequence of pairs of a value and its
+                destinations, as for `reduce`.
             options: `CommunicationOptions`, hints.
 
         Returns:
-            List of what `reduce` would return for each pair.
+            List with the result of `reduce` for each pair.
 
         Raises:
             ValueError: If `reduce_op` is no `ReduceOp`, or if shapes differ.
@@ -123,11 +126,12 @@ class CrossDeviceOps:
         """Copies a tensor to devices.
 
         Args:
-            tensor: Tensor.
+            tensor: Tensor to copy.
             destinations: As for `reduce`.
 
         Returns:
-            A tensor on the destination; for several, a `Mirrored`.
+            A tensor on the destination; for several destinations, a
+            `Mirrored`.
         """
         return self.broadcast_implementation(tensor, destinations)
 
@@ -138,7 +142,7 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """What `reduce` does, with checked arguments; for a subclass."""
+        """Implements `reduce`, with checked arguments; subclasses define it."""
         raise self._lacks("reduce_implementation")
 
     def batch_reduce_implementation(
@@ -147,14 +151,14 @@ class CrossDeviceOps:
         value_destination_pairs: list[tuple[Any, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """What `batch_reduce` does; unless redefined, it reduces each."""
+        """Implements `batch_reduce`; by default reduces value after value."""
         return [
             self.reduce_implementation(reduce_op, value, to, options)
             for value, to in value_destination_pairs
         ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """What `broadcast` does; unless redefined, the backend copies."""
+        """Implements `broadcast`; by default the backend copies the tensor."""
         executor = executor_for(tensor, destinations)
         return spread(tensor, devices_at(destinations, executor), executor)
 
@@ -166,13 +170,13 @@ class CrossDeviceOps:
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """Copies all components to one device, adds there, and copies back.
+    """A reduction on one device, with copies to and from that device.
 
     Args:
         reduce_to_device: String, such as `"cpu:0"`. `None` means the first
             destination.
         accumulation_fn: Callable from the list of tensors to their sum, for
-            `SUM` and `MEAN`. `None` means to add them.
+            `SUM` and `MEAN`. By default the tensors are added in turn.
 
     Example:
 
@@ -218,11 +222,10 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 class _ByBackend(CrossDeviceOps):
-    """The backend's own reduction, of several values in packs.
+    """The backend's own reduction; several values are reduced in packs.
 
-    Args:
-        num_packs: Integer. How many packs the values of one dtype are put in;
-            0 for none.
+    The values of one dtype go into `num_packs` packs; with 0, each value is
+    reduced on its own.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -283,14 +286,14 @@ class _ByBackend(CrossDeviceOps):
 
 
 class HierarchicalCopyAllReduce(_ByBackend):
-    """Accepted for the machines it is named after: the backend reduces.
+    """The backend's reduction, under the name that ported programs use.
 
-    What a hierarchy of copies gains there is the backend's affair. Several
-    values are packed: those of one dtype are joined, and combined at once.
+    The backend decides whether it copies in a hierarchy of devices. Several
+    values of one dtype are packed into one tensor and reduced at once.
 
     Args:
-        num_packs: Integer, at least 0. How many packs the values of one dtype
-            are put in. With 0, each is combined on its own.
+        num_packs: Integer, at least 0: the number of packs for the values of
+            one dtype. With 0, each value is reduced on its own.
 
     Raises:
         ValueError: If `num_packs` is negative.
@@ -305,15 +308,15 @@ class HierarchicalCopyAllReduce(_ByBackend):
 
 
 class NcclAllReduce(_ByBackend):
-    """Accepted for the sake of ported programs: the backend reduces.
+    """The backend's reduction, under the name that ported programs use.
 
-    Whether that is by NCCL is the backend's affair; it works on CPUs as well.
-    Several values are packed: those of one dtype are joined, and combined at
-    once.
+    The backend decides whether it uses NCCL; on CPUs this class works as
+    well. Several values of one dtype are packed into one tensor and reduced
+    at once.
 
     Args:
-        num_packs: Integer, at least 0. How many packs the values of one dtype
-            are put in. With 0, each is combined on its own.
+        num_packs: Integer, at least 0: the number of packs for the values of
+            one dtype. With 0, each value is reduced on its own.
 
     Raises:
         ValueError: If `num_packs` is negative.
@@ -327,10 +330,9 @@ class NcclAllReduce(_ByBackend):
 
 
 def check_cross_device_ops(given: Any) -> CrossDeviceOps | None:
-    """The operations, or `None` for the backend's.
+    """Returns the given operations, or `None` for the backend's own.
 
-    Raises:
-        TypeError: If they are something else.
+    Raises `TypeError` if they are something else.
     """
     if given is None or isinstance(given, CrossDeviceOps):
         return given
@@ -354,13 +356,10 @@ def _checked(reduce_op: Any) -> ReduceOp:
 def _combine_packed(
     executor: Executor, op: ReduceOp, values: list[list[Any]]
 ) -> list[Any]:
-    """Combines several values at once.
+    """Combines several values in one flat tensor for each replica.
 
-    Args:
-        executor: The `Executor`.
-        op: `ReduceOp`.
-        values: For each value its components, on the primary device, all of
-            one dtype for each replica.
+    `values` has the components of each value, on the primary device. A
+    replica's components have one dtype.
     """
     if len(values) == 1:
         return [executor.combine(op, values[0])]

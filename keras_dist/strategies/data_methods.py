@@ -1,4 +1,4 @@
-"""The input methods of a strategy."""
+"""The methods of a strategy that distribute data."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class InputMethods(StrategyBase):
-    """What a strategy does with data."""
+    """The methods of a strategy that distribute data."""
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
@@ -26,27 +26,31 @@ class InputMethods(StrategyBase):
         """Splits the batches of a dataset over the replicas.
 
         Replica `r` of `N` gets rows `ceil(n * r / N)` up to
-        `ceil(n * (r + 1) / N)` of a batch of `n` rows: order kept, none lost.
+        `ceil(n * (r + 1) / N)` of a batch of `n` rows, so order is kept and no
+        row is lost.
 
-        With several workers, `N` are the replicas of all. Each worker is
-        given the same data, and gets the parts of its own replicas. For a
-        `tf.data.Dataset`, `keras_dist.AutoShardPolicy` tells what else its
-        options can ask for.
+        With several workers, `N` is the number of replicas of all workers.
+        Pass the same data on each worker, which gets the parts of its own
+        replicas. The options of a `tf.data.Dataset` can ask for other policies,
+        see `keras_dist.AutoShardPolicy`.
 
         Args:
             dataset: Data in batches of the global batch size: a
                 `tf.data.Dataset`, `keras.utils.PyDataset`, torch
                 `DataLoader`, grain dataset or loader, an iterable of batches,
-                or a function without arguments that returns one.
-            options: `InputOptions`.
+                or a function without arguments that returns one. A batch is an
+                array, or a nest of arrays.
+            options: `InputOptions`, or `None` for the defaults.
 
         Returns:
-            A `DistributedDataset`, which gives a batch with a `PerReplica` in
-            place of each array. `fit` takes it too.
+            A `DistributedDataset`, whose elements are batches with a
+            `PerReplica` in place of each array. `fit` accepts it too.
 
         Raises:
             ValueError: If the data is not batched, or options contradict each
                 other.
+            NotImplementedError: If the options ask for a dataset for each
+                replica.
 
         Example:
 
@@ -65,17 +69,23 @@ class InputMethods(StrategyBase):
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None = None,
     ) -> Any:
-        """Gives the replicas the batches of a dataset that a function makes.
+        """Distributes the batches of datasets that a function makes.
+
+        Nothing is split: each batch goes to one replica. If the last step has
+        too few batches, the other replicas get arrays with 0 rows, unless all
+        batches have one static number of rows (`drop_remainder=True`): then
+        the step is left out.
 
         Args:
             dataset_fn: Callable from an `InputContext` to data in batches of
-                the per-replica size. It is called on each worker, whose
-                replicas take them in turn. A worker with less data than
-                another gets batches of no rows in the end. It may depend on
-                its context and nothing else: `fit` calls it for the other
-                workers too.
-            options: `InputOptions`. With `InputReplicationMode.PER_REPLICA`
-                it is called for each replica, which reads that data only.
+                the per-replica size. It is called once on each worker, whose
+                replicas take batches in turn. A worker with less data than
+                another gets batches with 0 rows at the end. The result must
+                depend on nothing but the context, since `fit` calls the
+                function for the other workers too.
+            options: `InputOptions`, or `None` for the defaults. With
+                `InputReplicationMode.PER_REPLICA` the function is called for
+                each replica, which reads its own data.
 
         Returns:
             A `DistributedDataset`.
@@ -102,7 +112,7 @@ class InputMethods(StrategyBase):
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None = None,
     ) -> Any:
-        """The old name of `distribute_datasets_from_function`."""
+        """Calls `distribute_datasets_from_function`; deprecated."""
         warnings.warn(
             "`experimental_distribute_datasets_from_function` is deprecated. "
             "Use `distribute_datasets_from_function`.",
@@ -118,36 +128,36 @@ class InputMethods(StrategyBase):
         sample_weight: Any = None,
         batch_size: int | None = None,
     ) -> "Explanation":
-        """Tells which rows of the next batch go to which replica.
+        """Explains which rows of the next batch go to which replica.
 
-        Of what `fit` takes, it tells how `fit`, `evaluate` and `predict` cut
-        the first batch; of a distributed dataset, its iterator, or a list of
-        batches that are tuples, what `strategy.run` gets of the next element.
-        The two differ where a backend cuts batches in its own way. Rows are
-        counted within the batch, in its order.
+        For the data of `fit`, it explains how `fit`, `evaluate` and `predict`
+        split the first batch. For a distributed dataset, its iterator, or a
+        list of batches that are tuples, it explains which rows of the next
+        element `strategy.run` passes to each replica. The two differ where a
+        backend splits batches in its own way. Rows are counted within the
+        batch, in its order.
 
-        Nothing is taken out of data that can be read again, or of a
-        distributed dataset or its iterator; what is random goes on as if
-        nothing had been read, except for a `DataLoader` or a
-        `tf.data.Dataset` of another framework than the backend's. Other
-        iterators, such as generators, lose the batch.
+        Data that can be read again, a distributed dataset and its iterator
+        lose no batch. Their random states stay unchanged, except for a
+        `DataLoader` or a `tf.data.Dataset` of another framework than the
+        backend's. Other iterators, such as generators, lose the batch.
 
-        With several workers, all of them have to call it for a distributed
-        dataset.
+        With several workers, all of them have to make the call for a
+        distributed dataset.
 
         Args:
-            x: What `fit` takes: arrays, or a nest of them, with `batch_size`;
-                a `tf.data.Dataset`, `PyDataset`, `DataLoader`, iterable of
-                batches. Or a `DistributedDataset` or its iterator. Arrays
-                without `batch_size` are one batch.
-            y: Array or nest of arrays, with arrays.
-            sample_weight: Array or nest of arrays, with arrays.
-            batch_size: Integer, the global batch size, with arrays.
+            x: Data as for `fit`: arrays, or a nest of arrays, with
+                `batch_size`; a `tf.data.Dataset`, `PyDataset`, `DataLoader`,
+                iterable of batches. Or a `DistributedDataset` or its iterator.
+                Arrays without `batch_size` are one batch.
+            y: Array or nest of arrays, only if `x` is arrays.
+            sample_weight: Array or nest of arrays, only if `x` is arrays.
+            batch_size: Integer, the global batch size, only if `x` is arrays.
 
         Returns:
-            An `Explanation`: `print` it, or leave it to a notebook. `rows`
-            has `worker`, `replica`, `device`, `first`, `last`, `num_rows`
-            and `shape` of each replica.
+            An `Explanation`, which `print` and notebooks show. Its `rows` have
+            `worker`, `replica`, `device`, `first`, `last`, `num_rows` and
+            `shape` of each replica.
 
         Raises:
             ValueError: If there is no batch, or if arguments contradict each
@@ -173,14 +183,15 @@ class InputMethods(StrategyBase):
         """Makes a dataset of the rows of arrays.
 
         Args:
-            numpy_input: NumPy array, or nest of arrays of one length.
+            numpy_input: NumPy array, or nest of arrays of one length. The
+                dataset copies the arrays.
             session: Ignored; it belongs to TensorFlow 1.
 
         Returns:
-            An iterable of rows with `batch(batch_size)`. Once batched,
-            `experimental_distribute_dataset` takes it. Where TensorFlow is
-            installed, it has the other methods of a `tf.data.Dataset` too,
-            which return one. It has copies of the arrays.
+            An iterable of rows with the method `batch(batch_size)`, whose
+            result is data for `experimental_distribute_dataset`. Where
+            TensorFlow is installed, it also has the other methods of a
+            `tf.data.Dataset`, which return one.
 
         Example:
 

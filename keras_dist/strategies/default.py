@@ -1,4 +1,4 @@
-"""The strategy that is current when no other is."""
+"""The default strategy, current outside of all scopes."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from keras_dist.strategies.strategy import Strategy
 
 
 class DefaultExecutor(Executor):
-    """Leaves everything where Keras puts it."""
+    """An executor that leaves everything where Keras puts it."""
 
     @functools.cached_property
     def compiler(self) -> Compiler | None:  # type: ignore[override]
@@ -49,9 +49,9 @@ class DefaultExecutor(Executor):
 
 @final
 class DefaultStrategy(Strategy):
-    """Plain Keras: its scope changes nothing.
+    """Plain Keras as a strategy, whose scope changes nothing.
 
-    It asks the backend for nothing, so looking at it starts no device.
+    Creating it makes no call to the backend, and so initializes no device.
     """
 
     def __init__(self) -> None:
@@ -61,18 +61,18 @@ class DefaultStrategy(Strategy):
 
     @property
     def if_current(self) -> None:
-        """Nothing: functions that it runs are in no strategy."""
+        """`None`, since functions that it runs are in no strategy's scope."""
         return None
 
     @contextlib.contextmanager
     def cross_replica(self) -> Iterator[None]:
-        """Outside of the functions that it runs, and in no strategy."""
+        """Enters the default cross-replica context, in no strategy's scope."""
         with context.default_merging():
             yield
 
     @contextlib.contextmanager
     def _entered_scope(self) -> Iterator[Strategy]:
-        # `scope` is as it is of every strategy: it can be entered again.
+        # `scope` is inherited, so that this one too can be entered again.
         with context.default_entered():
             yield self
 
@@ -82,11 +82,11 @@ class DefaultStrategy(Strategy):
 
     @property
     def extended(self) -> DefaultExtended:
-        """The `StrategyExtended`; it knows no devices."""
+        """The `StrategyExtended`, which has no devices."""
         return DefaultExtended(self)
 
     def devices_of(self, variable: keras.Variable) -> tuple[str, ...]:
-        """Unknown to plain Keras: an empty tuple."""
+        """Returns an empty tuple, since Keras chooses the device."""
         return ()
 
     def experimental_distribute_dataset(
@@ -100,7 +100,7 @@ class DefaultStrategy(Strategy):
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None = None,
     ) -> Any:
-        """Returns the dataset that the function makes."""
+        """Returns the dataset that `dataset_fn` makes."""
         return dataset_fn(InputContext())
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class DefaultStrategy(Strategy):
 
 @functools.cache
 def default_strategy() -> DefaultStrategy:
-    """The one `DefaultStrategy`."""
+    """Returns the only instance of `DefaultStrategy`."""
     return DefaultStrategy()
 
 
@@ -117,7 +117,7 @@ context.register_default(default_strategy)
 
 
 def get_strategy() -> Strategy:
-    """The strategy whose scope this thread is in, or the default one.
+    """Returns the strategy whose scope this thread is in, or the default one.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Destinations: where the result of a reduction or a broadcast goes."""
+"""Destinations: the devices for results of reductions and broadcasts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,15 +19,11 @@ from keras_dist.replica.strategy_core import StrategyBase
 
 
 def executor_for(*things: Any) -> Executor:
-    """What moves and combines values where no strategy is at hand.
+    """Returns the executor for values and destinations.
 
-    Args:
-        *things: Values and destinations. Variables among them know their
-            strategy.
-
-    Returns:
-        The executor of the current strategy, or else of a variable's, or else
-        one that the backend makes for its first device.
+    It is that of the current strategy, else of the strategy of the first
+    distributed variable among `things`, else a new one for the backend's first
+    default device.
     """
     strategy: StrategyBase | None = context.current_strategy()
     if strategy is not None:
@@ -43,20 +39,17 @@ def executor_for(*things: Any) -> Executor:
 
 
 def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
-    """The devices that destinations stand for.
+    """Returns the devices of destinations, at least one.
 
     Args:
-        destinations: A device's name, a variable (the devices of its copies),
-            a per-replica value or a tensor (where it is), or a list or tuple
-            of those.
-        executor: `Executor` that knows where tensors are.
-
-    Returns:
-        Tuple of `Device`s, at least one.
+        destinations: A device's name, a variable (for the devices of its
+            copies), a per-replica value or a tensor (for its devices), or a
+            list or tuple of those.
+        executor: `Executor` that knows the devices of tensors.
 
     Raises:
         DeviceError: If a device is unreadable or absent.
-        ValueError: If there are none.
+        ValueError: If the list or tuple is empty.
     """
     if isinstance(destinations, (list, tuple)):
         if not destinations:
@@ -82,18 +75,18 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
 
 
 def spread(value: Any, devices: Sequence[Device], executor: Executor) -> Any:
-    """A value on each of some devices: `Mirrored`, or a tensor on one."""
+    """Copies a value to devices: a `Mirrored`, or with one device a tensor."""
     copies = [executor.put(value, device) for device in devices]
     return copies[0] if len(copies) == 1 else Mirrored(copies)
 
 
 def components(value: Any) -> tuple[Any, ...]:
-    """The components of a per-replica value; else the value, alone."""
+    """Returns a per-replica value's components, else the value in a tuple."""
     return value.values if isinstance(value, DistributedValues) else (value,)
 
 
 def _owner(thing: Any) -> Any:
-    """The strategy of a variable; a component is a plain tensor's equal."""
+    """Returns a variable's strategy; `None` for components and other things."""
     if isinstance(thing, VariableComponent):
         return None
     if not isinstance(thing, keras.Variable):

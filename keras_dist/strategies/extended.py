@@ -1,4 +1,4 @@
-"""StrategyExtended: what libraries and optimizers ask of a strategy."""
+"""StrategyExtended: methods of a strategy for libraries and optimizers."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ class StrategyExtended(ExtendedReductions):
     """Methods of a strategy that few programs need; `strategy.extended`.
 
     Args:
-        strategy: The `Strategy`.
+        strategy: The `Strategy` that the methods belong to.
 
     Example:
 
@@ -49,7 +49,7 @@ class StrategyExtended(ExtendedReductions):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """Names of the devices that compute, in replica order."""
+        """Names of the compute devices, in replica order."""
         return tuple(str(device) for device in self._strategy.plan.devices)
 
     @property
@@ -68,29 +68,30 @@ class StrategyExtended(ExtendedReductions):
     ) -> Any:
         """Calls `fn` once for each copy of a variable, on its device.
 
-        A variable that has one copy for all replicas is given as it is, once.
-        `fn` may assign to the copy, and to other variables of the strategy,
-        of which it reads and writes the copies beside that one. The copies of
-        a mirrored variable have to be equal in the end.
+        For a variable with a single copy, `fn` is called once, with the
+        variable. `fn` may assign to the copy, and to other variables of the
+        strategy, whose copies on the same device it reads and writes. The
+        copies of a mirrored variable have to be equal in the end.
 
         Args:
             var: A variable of the strategy.
-            fn: Callable, given a copy of it. With one replica, the variable.
+            fn: Callable, given a copy of `var`; with one replica, `var`.
             args: List or tuple of further arguments. Each call gets its own
                 component of per-replica values and variables (the first one
                 if there is only one call), and anything else as it is.
             kwargs: Dict of keyword arguments, likewise.
-            group: Boolean. If not, what `fn` returned for each copy is in a
-                tuple.
+            group: Boolean. If false, each leaf of the result is a tuple with
+                a value for each copy.
 
         Returns:
-            What `fn` returned, with a `Mirrored` in place of each leaf.
+            Nest like the result of `fn`, with a `Mirrored` in place of each
+            leaf.
 
         Raises:
             TypeError: If `var` is no variable.
-            ValueError: If it is not one of this strategy.
+            ValueError: If `var` does not belong to this strategy.
             ReplicaDivergenceError: If the copies of a mirrored variable would
-                differ. All variables are as before then.
+                differ. All variables keep their previous values then.
             RuntimeError: In replica context.
 
         Example:
@@ -131,18 +132,18 @@ class StrategyExtended(ExtendedReductions):
         """Calls `fn` once on each of some devices.
 
         Args:
-            colocate_with: What `non_slot_devices` returned, or a destination
-                as for `reduce_to`. Devices of the strategy.
-            fn: Callable. As for `update`, but it is given no variable.
+            colocate_with: Devices of the strategy: the result of
+                `non_slot_devices`, or a destination as for `reduce_to`.
+            fn: Callable, as for `update`, but without a variable.
             args: List or tuple of arguments, as for `update`.
             kwargs: Dict of keyword arguments, likewise.
             group: Boolean, as for `update`.
 
         Returns:
-            As `update`.
+            The result of `fn`, as `update` returns it.
 
         Raises:
-            ValueError: If the strategy does not compute on such a device.
+            ValueError: If the strategy does not use such a device.
             RuntimeError: In replica context.
         """
         context.check_cross_replica(self._strategy, "update_non_slot")
@@ -201,7 +202,7 @@ class StrategyExtended(ExtendedReductions):
         return self._grouped(results, group)
 
     def _first(self, nest: Any, device: Device) -> Any:
-        """What a function gets that is called once, instead of on replicas."""
+        """Replaces distributed values by first components, on the device."""
 
         def first(leaf: Any) -> Any:
             if isinstance(leaf, DistributedValues):
@@ -241,21 +242,21 @@ class StrategyExtended(ExtendedReductions):
     def _component(self, nest: Any, index: int) -> Any:
         def own(leaf: Any) -> Any:
             if isinstance(leaf, DistributedValues):
-                # A variable with one copy has that for every replica.
+                # A variable with a single copy has one component for all.
                 return leaf.values[index % len(leaf.values)]
             return self._strategy.executor.bring(leaf, index)
 
         return map_nest(own, nest)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Devices for state that belongs to several variables.
+        """Returns devices for state that belongs to several variables.
 
         Args:
-            var_list: List of variables. (All variables have the same.)
+            var_list: List of variables. The result does not depend on it.
 
         Returns:
-            Tuple of names of devices, for `update_non_slot`. Where variables
-            have one copy, that is one device.
+            Tuple of device names, for `update_non_slot`. Where variables have
+            a single copy, the tuple has one device.
         """
         if self._strategy.plan.is_central:
             return self.parameter_devices[:1]
@@ -267,7 +268,7 @@ class StrategyExtended(ExtendedReductions):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The old name of `strategy.run`."""
+        """Calls `strategy.run`; its older name."""
         return self._strategy.run(fn, args=args, kwargs=kwargs)
 
     def experimental_run_steps_on_iterator(
@@ -277,20 +278,20 @@ class StrategyExtended(ExtendedReductions):
         iterations: int = 1,
         initial_loop_values: dict[str, Any] | None = None,
     ) -> MultiStepContext:
-        """Deprecated: calls `fn` with one element after another.
+        """Calls `fn` with one element after another; deprecated.
 
         Write the loop yourself, with `strategy.run` in it.
 
         Args:
-            fn: Callable, given a `MultiStepContext` and what the iterator's
-                `get_next()` returned. It calls `strategy.run`.
+            fn: Callable, given a `MultiStepContext` and the next element of
+                the iterator. It calls `strategy.run`.
             iterator: An iterator over distributed data.
-            iterations: Integer, how often, at least 1.
-            initial_loop_values: Dict of outputs from before the first step,
-                or `None`.
+            iterations: Integer, number of elements, at least 1.
+            initial_loop_values: Dict, `last_step_outputs` before the first
+                step, or `None`.
 
         Returns:
-            The `MultiStepContext`, with what the last step has set.
+            The `MultiStepContext`, with the outputs of the last step.
 
         Raises:
             ValueError: If `iterations` is less than 1.
@@ -312,28 +313,31 @@ class StrategyExtended(ExtendedReductions):
         return steps
 
     def read_var(self, v: keras.Variable) -> Any:
-        """A variable's value in cross-replica context.
+        """Returns a variable's value in cross-replica context.
+
+        Args:
+            v: A variable of the strategy.
 
         Returns:
-            Tensor, which stays as it is when the variable is assigned to.
+            Tensor, which later assignments to the variable don't change.
         """
         return self._strategy.plain(v)
 
     def value_container(self, value: Any) -> Any:
-        """The distributed variable that a component is of.
+        """Returns the distributed variable that a component belongs to.
 
         Args:
-            value: A component of a variable, or anything else.
+            value: A component of a variable, or any other object.
 
         Returns:
-            The variable; anything else is returned as it is.
+            The variable; any other object is returned as it is.
         """
         if isinstance(value, VariableComponent):
             return value.container
         return value
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether a variable belongs to this strategy."""
+        """Returns true if a variable belongs to this strategy."""
         if not isinstance(v, keras.Variable):
             return False
         return vars(v).get("distribute_strategy") is self._strategy.if_current
@@ -342,17 +346,17 @@ class StrategyExtended(ExtendedReductions):
     def colocate_vars_with(
         self, colocate_with_variable: keras.Variable
     ) -> Iterator[None]:
-        """Variables made inside are on the devices of another one.
+        """Returns a context that places new variables with an existing one.
 
-        Where each has a copy on all devices they are anyway: this checks that
-        the other one is the strategy's.
+        It matters where variables have a single copy. Elsewhere each variable
+        has a copy on all devices, and only the argument is checked.
 
         Args:
             colocate_with_variable: A variable of the strategy.
 
         Raises:
             RuntimeError: Outside of the strategy's scope.
-            ValueError: If the variable is not the strategy's.
+            ValueError: If the variable does not belong to the strategy.
         """
         if context.current_strategy() is not self._strategy.if_current:
             raise RuntimeError(
@@ -381,57 +385,57 @@ class StrategyExtended(ExtendedReductions):
     def experimental_make_numpy_dataset(
         self, numpy_input: Any, session: Any = None
     ) -> Any:
-        """As `strategy.experimental_make_numpy_dataset`."""
+        """Calls `strategy.experimental_make_numpy_dataset`."""
         return self._strategy.experimental_make_numpy_dataset(
             numpy_input, session
         )
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether replica functions need shapes that never change: no."""
+        """False: replica functions may be given tensors of new shapes."""
         return False
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each worker runs the program: yes, if there are several."""
+        """True with several workers, each of which runs the program."""
         return self._strategy.plan.cluster is not None
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this worker initializes variables: the chief does."""
+        """True on the chief, which initializes variables."""
         return self._strategy.plan.is_chief
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this worker saves: the chief does."""
+        """True on the chief, which saves checkpoints."""
         return self._strategy.plan.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this worker writes logs: the chief does."""
+        """True on the chief, which writes logs."""
         return self._strategy.plan.is_chief
 
 
 @final
 class DefaultExtended(StrategyExtended):
-    """That of the default strategy, which knows no devices."""
+    """The `StrategyExtended` of the default strategy, which has no devices."""
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """Unknown to plain Keras."""
+        """Raises `RuntimeError`, since Keras chooses the device."""
         raise self._unsupported("worker_devices")
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Unknown to plain Keras."""
+        """Raises `RuntimeError`, since Keras chooses the device."""
         raise self._unsupported("parameter_devices")
 
     def read_var(self, v: keras.Variable) -> Any:
-        """A variable's value, a tensor that stays as it is."""
+        """Returns a copy of a variable's value."""
         return ops.copy(v.value)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Unknown to plain Keras: none."""
+        """Returns an empty tuple, since Keras chooses the device."""
         return ()
 
     def _unsupported(self, name: str) -> RuntimeError:

@@ -1,4 +1,4 @@
-"""What `strategy.extended` reduces and sends to destinations."""
+"""The reductions and broadcasts of `strategy.extended`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,11 +21,7 @@ _BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
 
 
 class ExtendedReductions:
-    """Reductions whose results go where the caller wants them.
-
-    Args:
-        strategy: The `Strategy`.
-    """
+    """Reductions and broadcasts to devices that the caller chooses."""
 
     def __init__(self, strategy: "V1Methods") -> None:
         self._strategy = strategy
@@ -43,13 +39,14 @@ class ExtendedReductions:
             reduce_op: `ReduceOp`, or its name in any case.
             value: Nest of per-replica values. A value that is not
                 distributed counts as one that is equal on each replica.
-            destinations: A device's name, a variable (the devices of its
-                copies), a per-replica value (where it is), or a list of
+            destinations: A device's name, a variable (for the devices of its
+                copies), a per-replica value (for its devices), or a list of
                 those.
             options: `CommunicationOptions`, hints.
 
         Returns:
-            Nest of tensors on the destination; for several, of `Mirrored`.
+            Nest of tensors on the destination; for several destinations, of
+            `Mirrored` values.
 
         Raises:
             ValueError: If the operation or the shapes don't fit.
@@ -74,12 +71,12 @@ class ExtendedReductions:
 
         Args:
             reduce_op: `ReduceOp`, or its name in any case.
-            value_destination_pairs: Sequence of values and destinations, as
-                for `reduce_to`.
+            value_destination_pairs: Sequence of pairs of a value and its
+                destinations, as for `reduce_to`.
             options: `CommunicationOptions`, hints.
 
         Returns:
-            List of what `reduce_to` would return for each pair.
+            List with the result of `reduce_to` for each pair.
 
         Raises:
             ValueError: If the operation or the shapes don't fit.
@@ -120,7 +117,7 @@ class ExtendedReductions:
             destinations: As for `reduce_to`.
 
         Returns:
-            Tensor on the destination; for several, a `Mirrored`.
+            Tensor on the destination; for several destinations, a `Mirrored`.
 
         Raises:
             RuntimeError: In replica context.

@@ -1,4 +1,4 @@
-"""Annotations for the logical devices of a replica."""
+"""Methods that place tensors on the logical devices of a replica."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from keras_dist.replica.strategy_core import StrategyBase
 
 
 class LogicalDeviceMethods(StrategyBase):
-    """Says which logical devices of a replica hold a tensor.
+    """Methods that place tensors on the logical devices of a replica.
 
-    Where a replica has one logical device, nothing is moved: each method
-    checks its arguments and returns the tensor.
+    Replicas have one logical device at present, so nothing is moved: each
+    method checks its arguments and returns the tensor.
     """
 
     def experimental_assign_to_logical_device(
@@ -21,7 +21,7 @@ class LogicalDeviceMethods(StrategyBase):
         """Keeps a tensor on one logical device of the replica.
 
         Args:
-            tensor: Tensor.
+            tensor: Tensor to place.
             logical_device_id: Integer, from 0.
 
         Returns:
@@ -29,7 +29,7 @@ class LogicalDeviceMethods(StrategyBase):
 
         Raises:
             ValueError: If a replica has no such logical device.
-            NotImplementedError: If it has several.
+            NotImplementedError: If a replica has several logical devices.
 
         Example:
 
@@ -54,17 +54,17 @@ class LogicalDeviceMethods(StrategyBase):
         """Splits a tensor over the logical devices of the replica.
 
         Args:
-            tensor: Tensor.
-            partition_dimensions: List or tuple with, for each axis, an
-                integer: into how many parts it is split.
+            tensor: Tensor to split.
+            partition_dimensions: List or tuple with an integer for each axis,
+                the number of parts along that axis.
 
         Returns:
             The tensor, with the same value.
 
         Raises:
             ValueError: If there is not one integer for each axis, if an axis
-                can't be divided by its own, or if their product is not the
-                number of logical devices.
+                can't be divided by its integer, or if the integers' product is
+                not the number of logical devices.
             NotImplementedError: If a replica has several logical devices.
 
         Example:
@@ -81,7 +81,7 @@ class LogicalDeviceMethods(StrategyBase):
         """Keeps a copy of a tensor on each logical device of the replica.
 
         Args:
-            tensor: Tensor.
+            tensor: Tensor to copy.
 
         Returns:
             The tensor, with the same value.

@@ -16,24 +16,24 @@ from keras_dist.strategies.strategy import Strategy
 class MirroredStrategy(Strategy):
     """Synchronous training on several devices of one worker.
 
-    Each device holds a copy of every variable and computes on its share of
-    the global batch; copies stay equal.
+    Each device holds a copy of every variable and computes on its share of the
+    global batch. All copies of a variable stay equal.
 
     Args:
         devices: List of device strings, such as `["gpu:0", "gpu:1"]`, in
             replica order. `None` means all accelerators, or all CPU devices
             where there is none.
-        cross_device_ops: A `CrossDeviceOps`, whose docstring says what it is
-            used for, or `None` for the backend's own way.
+        cross_device_ops: A `CrossDeviceOps` for reductions and broadcasts
+            between devices, or `None` for the backend's own.
         optimizer_state: String, `"mirrored"` for a copy of the optimizer's
             variables on each device, or `"sharded"`: each replica keeps and
-            updates its part, and gets what the others have updated.
+            updates its shard, and gets the parameters that the others update.
 
     Raises:
         DeviceError: If a device is unreadable, absent or named twice.
         TypeError: If `cross_device_ops` is something else.
         ValueError: If `optimizer_state` is something else, if the backend
-            can't shard it, or if there are `cross_device_ops` beside it.
+            can't shard it, or if it is sharded with `cross_device_ops`.
 
     Example:
 
@@ -62,16 +62,7 @@ class MirroredStrategy(Strategy):
 def mirrored_plan(
     devices: Iterable[str] | str | None, optimizer_state: str = "mirrored"
 ) -> Plan:
-    """The plan of a replica, with a copy of each variable, on each device.
-
-    Args:
-        devices: As for `MirroredStrategy`.
-        optimizer_state: As for `MirroredStrategy`.
-
-    Raises:
-        DeviceError: If a device is unreadable, absent or named twice.
-        ValueError: If the optimizer's state can't be kept that way.
-    """
+    """Builds the plan of a `MirroredStrategy`, from its arguments."""
     shards_optimizer = check_optimizer_state(optimizer_state)
     resolved = resolve_devices(devices, get_backend().list_devices())
     return Plan(

@@ -22,13 +22,7 @@ from keras_dist.strategies.strategy import Strategy
 
 
 class MultiWorkerStrategy(Strategy):
-    """What the newer and the older `MultiWorkerMirroredStrategy` share.
-
-    Args:
-        cluster_resolver: A `ClusterResolver`, or `None` to look for one.
-        communication_options: A `CommunicationOptions`, or `None`.
-        optimizer_state: String, `"mirrored"` or `"sharded"`.
-    """
+    """Base class of `MultiWorkerMirroredStrategy`, current and `compat.v1`."""
 
     def __init__(
         self,
@@ -54,7 +48,7 @@ class MultiWorkerStrategy(Strategy):
 
     @property
     def cluster_resolver(self) -> Any:
-        """The cluster resolver in use; `None` without a cluster."""
+        """The `ClusterResolver` in use; `None` without a cluster."""
         return self._cluster_resolver
 
 
@@ -63,21 +57,21 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
     """Synchronous training on the devices of several workers.
 
     Every worker runs the same script, on the same data and with the global
-    batch size; it computes on its own rows. Make the strategy before anything
-    uses the framework. Without a cluster, there is one worker.
+    batch size, and computes on its own rows. Create the strategy before
+    anything uses the framework. Without a cluster, there is one worker.
 
     Args:
-        cluster_resolver: A `ClusterResolver`; `None` looks for the variables
-            of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI, and the
-            chief prints which it took.
+        cluster_resolver: A `ClusterResolver`. `None` looks for the environment
+            variables of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI;
+            the chief prints the choice.
         communication_options: A `CommunicationOptions`, or `None`.
         optimizer_state: String, `"mirrored"` for a copy of the optimizer's
             variables on each device, or `"sharded"`: each replica of all
-            workers keeps and updates its part. Reading such a variable is a
-            collective then, for all workers at once.
+            workers keeps and updates its shard. Reading such a variable is
+            then a collective, which all workers have to call.
 
     Raises:
-        ClusterError: If the workers can't be told or can't be met.
+        ClusterError: If the workers can't be determined or can't be reached.
         WorkerLostError: If not all of them came in time.
         RuntimeError: If the framework has been used already.
         ValueError: If `optimizer_state` is something else, or if the backend
@@ -93,7 +87,7 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
 
 @functools.cache
 def _say(reason: str) -> None:
-    """Prints why there is a cluster; once, however many strategies."""
+    """Prints why there is a cluster, once a process."""
     print(f"keras_dist: {reason}", file=sys.stderr)
 
 
@@ -102,17 +96,12 @@ def multi_worker_plan(
     options: CommunicationOptions | None,
     shards_optimizer: bool = False,
 ) -> Plan:
-    """The plan of a replica on each device of each worker; joins the cluster.
+    """Joins the cluster and builds the plan of a replica on each device.
 
-    Args:
-        resolver: As for `MultiWorkerMirroredStrategy`; `None` for no cluster.
-        options: `CommunicationOptions`, or `None`.
-        shards_optimizer: Boolean, for the plan.
-
-    Raises:
-        TypeError: If one of them is something else.
+    Without a resolver, there is no cluster. Raises `TypeError` if an argument
+    has another type.
     """
-    # TensorFlow's own resolvers are fine: they have the same methods.
+    # TensorFlow's own resolvers work too: they have the same methods.
     if resolver is not None and not hasattr(resolver, "cluster_spec"):
         raise TypeError(
             "`cluster_resolver` must be a `keras_dist.cluster_resolver."
@@ -147,11 +136,12 @@ def experimental_multi_worker_mirrored(
     ),
     cluster_resolver: ClusterResolver | None = None,
 ) -> MultiWorkerMirroredStrategy:
-    """The old spelling of `keras_dist.MultiWorkerMirroredStrategy`.
+    """Creates a `keras_dist.MultiWorkerMirroredStrategy`; deprecated.
 
     Args:
         communication: A `CommunicationImplementation`, or its name.
-        cluster_resolver: As there.
+        cluster_resolver: A `ClusterResolver`; `None` looks for the environment
+            variables of a cluster.
     """
     warnings.warn(
         "`experimental.MultiWorkerMirroredStrategy` is deprecated. Use "

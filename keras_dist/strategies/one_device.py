@@ -1,4 +1,4 @@
-"""OneDeviceStrategy: everything on one device."""
+"""OneDeviceStrategy: variables and computation on one device."""
 
 from typing import final
 
@@ -12,7 +12,7 @@ from keras_dist.strategies.strategy import Strategy
 
 @final
 class OneDeviceStrategy(Strategy):
-    """Places variables and computation on one device.
+    """A strategy that places variables and computation on one device.
 
     Args:
         device: String, such as `"cpu:1"` or `"/gpu:0"`.
@@ -34,14 +34,7 @@ class OneDeviceStrategy(Strategy):
 
 
 def one_device_plan(device: str) -> Plan:
-    """The plan of everything on one device.
-
-    Args:
-        device: As for `OneDeviceStrategy`.
-
-    Raises:
-        DeviceError: If the device is unreadable or absent.
-    """
+    """Builds the plan of a `OneDeviceStrategy`, from its argument."""
     if not isinstance(device, (str, Device)):
         raise DeviceError(
             "OneDeviceStrategy takes one device. Received: "

@@ -1,4 +1,4 @@
-"""The replica-level methods of a strategy: run, reduce, gather."""
+"""The methods of a strategy that use replicas: run, reduce, gather."""
 
 import contextlib
 import functools
@@ -46,7 +46,7 @@ from keras_dist.replica.variables import SyncOnReadVariable
 
 
 class ReplicaMethods(StrategyBase):
-    """What a strategy does with functions and values of its replicas."""
+    """The methods of a strategy that run functions and combine values."""
 
     def run(
         self,
@@ -58,28 +58,30 @@ class ReplicaMethods(StrategyBase):
         """Calls `fn` once for each replica, on its device.
 
         Args:
-            fn: Callable. In it, `keras_dist.get_replica_context()` is the
-                replica's.
+            fn: Callable. Inside of it, `keras_dist.get_replica_context()`
+                returns the replica's context.
             args: List or tuple of positional arguments. Each replica gets its
                 own component of `PerReplica` values, at any depth, and
                 anything else as it is.
             kwargs: Dict of keyword arguments, likewise.
-            options: `RunOptions`, accepted for the sake of TPU code.
+            options: `RunOptions`, which are ignored; they exist for TPU code.
 
         Returns:
-            What `fn` returned, with a `PerReplica` in place of each leaf,
-            unless it is the very same object on each replica. With one
-            replica, just what `fn` returned.
+            Nest like the result of `fn`, with a `PerReplica` in place of each
+            leaf, unless the leaf is the same object on each replica. With one
+            replica, the result of `fn`.
 
         Raises:
             ValueError: If `args` is neither list nor tuple, or if replicas
                 return different structures.
-            ReplicaDivergenceError: If replicas disagree on their meetings.
+            ReplicaDivergenceError: If replicas make different collective
+                calls.
             UnsupportedModelError: With several replicas, in a function that
-                is differentiated or in a `keras.StatelessScope`: differentiate
-                in `fn`.
-            BaseException: What `fn` raised on the first replica to fail,
-                with a note that names it. Nothing is half-written then.
+                is differentiated or in a `keras.StatelessScope`. Differentiate
+                in `fn` instead.
+            BaseException: The exception of the first replica that fails, with
+                a note that names the replica. No variable is partly written
+                then.
 
         Example:
 
@@ -110,7 +112,7 @@ class ReplicaMethods(StrategyBase):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """`run` as it is where nothing compiles the whole of it."""
+        """Implements `run` for a function that is not compiled as a whole."""
         context.check_cross_replica(self, "run")
         check_args(args)
         keywords = dict(kwargs or {})
@@ -133,11 +135,9 @@ class ReplicaMethods(StrategyBase):
     def joined_results(
         self, results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]
     ) -> Any:
-        """What each replica returned, as one nest that nothing changes later.
+        """Joins the replicas' results to one nest that can't change later.
 
-        Args:
-            results: Sequence with a nest of each replica.
-            wrap: Callable from the components of a leaf to the joined leaf.
+        `wrap` makes the joined leaf from the components of a leaf.
         """
         # A compiled function returns tensors, never variables or captures.
         wraps = _is_array if inlines() else self.executor.is_live
@@ -162,20 +162,21 @@ class ReplicaMethods(StrategyBase):
 
         Args:
             reduce_op: `ReduceOp`, or its name in any case.
-            value: Nest of per-replica values, such as `run` returns. A value
-                that is not distributed counts as one that is equal on each
-                replica: it has a mean, but no sum.
+            value: Nest of per-replica values, such as a result of `run`. A
+                value that is not distributed counts as one that is equal on
+                each replica: it has a mean, but no sum.
             axis: `None` to combine element by element, for equal shapes.
-                Otherwise an integer, or several: elements along these axes
-                are combined too, and a mean is over all of them, so that a
-                replica with more rows weighs more.
+                Otherwise an integer, or a list of integers: elements along
+                these axes are combined too, and a mean is over all of them, so
+                that a replica with more rows weighs more.
 
         Returns:
             Nest of tensors on the first replica's device. A mean of integers
             is a float. Sums of booleans are counts.
 
         Raises:
-            ValueError: If the operation, the shapes or the axes don't fit.
+            ValueError: If there is no such operation or axis, or if shapes
+                differ.
             TypeError: If `reduce_op` is no operation, or a value is no number.
 
         Example:
@@ -197,7 +198,10 @@ class ReplicaMethods(StrategyBase):
             raise
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[Any]:
-        """The only device, as the default one; several are chosen by value."""
+        """Returns a context with the plan's only device as the default one.
+
+        With several devices, each operation runs on its values' device.
+        """
         if not self.plan.is_one_device:
             return contextlib.nullcontext()
         return self.executor.creation_scope()
@@ -225,15 +229,11 @@ class ReplicaMethods(StrategyBase):
         )
 
     def to_combine(self, op: ReduceOp, leaf: Any) -> tuple[Any, ...] | None:
-        """A value's components, to be combined over replicas.
+        """Returns a value's components, to be combined over replicas.
 
-        Returns:
-            Tuple of tensors or numbers; `None` for one value that stands for
-            all replicas, and so is their mean.
-
-        Raises:
-            ValueError: If such a value is to be combined in another way.
-            TypeError: If the components are no numbers.
+        The result is `None` for a single value that is equal on all replicas,
+        and so is their mean. Raises `ValueError` if `op` is another operation
+        for such a value, and `TypeError` if components are no numbers.
         """
         values = self._components(leaf)
         for value in values or ():
@@ -253,13 +253,13 @@ class ReplicaMethods(StrategyBase):
         return values
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Joins the replicas' values along an axis, in replica order.
+        """Concatenates the replicas' values along an axis, in replica order.
 
         Args:
             value: Nest of per-replica values with at least one axis, of any
                 dtype. A value that is not distributed is returned as it is.
-            axis: Integer. Negative ones count from the end. Sizes along it
-                may differ between replicas.
+            axis: Integer, the axis to concatenate along. Negative ones count
+                from the end. Sizes along it may differ between replicas.
 
         Returns:
             Nest of tensors on the first replica's device.
@@ -267,7 +267,7 @@ class ReplicaMethods(StrategyBase):
         Raises:
             ValueError: If ranks, or sizes along other axes, differ.
             NotImplementedError: For sparse values.
-            RuntimeError: In replica context, where it is `all_gather`.
+            RuntimeError: In replica context; use `all_gather` there.
 
         Example:
 
@@ -296,7 +296,7 @@ class ReplicaMethods(StrategyBase):
         return self.executor.concatenate(here, check_gather(here, axis))
 
     def _components(self, leaf: Any) -> tuple[Any, ...] | None:
-        """A leaf's components; `None` if it is one value for all replicas."""
+        """Returns a leaf's components, or `None` for a value shared by all."""
         if isinstance(leaf, SyncOnReadVariable):
             return tuple(component.value for component in leaf.values)
         if isinstance(leaf, (keras.Variable, Mirrored)):
@@ -304,15 +304,15 @@ class ReplicaMethods(StrategyBase):
         check_counts(leaf, self.executor.num_components)
         if isinstance(leaf, DistributedValues):
             return leaf.values
-        # A worker's only replica gives its values as they are.
+        # With one replica a worker, values are not in a `PerReplica`.
         is_only = self.plan.num_local_replicas == 1 < self.plan.num_workers
         return (leaf,) if is_only else None
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of a per-replica value that are on this worker.
+        """Returns the components of a per-replica value on this worker.
 
         Args:
-            value: Nest, such as `run` returns.
+            value: Nest of per-replica values, such as a result of `run`.
 
         Returns:
             Tuple with a nest for each local replica. For a value that is not
@@ -345,15 +345,15 @@ class ReplicaMethods(StrategyBase):
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """Makes a per-replica value out of a function of the replica.
+        """Makes a per-replica value from a function of the replica.
 
         Args:
             value_fn: Callable, given a `keras_dist.experimental.ValueContext`
                 and called once for each replica of this worker.
 
         Returns:
-            `PerReplica` of what it returned, also where that is equal. With
-            one replica, just what it returned.
+            `PerReplica` of the results, even if they are equal. With one
+            replica, the result itself.
 
         Example:
 
@@ -383,13 +383,13 @@ class ReplicaMethods(StrategyBase):
         return regroup(values, self.executor.per_replica, always)
 
     def _kept_value(self, leaf: Any) -> Any:
-        """A value of a function that may fill one array again and again."""
+        """Copies a NumPy array, which the user's function may overwrite."""
         if isinstance(leaf, np.ndarray):
             return leaf.copy()
         return self.executor.snapshot(leaf)
 
     def plain(self, leaf: Any) -> Any:
-        """One value that stands for all replicas, as it is now."""
+        """Returns the current value of a leaf that is equal on all replicas."""
         if isinstance(leaf, Mirrored):
             leaf = leaf.values[0]
         if isinstance(leaf, keras.Variable):
@@ -398,5 +398,5 @@ class ReplicaMethods(StrategyBase):
 
 
 def _is_array(leaf: Any) -> bool:
-    """Whether a compiled function has it as a tensor."""
+    """Returns true for a leaf that is a tensor in a compiled function."""
     return ops.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic))

@@ -1,4 +1,4 @@
-"""scan_steps: several steps of a training loop in one call."""
+"""scan_steps: runs several steps of a training loop in one call."""
 
 import contextlib
 import types
@@ -18,7 +18,7 @@ from keras_dist.replica.differentiation import check_run_counts
 from keras_dist.replica.function import Function
 from keras_dist.strategies.default import get_strategy
 
-# Kept by the function itself, so that the two live equally long.
+# Attribute of a train step with its `Function`: the two live equally long.
 _KEPT = "_keras_dist_function"
 
 
@@ -27,24 +27,24 @@ def scan_steps(
 ) -> Any:
     """Runs several steps in one call of compiled code.
 
-    Small models are then not bound by Python. The numbers are those of
-    `strategy.run` called in a loop. A loop of the framework is compiled for
-    each number of steps; on PyTorch it is a loop of Python.
+    It saves the time that Python takes between the steps of a small model. The
+    results equal those of `strategy.run` in a loop. For each number of steps,
+    a loop of the framework is compiled; on PyTorch it is a Python loop.
 
     Args:
-        train_step: Callable, as for `strategy.run`. It is compiled if it is
-            not a `keras_dist.function` yet.
-        iterator: Iterator of batches, such as `iter(distributed_dataset)`.
-            A batch that is a tuple is the arguments; anything else is the
-            only one. Batches are run by the strategy whose dataset it
-            iterates, else by the current one.
-        steps: Integer, how many batches to take at most. Near the end of the
+        train_step: Callable, as for `strategy.run`. It is compiled unless it
+            is a `keras_dist.function` already.
+        iterator: Iterator of batches, such as `iter(distributed_dataset)`. A
+            tuple is the positional arguments of `train_step`; any other batch
+            is its only argument. Batches are run by the strategy of the
+            distributed dataset, else by the current strategy.
+        steps: Integer, largest number of batches to take. At the end of the
             data there may be fewer. Batches of other shapes, such as a
             partial last one, are run in a call of their own.
 
     Returns:
-        What `train_step` returned, with the steps stacked along a new first
-        axis of each leaf, on each replica.
+        Nest like the result of `train_step`. Each leaf, on each replica, has
+        the steps stacked along a new first axis.
 
     Raises:
         StopIteration: If there is no batch left.
@@ -122,16 +122,16 @@ def _compiled(train_step: Any) -> Function:
         method = _compiled(train_step.__func__)
         return method.__get__(train_step.__self__)
     kept: Function | None = getattr(train_step, _KEPT, None)
-    # One that was wrapped has the attributes of what is in it.
+    # A wrapper may have copied the attribute of the function that it wraps.
     if kept is None or kept.python_function is not train_step:
         kept = Function(train_step)
-        with contextlib.suppress(AttributeError):  # it has no attributes
+        with contextlib.suppress(AttributeError):  # some objects take none
             setattr(train_step, _KEPT, kept)
     return kept
 
 
 def _grouped(batches: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
-    """Consecutive batches of equal shapes, together."""
+    """Groups consecutive batches of equal shapes."""
     groups: list[list[tuple[Any, ...]]] = []
     signature = None
     for batch in batches:

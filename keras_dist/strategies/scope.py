@@ -1,4 +1,4 @@
-"""Scope: what `strategy.scope()` returns."""
+"""Scope: the context manager of `strategy.scope()`."""
 
 import contextlib
 import threading
@@ -22,13 +22,12 @@ class _Opened(threading.local):
 class Scope(contextlib.AbstractContextManager[S]):
     """Opens a strategy's scope each time that it is entered.
 
-    It may be entered again, inside of itself or after it was left, and by
-    several threads.
+    It can be nested, entered again, and used by several threads.
 
     Args:
-        opens: Callable that gives a context manager to be entered once.
-        default_device: Callable that tells what is this thread's default
-            device, in the framework's words.
+        opens: Callable that returns a context manager for a single entry.
+        default_device: Callable that returns the framework's name of this
+            thread's default device.
     """
 
     def __init__(
@@ -56,7 +55,8 @@ class Scope(contextlib.AbstractContextManager[S]):
     ) -> bool | None:
         manager, device, session = self._opened.managers[-1]
         now = self._default_device()
-        # Keras may be what knows of devices, until its session is cleared.
+        # Keras' session may hold the default device; clearing the session
+        # then resets it.
         is_forgotten = now is None and session is not keras_internals.session()
         if kind is None and now != device and not is_forgotten:
             raise RuntimeError(

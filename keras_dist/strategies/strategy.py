@@ -1,4 +1,4 @@
-"""Strategy: the front end that turns a plan into distributed models."""
+"""Strategy: the public class that distributes models by a plan."""
 
 import contextlib
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class Strategy(V1Methods, LogicalDeviceMethods):
-    """How computation and variables are spread over devices.
+    """A distribution of computation and variables over devices.
 
-    Use one of the subclasses, or pass a `Plan` of your own.
+    Use one of the subclasses, or pass your own `Plan`.
 
     Args:
-        plan: A `Plan`.
+        plan: A `Plan` of the devices that compute and hold variables.
         cross_device_ops: A `CrossDeviceOps`, or `None` for the backend's own.
 
     Example:
@@ -57,10 +57,10 @@ class Strategy(V1Methods, LogicalDeviceMethods):
 
     @staticmethod
     def from_native(strategy: Any) -> "Strategy":
-        """Takes over a strategy of the framework's own.
+        """Creates a strategy with the devices of a native strategy.
 
-        The two share devices, and nothing else: variables that belong to the
-        native one stay there.
+        The two share devices only. Variables of the native strategy keep
+        belonging to it.
 
         Args:
             strategy: On TensorFlow, a `tf.distribute.MirroredStrategy` or
@@ -70,7 +70,8 @@ class Strategy(V1Methods, LogicalDeviceMethods):
             A `Strategy` with the same replicas and devices.
 
         Raises:
-            TypeError: If it is anything else, or on another backend.
+            TypeError: If `strategy` is any other object, or on a backend
+                without native strategies.
         """
         return Strategy(get_backend().plan_of_native(strategy))
 
@@ -80,10 +81,11 @@ class Strategy(V1Methods, LogicalDeviceMethods):
 
     @scope_method
     def scope(self) -> contextlib.AbstractContextManager["Strategy"]:
-        """Models, optimizers and variables made inside are distributed.
+        """Returns a context in which models and variables are distributed.
 
-        A model remembers its strategy: `compile`, `fit` and the rest may be
-        called inside or outside, in any thread.
+        That includes optimizers. A model remembers its strategy: `compile`,
+        `fit` and its other methods may be called inside or outside of the
+        scope, in any thread.
 
         Returns:
             A context manager that yields the strategy. The same strategy's
@@ -115,7 +117,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
     def distribute(self, model: keras.Model) -> keras.Model:
         """Distributes a model that was made outside of the scope.
 
-        Its variables move to the strategy's devices with their values.
+        The model's variables move to the strategy's devices with their values.
 
         Args:
             model: A `keras.Model`, built or not, compiled or not.
@@ -124,7 +126,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
             The same model.
 
         Raises:
-            StrategyMismatchError: If it belongs to another strategy.
+            StrategyMismatchError: If the model belongs to another strategy.
 
         Example:
 
@@ -142,7 +144,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         return model
 
     def devices_of(self, variable: keras.Variable) -> tuple[str, ...]:
-        """Names of the devices that hold a copy of a variable.
+        """Returns the names of the devices that hold a copy of a variable.
 
         Args:
             variable: A `keras.Variable` that belongs to this strategy.
@@ -151,7 +153,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
             Tuple of strings such as `("cpu:0", "cpu:1")`, primary first.
 
         Raises:
-            StrategyMismatchError: If it belongs to another strategy.
+            StrategyMismatchError: If the variable belongs to another strategy.
 
         Example:
 
@@ -175,42 +177,43 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         batch_size: int | None = None,
         steps: int = 3,
     ) -> "Report":
-        """Proves on a user's own model that one device gives the same numbers.
+        """Compares a model's training under the strategy with one device.
 
-        A copy of the model is trained a few steps with plain Keras, another
+        One copy of the model is trained a few steps with plain Keras, another
         one under this strategy. Both start with the model's weights and
-        optimizer state and get the same batches, an odd one and one of fewer
-        rows than replicas among them. Predictions, an evaluation, the first
-        gradients, and all variables after each step are compared. Random
-        draws of Keras are made the same for each row, in both.
+        optimizer state and get the same batches, among them one with an odd
+        number of rows and one with fewer rows than replicas. Predictions, an
+        evaluation, the first gradients, and all variables after each step are
+        compared. Keras' random draws are made equal for each row in both.
 
-        The model stays as it is, and so do random states. Gradients and
-        losses count as the same up to 1e-4 of the largest entry in float32
-        (2e-2 in float16, 6e-2 in bfloat16), variables after training up to
-        1e-3 of what training changed, and eight times of what another order
-        of rows changes on one device.
+        The model and all random states stay unchanged. Gradients and losses
+        count as the same up to 1e-4 of the largest entry in float32 (2e-2 in
+        float16, 6e-2 in bfloat16), variables after training up to 1e-3 of the
+        change by training, plus eight times the change that another order of
+        rows makes on one device.
 
         Args:
             model: A compiled `keras.Model`, under this strategy or none; or a
-                function without arguments that makes and compiles one, for
-                models that can't be made again from their configuration.
-            x: Arrays as for `fit`; or batches: a dataset, a list of tuples,
-                an iterable, of which the first `steps` are used.
-            y: Arrays, or `None`.
-            sample_weight: Arrays, or `None`.
+                function without arguments that creates and compiles one, for
+                models that can't be recreated from their configuration.
+            x: Arrays as for `fit`; or batches (a dataset, a list of tuples, an
+                iterable), of which the first `steps` are used.
+            y: Arrays of targets, or `None`.
+            sample_weight: Arrays of weights, or `None`.
             class_weight: Dict from class to weight, or `None`.
-            batch_size: Integer, rows of an even batch. Default 4 for each
-                replica.
-            steps: Integer from 1, how many batches. Default 3.
+            batch_size: Integer, number of rows of an even batch. Default 4 for
+                each replica.
+            steps: Integer of at least 1, number of batches. Default 3.
 
         Returns:
-            A `keras_dist.verification.report.Report`: `print` it. `same` says
-            it in a boolean, `first` is the first thing that differs, `cause`
-            the likely cause.
+            A `keras_dist.verification.report.Report`; `print` shows it. Its
+            attribute `same` is a boolean, `first` is the first difference, and
+            `cause` the likely cause.
 
         Raises:
             UnsupportedModelError: If the model can't be copied.
-            TypeError: If arrays can't be cut by rows, as sparse tensors can't.
+            TypeError: If arrays can't be split by rows, such as sparse
+                tensors.
             RuntimeError: Inside of a `strategy.scope()`.
 
         Example:
@@ -224,7 +227,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         >>> strategy.verify(model, x, y).same
         True
         """
-        # Only who asks for it pays for it.
+        # A lazy import: only calls of `verify` need these modules.
         from keras_dist.verification.verify import verify
 
         return verify(
@@ -239,12 +242,12 @@ class Strategy(V1Methods, LogicalDeviceMethods):
     def colocate_vars_with(
         self, colocate_with_variable: keras.Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """The old name of `strategy.extended.colocate_vars_with`."""
+        """Calls `strategy.extended.colocate_vars_with`; its older name."""
         return self.extended.colocate_vars_with(colocate_with_variable)
 
     @property
     def cluster_resolver(self) -> Any:
-        """The cluster resolver in use: `None` on one worker."""
+        """The `ClusterResolver` in use; `None` on one worker."""
         return None
 
     def __enter__(self) -> NoReturn:
@@ -254,7 +257,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         )
 
     def __exit__(self, *error: object) -> None:
-        """Never reached: `__enter__` says what to write."""
+        """Never runs, since `__enter__` raises."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -272,7 +275,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Strategy":
-        # What is copied with it (a model, say) goes on to belong to it.
+        # The copy of a model, for instance, belongs to the same strategy.
         return self
 
     def __repr__(self) -> str:

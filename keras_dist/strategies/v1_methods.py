@@ -1,4 +1,4 @@
-"""What strategies keep of the first `tf.distribute`, deprecated since."""
+"""Deprecated methods of strategies, from `tf.compat.v1.distribute`."""
 
 import copy
 import warnings
@@ -17,35 +17,31 @@ from keras_dist.strategies.replica_methods import ReplicaMethods
 
 @final
 class InputIterator:
-    """An iterator that can be started again.
-
-    Args:
-        dataset: A `DistributedDataset`, or an iterable with one replica.
-    """
+    """An iterator over a dataset that can be restarted."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._iterator: Any = None
 
     def initialize(self) -> list[Any]:
-        """Starts with the first element.
+        """Restarts at the first element.
 
         Returns:
-            An empty list: there are no operations left to run.
+            An empty list: there are no graph operations to run.
         """
         self._iterator = iter(self._dataset)
         return []
 
     @property
     def initializer(self) -> list[Any]:
-        """Initializes, and returns no operations to run."""
+        """An empty list of graph operations; reading it calls `initialize`."""
         return self.initialize()
 
     def get_next(self) -> Any:
-        """The next element: a nest of per-replica values.
+        """Returns the next element, a nest of per-replica values.
 
         Raises:
-            OutOfRangeError: At the end; it is a `StopIteration` too.
+            OutOfRangeError: At the end. It is a `StopIteration` too.
         """
         if self._iterator is None:
             self.initialize()
@@ -59,7 +55,10 @@ class InputIterator:
 
 
 def _batches_of(get_next: Callable[[], Any]) -> Iterator[Any]:
-    """What a function returns, call by call, until it says that it ends."""
+    """Yields the results of a function until it raises `StopIteration`.
+
+    `OutOfRangeError` ends the batches too.
+    """
     while True:
         try:
             batch = get_next()
@@ -69,21 +68,21 @@ def _batches_of(get_next: Callable[[], Any]) -> Iterator[Any]:
 
 
 class V1Methods(ReplicaMethods, InputMethods):
-    """Methods for programs that were written for `compat.v1`."""
+    """Methods for programs written for `tf.compat.v1.distribute`."""
 
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: Any = None
     ) -> Any:
-        """Deprecated: calls `run`, with an iterator's next element.
+        """Calls `run` with an iterator's next element; deprecated.
 
         Args:
             fn: Callable, called once for each replica.
-            input_iterator: What `make_dataset_iterator` or
-                `make_input_fn_iterator` returned. `None` to call `fn` without
+            input_iterator: An iterator from `make_dataset_iterator` or
+                `make_input_fn_iterator`. `None` to call `fn` without
                 arguments.
 
         Returns:
-            As `run`.
+            The result of `run`.
         """
         warnings.warn(
             "`experimental_run` is deprecated. Use `run`.",
@@ -94,13 +93,13 @@ class V1Methods(ReplicaMethods, InputMethods):
         return self.run(fn, args=args)
 
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """Deprecated: an iterator over data, split over the replicas.
+        """Makes an iterator over data split over replicas; deprecated.
 
-        Use `experimental_distribute_dataset`, and `iter` of what it returns.
+        Use `iter(strategy.experimental_distribute_dataset(dataset))`.
 
         Args:
-            dataset: Data in batches of the global batch size, as
-                `experimental_distribute_dataset` takes it.
+            dataset: Data in batches of the global batch size, as for
+                `experimental_distribute_dataset`.
 
         Returns:
             An object with `initialize()` and `get_next()`.
@@ -114,14 +113,14 @@ class V1Methods(ReplicaMethods, InputMethods):
             InputReplicationMode.PER_WORKER
         ),
     ) -> InputIterator:
-        """Deprecated: an iterator over data that a function makes.
+        """Makes an iterator over data that a function makes; deprecated.
 
-        Use `distribute_datasets_from_function`, and `iter` of what it returns.
+        Use `iter(strategy.distribute_datasets_from_function(input_fn))`.
 
         Args:
             input_fn: Callable from an `InputContext` to data in batches of
                 the per-replica size; or to a callable without arguments
-                that returns one such batch each time, and at the end raises
+                that returns one such batch at each call, and at the end raises
                 `StopIteration` or `OutOfRangeError`.
             replication_mode: `InputReplicationMode.PER_WORKER`.
 
@@ -129,7 +128,7 @@ class V1Methods(ReplicaMethods, InputMethods):
             An object with `initialize()` and `get_next()`.
 
         Raises:
-            ValueError: If `replication_mode` is another one.
+            ValueError: If `replication_mode` has another value.
         """
         if replication_mode is not InputReplicationMode.PER_WORKER:
             raise ValueError(
@@ -149,14 +148,14 @@ class V1Methods(ReplicaMethods, InputMethods):
         return InputIterator(self.distribute_datasets_from_function(dataset_fn))
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """The old name of `experimental_local_results`."""
+        """Calls `experimental_local_results`; its older name."""
         return self.experimental_local_results(value)
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """Accepted: what was to run has run, so there is nothing to join."""
+        """Does nothing, since operations run at once rather than in groups."""
 
     def update_config_proto(self, config_proto: Any) -> Any:
-        """Accepted: a copy of the configuration, which needs no change."""
+        """Returns a copy of the configuration, which needs no change."""
         return copy.copy(config_proto)
 
     def configure(
@@ -166,4 +165,4 @@ class V1Methods(ReplicaMethods, InputMethods):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Accepted: there are no sessions to configure."""
+        """Does nothing, since there are no sessions to configure."""

@@ -1,4 +1,4 @@
-"""Helpers for testing strategies and backends."""
+"""Public helpers for tests of strategies and backends."""
 
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist.testing.memory import MemoryExecutor

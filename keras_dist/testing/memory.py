@@ -1,4 +1,4 @@
-"""An in-memory backend: runs nothing, remembers what it was asked."""
+"""An in-memory backend that records its calls and computes nothing."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from keras_dist.plugin.executor import Executor
 
 
 class MemoryExecutor(Executor):
-    """Leaves models and values alone, and writes down each request.
+    """An executor that records its calls and changes no model or value.
 
     Args:
-        plan: The `Plan` it is bound to.
+        plan: The `Plan` that the executor is bound to.
 
     Attributes:
-        placed: List of the variables it was asked to place, in order.
-        bound: List of the models it was asked to bind.
-        recovered: List of the models that failed.
+        placed: List of the variables given to `place`, in order, each once.
+        bound: List of the models given to `bind`.
+        recovered: List of the models given to `recover`.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -53,11 +53,10 @@ class MemoryExecutor(Executor):
 
 
 class MemoryBackend(Backend):
-    """Serves the devices that it was given.
+    """A backend with the devices that it is given.
 
     Args:
-        devices: Sequence of `Device`s that exist. Defaults to two GPUs and
-            one CPU.
+        devices: Sequence of `Device`s. Defaults to two GPUs and one CPU.
 
     Example:
 

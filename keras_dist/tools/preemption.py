@@ -1,4 +1,4 @@
-"""Preemption: saving on all workers before a machine is taken away."""
+"""Preemption: saves the state before a machine is taken away."""
 
 import contextlib
 import signal
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds between two questions to a user's `termination_watcher_fn`.
+# Seconds between two calls of a user's `termination_watcher_fn`.
 _WATCH_INTERVAL = 1.0
 
 
 @dataclass(frozen=True)
 class TerminationConfig:
-    """How a platform says that a worker will end, and what is done then.
+    """The way that a platform announces a worker's end, and the reaction.
 
     Args:
         termination_watcher_fn: Callable without arguments that returns
-            `True` once this worker has been told to end. It is asked at most
-            once a second, after a call of `run`. `None`, the default, for
+            `True` once this worker has been told to end. It is called at most
+            once a second, after a call of `run`. Default `None`: the notice is
             the signal SIGTERM.
         exit_fn: Callable without arguments that ends the process, once
-            everything has been saved. `None`, the default, for
-            `sys.exit(42)`: `keras-dist run --max-restarts` starts the
-            workers again.
-        grace_period: Float, seconds for which training may go on after the
-            notice. Default `None`, as 0: it ends after the first checkpoint.
-        save_fn: Callable that saves in the place of the checkpoint, on every
-            worker. `None`, the default, for the checkpoint.
+            everything has been saved. Default `None`: `sys.exit(42)`, after
+            which `keras-dist run --max-restarts` restarts the workers.
+        grace_period: Float, seconds for which training may continue after the
+            notice. Default `None`, like 0: training ends after the first
+            checkpoint.
+        save_fn: Callable that saves in place of the checkpoint, on every
+            worker. Default `None`: the checkpoint is saved.
 
     Example:
 
@@ -67,33 +67,33 @@ class TerminationConfig:
 
 @final
 class PreemptionCheckpointHandler:
-    """Saves on all workers after the same call, when one is told to end.
+    """A handler that saves a checkpoint when a worker is told to end.
 
-    Make it on every worker, once the variables are there: it restores what
-    was saved before a restart. After each call of `run` the workers agree, by
-    one small collective, whether one of them was told to end. Then the chief
-    saves and all exit with status 42, which asks to be started again. As this
-    takes about a millisecond, let a call run several steps where they are
-    shorter.
+    Create it on every worker, after the variables: it restores the checkpoint
+    from before a restart. After each call of `run` the workers agree, by one
+    small collective, whether one of them was told to end. If so, the chief
+    saves, and all workers exit with status 42, which asks for a restart. The
+    collective takes about a millisecond, so let a call run several steps if
+    steps are shorter than that.
 
     Args:
         cluster_resolver: The `ClusterResolver` of the strategy; `None` for a
             strategy of one worker.
-        checkpoint_or_checkpoint_manager: A built `keras.Model`, of which the
-            chief saves the weights, the optimizer and the seeds, and the
-            other workers get them from the chief. Or an object with the
-            methods `save(path)` and `load(path)`; or a
-            `tf.train.Checkpoint` or `CheckpointManager`. Of these, every
-            worker must be able to read what the chief wrote.
-        checkpoint_dir: String, a folder. Only a manager has one of its own.
+        checkpoint_or_checkpoint_manager: A built `keras.Model`: the chief
+            saves its weights, optimizer and seeds, and sends them to the other
+            workers at a restart. Or an object with the methods `save(path)`
+            and `load(path)`, a `tf.train.Checkpoint` or a `CheckpointManager`,
+            whose files every worker must be able to read.
+        checkpoint_dir: String, a folder. It may be `None` only for a manager,
+            which has a folder of its own.
         termination_config: A `TerminationConfig`, or `None` for SIGTERM and
             exit status 42.
 
     Raises:
-        ValueError: If there is nothing that can be saved, or nowhere.
+        ValueError: If the object can't be saved, or if there is no folder.
         NotImplementedError: With parameter servers.
         RuntimeError: Outside of the main thread, where no signal arrives.
-        ClusterError: If other workers can't read what the chief has saved.
+        ClusterError: If other workers can't read the chief's files.
 
     Example:
 
@@ -129,13 +129,13 @@ class PreemptionCheckpointHandler:
         )
         self._notice = _Notice(self._config.termination_watcher_fn)
         self._run_calls = self._checkpoint.restore()
-        # Once the first checkpoint is there: when training has to end.
+        # After the first checkpoint: the time at which training has to end.
         self._deadline: float | None = None
         self._longest_run = 0.0
 
     @property
     def total_run_calls(self) -> int:
-        """How often `run` has been called, before restarts too."""
+        """Number of calls of `run`, including those before restarts."""
         return self._run_calls
 
     def run(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -143,11 +143,11 @@ class PreemptionCheckpointHandler:
 
         Args:
             fn: Callable, such as a training step or an epoch of `fit`.
-            *args: For `fn`.
-            **kwargs: For `fn`.
+            *args: Positional arguments of `fn`.
+            **kwargs: Keyword arguments of `fn`.
 
         Returns:
-            What `fn` returned.
+            The result of `fn`.
 
         Raises:
             WorkerLostError: If `fn` failed on another worker, or that worker
@@ -158,7 +158,7 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """What is run inside counts as one call of `run`."""
+        """Returns a context whose body counts as one call of `run`."""
         begin = time.monotonic()
         try:
             yield
@@ -170,14 +170,15 @@ class PreemptionCheckpointHandler:
             raise
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Ends a step of a loop that does not use `run`.
+        """Counts a step of a loop without `run`; saves if a worker has to end.
 
-        It counts as a call. If a worker has to end, the chief saves and all
-        exit; with a grace period, they exit once it is over.
+        If a worker has to end, the chief saves and all workers exit. With a
+        grace period, they continue, save again and exit before it is over.
 
         Args:
-            *args: For `TerminationConfig.save_fn`, or for a manager's `save`.
-            **kwargs: For the same.
+            *args: Positional arguments of `TerminationConfig.save_fn`, or of a
+                manager's `save`.
+            **kwargs: Keyword arguments of the same function.
         """
         self._run_calls += 1
         if self._deadline is not None:
@@ -193,13 +194,13 @@ class PreemptionCheckpointHandler:
         if not self._config.grace_period:
             self._exit()
             return
-        # The last checkpoint takes as long again, or somewhat longer.
+        # Twice the time of this checkpoint is kept free for the last one.
         spent = 2.0 * (time.monotonic() - begin)
         noticed = self._notice.time or begin
         self._deadline = noticed + self._config.grace_period - spent
 
     def stop_watching(self) -> None:
-        """Gives SIGTERM back to whom it belonged before."""
+        """Restores the previous handler of SIGTERM."""
         self._notice.close()
 
     def _any_worker(self, here: bool) -> bool:
@@ -212,7 +213,7 @@ class PreemptionCheckpointHandler:
             self._config.save_fn(*args, **kwargs)
         else:
             self._checkpoint.save(self._run_calls, *args, **kwargs)
-        # Nobody leaves before it is there.
+        # A barrier: no worker exits before the checkpoint is complete.
         self._any_worker(False)
 
     def _exit(self) -> None:
@@ -223,10 +224,9 @@ class PreemptionCheckpointHandler:
 
 
 class _Notice:
-    """Whether this worker has been told to end, and when.
+    """The notice that this worker has to end, by a watcher or SIGTERM.
 
-    Args:
-        watcher: Callable that tells, or `None` for SIGTERM.
+    `time` is the time of the notice, or `None` before it.
     """
 
     def __init__(self, watcher: Callable[[], bool] | None) -> None:
@@ -274,7 +274,7 @@ def _check_resolver(resolver: Any) -> None:
 
 
 def _workers_of(checkpoint: Any, resolver: Any) -> "Workers | None":
-    """The workers that agree: those of the model, the scope or the cluster."""
+    """Returns the workers of the model, else of the scope or the resolver."""
     binding = None
     if isinstance(checkpoint, keras.Model):
         binding = binding_of(checkpoint)

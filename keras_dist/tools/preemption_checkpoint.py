@@ -1,4 +1,4 @@
-"""What a `PreemptionCheckpointHandler` saves and restores."""
+"""The checkpoints of a `PreemptionCheckpointHandler`."""
 
 import contextlib
 import json
@@ -26,12 +26,7 @@ _RUN_CALLS = "run_calls"
 
 
 class PreemptionCheckpoint(ABC):
-    """A state on disk, and how often `run` had been called until then.
-
-    Args:
-        folder: String, made where it is missing.
-        workers: `Workers`, or `None`.
-    """
+    """A checkpoint on disk, with the number of calls of `run` before it."""
 
     def __init__(self, folder: str, workers: "Workers | None") -> None:
         self.folder = os.fspath(folder)
@@ -39,20 +34,17 @@ class PreemptionCheckpoint(ABC):
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker writes."""
+        """True if this worker writes the files."""
         return self.workers is None or self.workers.cluster.is_chief
 
     def path(self, suffix: str) -> str:
-        """A file in the folder."""
+        """Returns the path of a file in the folder."""
         return os.path.join(self.folder, _NAME + suffix)
 
     def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        """Saves, if this worker is the chief.
+        """Saves if this worker is the chief; every worker calls it.
 
-        Args:
-            run_calls: Integer.
-            *args: For what the user's object saves with, if it takes any.
-            **kwargs: For the same.
+        The `save` method of a checkpoint manager gets `args` and `kwargs`.
         """
         with self.readable():
             if self.is_chief:
@@ -60,7 +52,7 @@ class PreemptionCheckpoint(ABC):
                 self.write(run_calls, *args, **kwargs)
 
     def readable(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered on every worker while the chief saves."""
+        """Returns the context of a save, which every worker enters."""
         return contextlib.nullcontext()
 
     @abstractmethod
@@ -69,16 +61,15 @@ class PreemptionCheckpoint(ABC):
 
     @abstractmethod
     def restore(self) -> int:
-        """Goes back to what was saved, on every worker.
+        """Restores the last checkpoint, on every worker.
 
-        Returns:
-            Integer, the calls of `run` until then; 0 if nothing was saved.
+        Returns the number of calls of `run` before it; 0 if there is none.
         """
 
 
 @final
 class CheckpointOfModel(PreemptionCheckpoint):
-    """Of a `keras.Model`: one file, which only the chief needs to have."""
+    """The checkpoint of a `keras.Model`: one file, read by the chief alone."""
 
     def __init__(
         self, model: keras.Model, folder: str, workers: "Workers | None"
@@ -107,10 +98,11 @@ class CheckpointOfModel(PreemptionCheckpoint):
 
 @final
 class CheckpointOfObject(PreemptionCheckpoint):
-    """Of anything that can save itself under a name and come back from it.
+    """The checkpoint of an object with `save` and `load` or `restore`.
 
-    A file beside says where the last one is. Names change from one to the
-    next, so that a process that is killed leaves the one before.
+    A JSON file next to it has the path of the last checkpoint. Each checkpoint
+    has a new name, so that a process that is killed while it saves leaves the
+    previous one intact.
     """
 
     def __init__(
@@ -156,7 +148,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
             return file.read()
 
     def _check_shared(self, text: str) -> None:
-        """Refuses a folder that other workers don't see, on all of them."""
+        """Raises `ClusterError` on all workers if one can't see the folder."""
         assert self.workers is not None
         differs = self._notes() != text
         missing = [
@@ -178,16 +170,10 @@ class CheckpointOfObject(PreemptionCheckpoint):
 def checkpoint_of(
     thing: Any, folder: str | None, workers: "Workers | None"
 ) -> PreemptionCheckpoint:
-    """What a user gave the handler, as something that it can save.
+    """Returns the checkpoint for a model, a manager or another object.
 
-    Args:
-        thing: A `keras.Model`, or an object with methods `save` and `load` or
-            `restore`.
-        folder: String; `None` for that of a manager.
-        workers: `Workers`, or `None`.
-
-    Raises:
-        ValueError: If it is none of these, or if there is no folder.
+    With `folder` `None`, the folder is the manager's. Raises `ValueError` if
+    the object can't be saved and loaded, or if there is no folder.
     """
     if folder is None:
         folder = getattr(thing, "directory", None)

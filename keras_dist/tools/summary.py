@@ -1,4 +1,4 @@
-"""`keras_dist.summary`: what each device keeps, and what a step sends."""
+"""`keras_dist.summary`: the memory of devices, and the traffic of a step."""
 
 import keras
 
@@ -14,35 +14,35 @@ _ESTIMATED = (
 
 
 def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
-    """Tells where a model's variables are, and what training it sends.
+    """Counts the bytes that devices keep of a model and that a step sends.
 
-    What devices keep is counted: a mirrored variable has a copy on each
-    device, a central one has one on its parameter device, of a sharded one
-    each device has a part, padded to equal sizes.
+    The bytes that devices keep are exact: each device has a copy of a mirrored
+    variable, one parameter device has a central variable, and each device has
+    a shard of a sharded variable, padded to equal sizes.
 
-    What a step of `fit` sends is estimated, from `T` bytes of trainable
-    variables (gradients have as many) and `n` replicas of a worker. An
-    all-reduce takes `2 (n - 1) / n T` from each device, as a ring has it
-    (Patarasuk and Yuan, 2009, "Bandwidth optimal all-reduce algorithms for
-    clusters of workstations"); where the optimizer's state is sharded, its
-    two halves are a reduce-scatter of gradients and an all-gather of
-    parameters, which take as much together (Rajbhandari et al., 2020, "ZeRO").
-    Where variables are central, all of the model's go to each replica that is
-    on another device, and `T` comes back from it. `W` workers send `2 (W - 1)
-    / W T` each, after they have added up what is on their own devices.
+    The bytes that a step of `fit` sends are estimated, from `T` bytes of
+    trainable variables (and so of gradients) and `n` replicas of a worker. In
+    a ring all-reduce each device sends `2 (n - 1) / n T` bytes (Patarasuk and
+    Yuan, 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations"). With a sharded optimizer state, a reduce-scatter of
+    gradients and an all-gather of parameters send as much together
+    (Rajbhandari et al., 2020, "ZeRO"). With central variables, all of the
+    model's variables go to each replica on another device, which sends `T`
+    bytes of gradients back. With `W` workers, each sends `2 (W - 1) / W T`
+    bytes more, after it has added up its own devices' gradients.
 
     Args:
-        model: A `keras.Model`, built, under any strategy or none.
-        max_rows: Integer, how many variables to show. `None` means all; all
-            are counted. Default 60.
+        model: A built `keras.Model`, under any strategy or none.
+        max_rows: Integer, number of variables to show, or `None` for all. All
+            variables are counted in any case. Default 60.
 
     Returns:
-        A `Summary`: `print` it, or leave it to a notebook. `rows` has the
-        variables, `devices` the totals of devices, `transfers` what a step
-        sends; numbers are bytes.
+        A `Summary`, which `print` and notebooks show. `rows` has the
+        variables, `devices` the totals of devices, and `transfers` the
+        transfers of a step. Numbers are bytes.
 
     Raises:
-        ValueError: If the model is not built, or is none.
+        ValueError: If `model` is no `keras.Model`, or is not built.
 
     Example:
 

@@ -1,1 +1,1 @@
-"""Sources: one file a kind of data that people have."""
+"""Sources: readers of users' data, one module for each kind of data."""

@@ -1,4 +1,4 @@
-"""The one place that looks at what people give, and finds its `Source`."""
+"""Choice of the `Source` for a user's data."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -28,14 +28,10 @@ KINDS = (
 
 
 def source_of(data: Any, where: str) -> Source:
-    """The `Source` of a user's data.
+    """Returns the `Source` of a user's data.
 
-    Args:
-        data: What the user gave.
-        where: String, the method it was given to, for errors.
-
-    Raises:
-        ValueError: If it can't be read, or is arrays without a batch size.
+    Raises `ValueError`, which names the method `where`, if the data can't be
+    read, or if it is arrays without a batch size.
     """
     if keras_internals.is_tf_dataset(data):
         return TensorFlowSource(data)

@@ -1,4 +1,4 @@
-"""`grain.MapDataset`, `grain.IterDataset` and `grain.DataLoader`."""
+"""Source of grain's `MapDataset`, `IterDataset` and `DataLoader`."""
 
 import sys
 from collections.abc import Iterator
@@ -13,11 +13,7 @@ from keras_dist.inputs.sources.source import Source
 
 @final
 class GrainSource(Source):
-    """One of grain's datasets or loaders.
-
-    Args:
-        dataset: The dataset or loader.
-    """
+    """The source of one of grain's datasets or loaders."""
 
     def __init__(self, dataset: Any) -> None:
         super().__init__()
@@ -30,7 +26,7 @@ class GrainSource(Source):
     def cardinality(self) -> int:
         if not isinstance(self._dataset, Sized):
             return UNKNOWN
-        # What repeats for ever has the largest length that there is.
+        # A dataset that repeats for ever has the largest possible length.
         length = len(self._dataset)
         return INFINITE if length >= sys.maxsize // 2 else length
 

@@ -1,4 +1,4 @@
-"""Iterables, functions that return one, and iterators, such as generators."""
+"""Sources of iterables, of functions that return one, and of iterators."""
 
 import itertools
 from collections.abc import Callable
@@ -15,11 +15,7 @@ from keras_dist.inputs.sources.source import Source
 
 @final
 class IterableSource(Source):
-    """Anything that can be iterated over again, such as a list.
-
-    Args:
-        iterable: The iterable.
-    """
+    """The source of an iterable that can be read again, such as a list."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         super().__init__()
@@ -37,11 +33,7 @@ class IterableSource(Source):
 
 @final
 class FunctionSource(Source):
-    """A function without arguments, called for each pass.
-
-    Args:
-        fn: Callable that returns an iterable.
-    """
+    """The source of a function that returns an iterable for each pass."""
 
     def __init__(self, fn: Callable[[], Iterable[Any]]) -> None:
         super().__init__()
@@ -53,11 +45,7 @@ class FunctionSource(Source):
 
 @final
 class OneShotSource(Source):
-    """An iterator, which can be read once only.
-
-    Args:
-        iterator: The iterator, such as a generator.
-    """
+    """The source of an iterator that can be read once, such as a generator."""
 
     restarts = False
 
@@ -66,7 +54,7 @@ class OneShotSource(Source):
         self._iterator = iterator
 
     def open(self) -> Iterator[Any]:
-        # The chain keeps a generator open that is the user's to close.
+        # The chain keeps the user's generator open when a pass is closed.
         return itertools.chain(self._iterator)
 
     def keras_data(self) -> Any:

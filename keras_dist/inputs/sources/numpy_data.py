@@ -1,4 +1,4 @@
-"""NumPy arrays as a dataset of their rows, and of batches of them."""
+"""NumpyDataset: the rows of NumPy arrays, one by one or in batches."""
 
 import itertools
 from collections.abc import Callable
@@ -22,17 +22,18 @@ from keras_dist.internals import keras_internals
 
 @final
 class NumpyDataset:
-    """The rows of arrays, one by one, or in batches.
+    """A dataset of the rows of arrays, one by one or in batches.
 
-    `strategy.experimental_make_numpy_dataset` makes it. It can be iterated
-    over again and again. Where TensorFlow is installed, it has the other
-    methods of a `tf.data.Dataset`, such as `shuffle`, which return one.
+    `strategy.experimental_make_numpy_dataset` creates it. It can be read any
+    number of times. Where TensorFlow is installed, it has the other methods of
+    a `tf.data.Dataset`, such as `shuffle`, which return one.
 
     Args:
         columns: Nest of NumPy arrays with one number of rows.
-        repeats: Integer, how often the rows come, or `None` for ever.
+        repeats: Integer, number of times that the rows are read, or `None` for
+            ever.
         batch_size: Integer, or `None` for single rows.
-        drop_remainder: Boolean, whether an incomplete last batch is left out.
+        drop_remainder: Boolean, true to leave out an incomplete last batch.
 
     Example:
 
@@ -59,19 +60,19 @@ class NumpyDataset:
     def batch(
         self, batch_size: int, drop_remainder: bool = False
     ) -> "NumpyDataset":
-        """Groups rows.
+        """Groups consecutive rows to batches.
 
         Args:
             batch_size: Integer, at least 1; for a distributed dataset the
                 global batch size.
-            drop_remainder: Boolean, whether an incomplete last batch is left
-                out.
+            drop_remainder: Boolean, true to leave out an incomplete last
+                batch.
 
         Returns:
             A `NumpyDataset` of batches.
 
         Raises:
-            ValueError: If the size is not positive, or rows are grouped
+            ValueError: If the size is not positive, or rows are in batches
                 already.
         """
         if self.batch_size is not None:
@@ -89,16 +90,16 @@ class NumpyDataset:
         )
 
     def repeat(self, count: int | None = None) -> "NumpyDataset":
-        """Reads the rows several times; before `batch`.
+        """Repeats the rows; has to be called before `batch`.
 
         Args:
-            count: Integer, how often, or `None` for ever.
+            count: Integer, number of repetitions, or `None` for ever.
 
         Returns:
-            A `NumpyDataset`.
+            A `NumpyDataset` of rows.
 
         Raises:
-            ValueError: If rows are grouped already.
+            ValueError: If rows are in batches already.
         """
         if self.batch_size is not None:
             raise ValueError(
@@ -127,7 +128,7 @@ class NumpyDataset:
         return state
 
     def __getattr__(self, name: str) -> Any:
-        # What `tf.data` has beside these, such as `shuffle` and `map`.
+        # The other methods of `tf.data`, such as `shuffle` and `map`.
         if name.startswith("_"):
             raise AttributeError(name)
         make = keras_internals.tf_dataset_of_rows()
@@ -148,7 +149,7 @@ class NumpyDataset:
 
     @property
     def cardinality(self) -> int:
-        """Number of elements, -1 if they never end."""
+        """Number of elements; -1 if there is no end."""
         total, size = self._total, self.batch_size or 1
         if total is None:
             return INFINITE
@@ -156,7 +157,7 @@ class NumpyDataset:
 
     @property
     def element_spec(self) -> Any:
-        """A nest like an element, of `keras.KerasTensor`s."""
+        """Nest like an element, of `keras.KerasTensor`s."""
         rows: tuple[int | None, ...] = ()
         if self.batch_size is not None:
             is_static = self.drop_remainder or self._total is None
@@ -196,17 +197,11 @@ class NumpyDataset:
 
 
 def numpy_dataset(numpy_input: Any) -> NumpyDataset:
-    """A dataset of the rows of arrays.
+    """Creates a `NumpyDataset` of the rows of arrays.
 
-    Args:
-        numpy_input: NumPy array, or tuples and dicts of them, with one number
-            of rows. A list is stacked to one array, as `tf.data` does it.
-
-    Returns:
-        A `NumpyDataset` of rows.
-
-    Raises:
-        ValueError: If numbers of rows differ, or an array has no rows.
+    `numpy_input` is a NumPy array, or tuples and dicts of arrays, with one
+    number of rows. A list is stacked to one array, as in `tf.data`. Raises
+    `ValueError` if numbers of rows differ, or for a scalar.
 
     Example:
 
@@ -229,17 +224,13 @@ def _columns(nest: Any) -> Any:
     if isinstance(nest, tuple):
         columns = [_columns(item) for item in nest]
         return type(nest)(*columns) if hasattr(nest, "_fields") else (*columns,)
-    # A copy: what the user does to an array later is no part of the dataset.
+    # A copy, so that later changes of the user's array have no effect.
     return np.array(readable(nest))
 
 
 @final
 class NumpySource(Source):
-    """A `NumpyDataset`.
-
-    Args:
-        dataset: The dataset.
-    """
+    """The source of a `NumpyDataset`."""
 
     def __init__(self, dataset: NumpyDataset) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`keras.utils.PyDataset`."""
+"""Source of a `keras.utils.PyDataset`."""
 
 import contextlib
 import itertools
@@ -17,10 +17,9 @@ from keras_dist.internals import keras_internals
 
 @final
 class PyDatasetSource(Source):
-    """A `PyDataset`, in the order of its indices, by its own workers.
+    """The source of a `PyDataset`, in the order of its indices.
 
-    Args:
-        dataset: The `keras.utils.PyDataset`.
+    If the dataset has worker threads or processes of its own, they read it.
     """
 
     def __init__(self, dataset: keras.utils.PyDataset) -> None:
@@ -47,7 +46,7 @@ class PyDatasetSource(Source):
             index += 1
 
     def peek(self) -> list[Any]:
-        # No epoch begins.
+        # Unlike `open`, this calls no `on_epoch_begin`.
         batches = self._read_here()
         return [map_nest(readable, b) for b in itertools.islice(batches, 1)]
 

@@ -1,4 +1,4 @@
-"""Source: what distribution needs to know about a user's data."""
+"""Source: a common interface to all kinds of users' data."""
 
 import itertools
 from abc import ABC
@@ -19,13 +19,13 @@ UNKNOWN = -2
 
 
 class Source(ABC):
-    """Data that is read in passes, an element at a time.
+    """Data that is read in passes, one element after another.
 
     An element is a nest of NumPy arrays and tensors of the framework.
 
     Attributes:
-        restarts: Whether each pass starts anew. If not, a pass goes on where
-            the one before was left.
+        restarts: Boolean, true if each pass starts anew. If false, a pass
+            continues where the previous one stopped.
     """
 
     restarts = True
@@ -36,7 +36,7 @@ class Source(ABC):
 
     @abstractmethod
     def open(self) -> Iterator[Any]:
-        """Begins a pass over the data as the user made it."""
+        """Begins a pass; yields the user's elements unchanged."""
 
     @property
     def cardinality(self) -> int:
@@ -45,10 +45,9 @@ class Source(ABC):
 
     @property
     def spec(self) -> Any:
-        """A nest like an element, of `keras.KerasTensor`s.
+        """Nest like an element, of `keras.KerasTensor`s.
 
-        Raises:
-            ValueError: If there is no element to tell it.
+        Raises `ValueError` if there is no element to derive it from.
         """
         spec = self.known_spec()
         if spec is None:
@@ -60,22 +59,18 @@ class Source(ABC):
 
     @property
     def has_static_rows(self) -> bool:
-        """Whether all elements have one number of rows, so none has fewer."""
+        """True if all elements are known to have one number of rows."""
         leaves = leaves_of(self.known_spec())
         return all(None not in shape_of(leaf)[:1] for leaf in leaves)
 
     def check_batched(self) -> None:
-        """Refuses data that is known, before it is read, to have no batches.
-
-        Raises:
-            ValueError: If elements are scalars only.
-        """
+        """Raises `ValueError` if the data's own spec has scalars only."""
 
     def known_spec(self) -> Any:
-        """The spec, or `None` if there is no element to tell it.
+        """Returns the spec, or `None` if there is no element to derive it from.
 
-        A source that does not know reads the first element, which the next
-        pass delivers.
+        A source without a spec of its own reads the first element, which the
+        next pass delivers.
         """
         if self._seen is None:
             begun = self.read()
@@ -84,15 +79,14 @@ class Source(ABC):
         return self._seen
 
     def read(self) -> Iterator[Any]:
-        """Begins a pass, of readable leaves."""
+        """Begins a pass; yields elements with `readable` leaves."""
         begun, self._begun = self._begun, None
         return self._elements() if begun is None else begun
 
     def peek(self) -> list[Any]:
-        """The first element of a pass that is not read on, in a list.
+        """Returns a list of the first element of a pass, or an empty list.
 
-        The list is empty if there is none. Data that can be read only once
-        loses it.
+        Data that can be read only once loses the element.
         """
         return list(itertools.islice(self._elements(), 1))
 
@@ -104,11 +98,11 @@ class Source(ABC):
             yield leaves
 
     def trace(self) -> Any:
-        """What an iterator inside of a `tf.function` is made of, or `None`."""
+        """Returns the data to iterate over in a `tf.function`, or `None`."""
         return None
 
     def keras_data(self) -> Any:
-        """The same batches as something that `fit` takes."""
+        """Returns the same batches in a form for `fit`."""
         return RepeatableBatches(self.read, self.cardinality)
 
 
@@ -121,7 +115,7 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Keras' name of a dtype of any framework."""
+    """Returns Keras' name of a dtype of any framework."""
     kind = getattr(dtype, "kind", "")
     if isinstance(kind, str) and kind in "OSU" and kind:
         return "string"

@@ -1,4 +1,4 @@
-"""`tf.data.Dataset`."""
+"""Source of a `tf.data.Dataset`."""
 
 import sys
 from collections.abc import Iterator
@@ -14,11 +14,7 @@ from keras_dist.inputs.sources.source import dtype_name
 
 
 class TooFewFilesError(ValueError):
-    """There are more workers than files that they could read.
-
-    Args:
-        num_workers: Integer.
-    """
+    """There are more workers than files that they could read."""
 
     def __init__(self, num_workers: int) -> None:
         super().__init__(
@@ -32,12 +28,10 @@ class TooFewFilesError(ValueError):
 
 @final
 class TensorFlowSource(Source):
-    """A `tf.data.Dataset`, read eagerly.
+    """The source of a `tf.data.Dataset`, read eagerly.
 
-    Args:
-        dataset: The dataset.
-        whole: The dataset that it is a shard of, or `None`.
-        num_workers: Integer, among how many workers that was divided.
+    If the dataset is a shard, `whole` is the dataset that was divided among
+    `num_workers` workers.
     """
 
     def __init__(
@@ -45,7 +39,7 @@ class TensorFlowSource(Source):
     ) -> None:
         super().__init__()
         self._dataset = dataset
-        # Its functions live no longer than it does.
+        # Kept alive, because the shard uses functions of the whole dataset.
         self._whole = whole
         self._num_workers = num_workers
 
@@ -59,19 +53,19 @@ class TensorFlowSource(Source):
 
     @property
     def cardinality(self) -> int:
-        # Its own numbers for infinite and unknown are ours.
+        # `tf.data` has the same numbers for infinite and unknown.
         return int(self._dataset.cardinality())
 
     @property
     def policy(self) -> int:
-        """The value of its `auto_shard_policy`."""
+        """The value of the dataset's `auto_shard_policy`."""
         options = self._dataset.options().experimental_distribute
         return int(options.auto_shard_policy.value)
 
     @property
     def batch_size(self) -> int:
-        """Rows of a whole batch, 0 if batches differ."""
-        # Loaded, because a dataset of its own is there.
+        """Number of rows of a whole batch; 0 if batches differ."""
+        # TensorFlow is loaded, because there is a dataset of its own.
         tf = sys.modules["tensorflow"]
         dataset = self._dataset if self._whole is None else self._whole
         variant = tf.data.experimental.to_variant(dataset)
@@ -81,15 +75,9 @@ class TensorFlowSource(Source):
     def shard(
         self, policy: int, num_workers: int, index: int
     ) -> "TensorFlowSource":
-        """What one worker reads of it.
+        """Returns the source of the shard that worker `index` reads.
 
-        Args:
-            policy: Integer, the value of an `auto_shard_policy`.
-            num_workers: Integer.
-            index: Integer, which of the workers.
-
-        Raises:
-            ValueError: If there are no files to tell apart.
+        Raises `ValueError` if the policy needs files and there are none.
         """
         tf = sys.modules["tensorflow"]
         spec = self._dataset.element_spec
@@ -133,7 +121,7 @@ class TensorFlowSource(Source):
 
 
 def _keras_spec(spec: Any) -> Any:
-    """A `keras.KerasTensor` where there is one for a `tf.TypeSpec`."""
+    """Converts a `tf.TypeSpec` to a `keras.KerasTensor` where possible."""
     if type(spec).__name__ == "NoneTensorSpec":
         return None
     shape = getattr(spec, "shape", None)

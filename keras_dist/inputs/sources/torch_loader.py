@@ -1,4 +1,4 @@
-"""`torch.utils.data.DataLoader`."""
+"""Source of a `torch.utils.data.DataLoader`."""
 
 from collections.abc import Iterator
 from collections.abc import Sized
@@ -11,11 +11,7 @@ from keras_dist.inputs.sources.source import Source
 
 @final
 class TorchLoaderSource(Source):
-    """A `DataLoader`; the lists that it makes of rows become tuples.
-
-    Args:
-        loader: The `torch.utils.data.DataLoader`.
-    """
+    """The source of a `DataLoader`; batches that are lists become tuples."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__()

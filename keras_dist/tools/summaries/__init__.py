@@ -1,1 +1,1 @@
-"""What `keras_dist.summary` finds, and how it is shown."""
+"""The data of `keras_dist.summary`, and its tables."""

@@ -1,4 +1,4 @@
-"""Counting a model's variables, and what their strategy does with them."""
+"""Counts of a model's variables and their bytes, by group and device."""
 
 import math
 from collections.abc import Sequence
@@ -18,11 +18,7 @@ from keras_dist.tools.summaries.data import GROUPS
 
 
 def check_built(model: keras.Model) -> None:
-    """Refuses what has no variables to count yet.
-
-    Raises:
-        ValueError: If it is no model, or one that is not built.
-    """
+    """Raises `ValueError` unless `model` is a built `keras.Model`."""
     if not isinstance(model, keras.Model):
         raise ValueError(
             "What is counted are the variables of a `keras.Model`. Received: "
@@ -38,7 +34,7 @@ def check_built(model: keras.Model) -> None:
 
 
 def grouped(model: keras.Model) -> dict[str, list[keras.Variable]]:
-    """All variables of a model, each in one of `GROUPS`."""
+    """Returns all variables of a model, each in one of `GROUPS`."""
     metrics = {
         id(variable): variable
         for metric in keras_internals.all_metrics(model)
@@ -61,9 +57,10 @@ def grouped(model: keras.Model) -> dict[str, list[keras.Variable]]:
 def slots_of(
     trainable: Sequence[keras.Variable], optimizer: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """Those of an optimizer's variables that it keeps for each parameter.
+    """Returns the optimizer's slots, the variables kept for each parameter.
 
-    A slot has the shape of a variable, and the variable's path in its name.
+    A slot has the shape of a trainable variable; a scalar one also has that
+    variable's path in its name.
     """
     shapes: dict[tuple[int, ...], list[str]] = {}
     for variable in trainable:
@@ -78,11 +75,9 @@ def slots_of(
 
 
 def load_of(model: keras.Model, optimizer: Any = None) -> Load:
-    """What is trained of a built model, and its optimizer.
+    """Returns the bytes of a built model and its optimizer's state.
 
-    Args:
-        model: A `keras.Model`.
-        optimizer: A `keras.optimizers.Optimizer` in place of the model's.
+    `optimizer` replaces the model's own.
     """
     trainable, frozen, own, _ = grouped(model).values()
     state = own if optimizer is None else optimizer.variables
@@ -107,7 +102,7 @@ def _item_bytes(variable: keras.Variable) -> int:
 
 
 def placement_of(plan: Plan) -> Placement:
-    """A plan, as planning has it."""
+    """Converts a `Plan` to the `Placement` of the planning tools."""
     return Placement(
         devices=tuple(map(str, plan.devices)),
         keepers=tuple(map(str, plan.variable_devices))
@@ -119,7 +114,10 @@ def placement_of(plan: Plan) -> Placement:
 
 
 def kept_of(model: keras.Model) -> dict[str, Kept] | None:
-    """What each parameter device keeps; `None` if each device has copies."""
+    """Returns the bytes on each parameter device of central variables.
+
+    The result is `None` if each device has a copy.
+    """
     binding = binding_of(model)
     if binding is None or not binding.strategy.plan.is_central:
         return None

@@ -35,21 +35,21 @@ GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
 
 @dataclass(frozen=True)
 class VariableRow:
-    """One variable.
+    """One variable in a summary.
 
     Args:
         group: String, one of `"trainable"`, `"non-trainable"`, `"optimizer"`
             and `"metrics"`.
-        path: String.
+        path: String, the variable's path.
         shape: Tuple of integers.
         dtype: String.
-        kind: String. `"mirrored"`: a copy on each device. `"central"`: one,
-            on a parameter device. `"sharded"`: a part on each device.
-            `"on-read"`: replicas may have values of their own, which are
-            combined when it is read. `"one copy"`: there is one replica.
-            `"plain"`: the model has no strategy.
-        num_bytes: Integer, of one copy.
-        kept: Tuple of pairs, the name of a device and the bytes it keeps.
+        kind: String. `"mirrored"`: a copy on each device. `"central"`: a
+            single copy, on a parameter device. `"sharded"`: a shard on each
+            device. `"on-read"`: replicas may have their own values, which are
+            combined when the variable is read. `"one copy"`: there is one
+            replica. `"plain"`: the model has no strategy.
+        num_bytes: Integer, bytes of one copy.
+        kept: Tuple of pairs of a device's name and the bytes on that device.
     """
 
     group: str
@@ -62,16 +62,16 @@ class VariableRow:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of the devices that keep any of it, primary first."""
+        """Names of the devices that keep the variable, primary first."""
         return tuple(name for name, _ in self.kept)
 
 
 @dataclass(frozen=True)
 class DeviceTotal:
-    """What one device keeps between steps.
+    """The bytes that one device keeps between steps.
 
     Args:
-        device: String, its name.
+        device: String, the device's name.
         of_groups: Tuple of integers, bytes of each of `GROUPS`.
     """
 
@@ -80,22 +80,22 @@ class DeviceTotal:
 
     @property
     def num_bytes(self) -> int:
-        """Of all groups."""
+        """Bytes of all groups."""
         return sum(self.of_groups)
 
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """What `keras_dist.summary` returns; `print` shows it.
+    """The result of `keras_dist.summary`; `print` shows it.
 
     Args:
         model: String, the model's name.
-        strategy: String, what the strategy is; empty without one.
+        strategy: String, the strategy's description; empty without one.
         rows: Tuple of `VariableRow`s, in the order of `GROUPS`.
         device_names: Tuple of strings, the devices of this worker.
-        transfers: Tuple of `Transfer`s, what a step of `fit` sends at least.
-        notes: Tuple of sentences.
-        max_rows: Integer, how many variables are shown, or `None` for all.
+        transfers: Tuple of `Transfer`s, the least that a step of `fit` sends.
+        notes: Tuple of strings, sentences below the tables.
+        max_rows: Integer, number of variables to show, or `None` for all.
     """
 
     model: str
@@ -108,7 +108,7 @@ class Summary:
 
     @property
     def devices(self) -> tuple[DeviceTotal, ...]:
-        """A `DeviceTotal` of each device of this worker."""
+        """The `DeviceTotal` of each device of this worker."""
         return tuple(
             DeviceTotal(
                 name,
@@ -128,16 +128,16 @@ class Summary:
 
     @property
     def bytes_sent(self) -> int:
-        """What a step sends, from all devices of all workers together."""
+        """Bytes that all devices of all workers send in a step."""
         return sum(transfer.total for transfer in self.transfers)
 
     def shown_rows(
         self,
     ) -> Iterable[tuple[str, tuple[VariableRow, ...], tuple[VariableRow, ...]]]:
-        """Of each group: its name, the rows to show, and those left out.
+        """Yields each group's name, the rows to show, and those left out.
 
-        All that fit are shown; else each group gets as many, and what one
-        does not need goes to the next.
+        If there are more than `max_rows` rows, each group gets an equal share,
+        and larger groups get the rows that smaller ones don't need.
         """
         groups = [
             (group, tuple(row for row in self.rows if row.group == group))
@@ -154,7 +154,7 @@ class Summary:
             yield group, rows[: shares[group]], rows[shares[group] :]
 
     def show(self) -> None:
-        """Prints it to the terminal, with colours where it has them."""
+        """Prints the tables to the terminal, in colour if it has colours."""
         from rich.console import Console
 
         show(Console(highlight=False), self)
@@ -179,19 +179,14 @@ class Summary:
 
 
 def hidden_text(num_shown: int, num_hidden: int) -> str:
-    """What stands for the rows of a group that are left out."""
+    """Returns the text in place of a group's rows that are left out."""
     if num_shown:
         return f"and {num_hidden} more"
     return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"
 
 
 def show(console: Console, summary: Summary) -> None:
-    """Prints tables of variables, devices and what a step sends, and notes.
-
-    Args:
-        console: The `rich` console to write to.
-        summary: `Summary`.
-    """
+    """Prints the tables of variables, devices and transfers, and the notes."""
     of = f", {summary.strategy}" if summary.strategy else ""
     console.print(_variables(summary, f"Variables of '{summary.model}'{of}"))
     console.print()
@@ -241,11 +236,7 @@ def _variables(summary: Summary, title: str) -> Table:
 
 
 class _Path:
-    """A path that is broken after `/` and `_`, and between letters if it must.
-
-    Args:
-        path: String.
-    """
+    """A path that wraps after `/` and `_`, and inside of words if needed."""
 
     def __init__(self, path: str) -> None:
         self._parts = re.findall(r"[^/_]*[/_]|[^/_]+", path)
@@ -287,16 +278,12 @@ def _devices(summary: Summary) -> Table:
 
 
 def same_devices(summary: Summary) -> list[tuple[str, tuple[int, ...]]]:
-    """Devices that keep the same, as one: their names, bytes of each group."""
+    """Returns names and bytes of devices, joining those that keep the same."""
     return alike((each.device, each.of_groups) for each in summary.devices)
 
 
 def html(summary: Summary) -> str:
-    """Tables as in a terminal.
-
-    Args:
-        summary: `Summary`.
-    """
+    """Returns the tables of a summary as HTML."""
     of = f", {summary.strategy}" if summary.strategy else ""
     parts = [
         html_table(

@@ -1,4 +1,4 @@
-"""Each variable of a model: what it is, and who keeps it."""
+"""The rows of a summary: each variable's kind, devices and bytes."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from keras_dist.tools.summaries.data import VariableRow
 
 
 def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
-    """A row for each variable."""
+    """Returns a row for each variable of a model."""
     binding = binding_of(model)
     strategy = None if binding is None else binding.strategy
     plain = _PlainDevices() if strategy is None else None
@@ -66,7 +66,7 @@ def _kind(plan: Plan | None, variable: keras.Variable, is_slot: bool) -> str:
 
 
 class _PlainDevices:
-    """Where variables are that no strategy has placed."""
+    """The devices of variables outside of any strategy."""
 
     def __init__(self) -> None:
         backend = get_backend()
@@ -78,7 +78,7 @@ class _PlainDevices:
         if not keras_internals.has_value(variable):
             return (self._default,)
         found = self._executor.devices_of(variable)
-        if not found:  # on another one than the plan's
+        if not found:  # not on the plan's device
             value: Any = keras.ops.convert_to_tensor(variable)
             found = (self._executor.device_of(value),)
         return found
