@@ -310,7 +310,7 @@ class Executor(ABC):
             see: Callable that gets the first batch before the trainer does,
                 or `None` if there is no batch.
         """
-        return _with_first_seen(batches, see)
+        return with_first_seen(batches, see)
 
     def prepare(self, model: keras.Model) -> None:
         """Prepares a model to run; its variables are in place already."""
@@ -325,7 +325,7 @@ class Executor(ABC):
         """Releases resources after `fit`, `evaluate` and so on, even failed."""
 
 
-def _with_first_seen(batches: Any, see: Callable[[Any], None]) -> Iterator[Any]:
+def with_first_seen(batches: Any, see: Callable[[Any], None]) -> Iterator[Any]:
     """Yields all batches, and passes the first to `see` before it is used.
 
     `see` gets `None` if there are no batches.

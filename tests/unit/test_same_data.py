@@ -8,7 +8,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers import same_data
 from keras_dist.fit.workers.same_data import check_arrays
 from keras_dist.fit.workers.same_data import fingerprint
-from keras_dist.fit.workers.same_data import with_first_seen
+from keras_dist.plugin.executor import with_first_seen
 from unit.test_togetherness import MadeUp
 
 RANDOM = np.random.default_rng(3)
