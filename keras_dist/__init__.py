@@ -1,4 +1,4 @@
-"""tf.distribute's programming model for Keras 3, on every backend.
+"""The programming model of tf.distribute for Keras 3, on every backend.
 
 `__init__.pyi` lists the public names and the modules that they come from. A
 name is loaded on its first use, so that `import keras_dist` loads neither
@@ -6,13 +6,24 @@ Keras nor a framework: the command line picks a backend after it.
 """
 
 import os
+from typing import Any
 
 import lazy_loader
 
 from keras_dist.environment import keras_import
+from keras_dist.errors import BackendNotFoundError as _BackendNotFoundError
 
 __version__ = "0.1.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name."""
+    try:
+        return _load(name)
+    except _BackendNotFoundError as error:
+        # Without the many frames of modules that import each other.
+        raise error.with_traceback(None) from None
 
 
 def _set_up() -> None:

@@ -116,9 +116,17 @@ def test_a_per_replica_value_is_no_number(name, compiled):
     assert "Joined" not in str(info.value)
 
 
-def test_no_backend_is_said_in_a_few_lines():
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import keras_dist, keras",
+        "import keras_dist; keras_dist.MirroredStrategy()",
+        "from keras_dist import MirroredStrategy",
+    ],
+)
+def test_no_backend_is_said_in_a_few_lines(statement):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import keras_dist"],
+        [sys.executable, "-W", "ignore", "-c", statement],
         capture_output=True,
         text=True,
         env=os.environ | {"KERAS_BACKEND": "caffe"},
