@@ -165,51 +165,51 @@ class JaxBackend(
 
     @property
     def native_loop_text(self) -> str:
-        from keras_dist_jax import bench
+        from keras_dist.bench.native.jax import loops as bench
 
         return bench.NATIVE_LOOP_TEXT
 
     def native_loop(self, setting: Setting) -> Loop:
-        from keras_dist_jax import bench
+        from keras_dist.bench.native.jax import loops as bench
 
         return bench.native_loop(setting)
 
     def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        from keras_dist_jax import bench
+        from keras_dist.bench.native.jax import loops as bench
 
         return bench.other_loops(setting)
 
     @property
     def native_fits_text(self) -> str:
-        from keras_dist_jax import bench_fit
+        from keras_dist.bench.native.jax import fit as bench_fit
 
         return bench_fit.TEXT
 
     def native_fits(
         self, task: Task, devices: tuple[str, ...]
     ) -> dict[str, Callable[[], ModelLoop]]:
-        from keras_dist_jax import bench_fit
+        from keras_dist.bench.native.jax import fit as bench_fit
 
         return bench_fit.native_fits(task, devices)
 
     def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
-        from keras_dist_jax import bench_fit
+        from keras_dist.bench.native.jax import fit as bench_fit
 
         return bench_fit.collectives(loop, steps, num_replicas)
 
     @property
     def live_bytes_text(self) -> str:
-        from keras_dist_jax import bench_memory
+        from keras_dist.bench.native.jax import memory as bench_memory
 
         return bench_memory.TEXT
 
     def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        from keras_dist_jax import bench_memory
+        from keras_dist.bench.native.jax import memory as bench_memory
 
         return bench_memory.live_bytes()
 
     def native_workers(self, workers: Workers) -> NativeWorkers:
-        from keras_dist_jax.bench_workers import JaxNativeWorkers
+        from keras_dist.bench.native.jax.workers import JaxNativeWorkers
 
         return JaxNativeWorkers(workers)
 

@@ -164,40 +164,42 @@ class TensorFlowBackend(
 
     @property
     def native_loop_text(self) -> str:
-        from keras_dist_tensorflow import bench
+        from keras_dist.bench.native.tensorflow import loops as bench
 
         return bench.NATIVE_LOOP_TEXT
 
     def native_loop(self, setting: Setting) -> Loop:
-        from keras_dist_tensorflow import bench
+        from keras_dist.bench.native.tensorflow import loops as bench
 
         return bench.NativeLoop(setting)
 
     @property
     def native_fits_text(self) -> str:
-        from keras_dist_tensorflow import bench_fit
+        from keras_dist.bench.native.tensorflow import fit as bench_fit
 
         return bench_fit.TEXT
 
     def native_fits(
         self, task: Task, devices: tuple[str, ...]
     ) -> dict[str, Callable[[], ModelLoop]]:
-        from keras_dist_tensorflow import bench_fit
+        from keras_dist.bench.native.tensorflow import fit as bench_fit
 
         return bench_fit.native_fits(task, devices)
 
     @property
     def live_bytes_text(self) -> str:
-        from keras_dist_tensorflow import bench_memory
+        from keras_dist.bench.native.tensorflow import memory as bench_memory
 
         return bench_memory.TEXT
 
     def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        from keras_dist_tensorflow import bench_memory
+        from keras_dist.bench.native.tensorflow import memory as bench_memory
 
         return bench_memory.live_bytes()
 
     def native_workers(self, workers: Workers) -> NativeWorkers:
-        from keras_dist_tensorflow.bench_workers import TensorFlowNativeWorkers
+        from keras_dist.bench.native.tensorflow.workers import (
+            TensorFlowNativeWorkers,
+        )
 
         return TensorFlowNativeWorkers(workers)

@@ -111,50 +111,50 @@ class TorchBackend(
 
     @property
     def native_loop_text(self) -> str:
-        from keras_dist_torch import bench
+        from keras_dist.bench.native.torch import loops as bench
 
         return bench.NATIVE_LOOP_TEXT
 
     def native_loop(self, setting: Setting) -> Loop:
-        from keras_dist_torch import bench
+        from keras_dist.bench.native.torch import loops as bench
 
         return bench.NativeLoop(setting)
 
     def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        from keras_dist_torch import bench
+        from keras_dist.bench.native.torch import loops as bench
 
         return {"Keras": bench.KerasLoop(setting)}
 
     @property
     def native_fits_text(self) -> str:
-        from keras_dist_torch import bench_fit
+        from keras_dist.bench.native.torch import fit as bench_fit
 
         return bench_fit.TEXT
 
     def native_fits(
         self, task: Task, devices: tuple[str, ...]
     ) -> dict[str, Callable[[], Loop]]:
-        from keras_dist_torch import bench_fit
+        from keras_dist.bench.native.torch import fit as bench_fit
 
         return bench_fit.native_fits(task, devices)
 
     def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
-        from keras_dist_torch import bench_fit
+        from keras_dist.bench.native.torch import fit as bench_fit
 
         return bench_fit.collectives(loop, steps)
 
     @property
     def live_bytes_text(self) -> str:
-        from keras_dist_torch import bench_memory
+        from keras_dist.bench.native.torch import memory as bench_memory
 
         return bench_memory.TEXT
 
     def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        from keras_dist_torch import bench_memory
+        from keras_dist.bench.native.torch import memory as bench_memory
 
         return bench_memory.live_bytes(model)
 
     def native_workers(self, workers: Workers) -> NativeWorkers:
-        from keras_dist_torch.bench_workers import TorchNativeWorkers
+        from keras_dist.bench.native.torch.workers import TorchNativeWorkers
 
         return TorchNativeWorkers(workers)

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from keras_dist.bench.fit_loops import FitLoop
 from keras_dist.bench.fit_loops import ModelLoop
+from keras_dist.bench.native.tensorflow.loops import native_strategy
 from keras_dist.bench.tasks import Task
-from keras_dist_tensorflow.bench import native_strategy
 
 TEXT = (
     "Mirrored is `fit` under tf.distribute.MirroredStrategy, on CPUs with "

@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec
 
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
+from keras_dist.bench.native.jax.loops import stateless
 from keras_dist.bench.worker_loops import NativeWorkers
 from keras_dist.bench.worker_loops import compiled
 from keras_dist.bench.worker_loops import rows_of
 from keras_dist.plugin.workers import Workers
-from keras_dist_jax.bench import stateless
 
 # The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")

@@ -12,10 +12,10 @@ from jax import numpy as jnp
 from keras_dist.bench.fit_loops import FitLoop
 from keras_dist.bench.fit_loops import ModelLoop
 from keras_dist.bench.loops import Loop
+from keras_dist.bench.native.jax.loops import on_cpu
+from keras_dist.bench.native.jax.loops import shardings
+from keras_dist.bench.native.jax.workers import collectives_run
 from keras_dist.bench.tasks import Task
-from keras_dist_jax.bench import on_cpu
-from keras_dist_jax.bench import shardings
-from keras_dist_jax.bench_workers import collectives_run
 
 TEXT = (
     "DataParallel is `fit` under keras.distribution.DataParallel; jit is the "

@@ -13,6 +13,7 @@ from keras_dist.bench.fit_loops import FitLoop
 from keras_dist.bench.fit_loops import ModelLoop
 from keras_dist.bench.fit_loops import on_device
 from keras_dist.bench.loops import Loop
+from keras_dist.bench.native.torch.workers import TorchNativeWorkers
 from keras_dist.bench.processes import Processes
 from keras_dist.bench.profile import Profile
 from keras_dist.bench.tasks import Task
@@ -20,7 +21,6 @@ from keras_dist.core.cluster import Cluster
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )
-from keras_dist_torch.bench_workers import TorchNativeWorkers
 from keras_dist_torch.replicas import TorchReplica
 
 TEXT = (
