@@ -7,15 +7,6 @@ from typing import Any
 import jax
 import keras
 
-from keras_dist.bench.fit_loops import BenchmarksFit
-from keras_dist.bench.fit_loops import ModelLoop
-from keras_dist.bench.live import MeasuresMemory
-from keras_dist.bench.loops import BenchmarksLoops
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.tasks import Task
-from keras_dist.bench.worker_loops import BenchmarksWorkers
-from keras_dist.bench.worker_loops import NativeWorkers
 from keras_dist.core.cluster import Cluster
 from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import Device
@@ -27,7 +18,6 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compilation import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import ShardsOptimizerState
-from keras_dist.plugin.workers import Workers
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
 from keras_dist_jax import joining
@@ -51,15 +41,7 @@ from keras_dist_jax.workers import devices_of
 trees.register()
 
 
-class JaxBackend(
-    Backend,
-    Differentiates,
-    BenchmarksFit,
-    BenchmarksLoops,
-    BenchmarksWorkers,
-    MeasuresMemory,
-    ShardsOptimizerState,
-):
+class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
     """JAX on the devices of its default platform, and on the CPU's."""
 
     def __init__(self) -> None:
@@ -162,56 +144,6 @@ class JaxBackend(
         tensors: Sequence[Any],
     ) -> Differentiated:
         return differentiate(fn, variables, tensors)
-
-    @property
-    def native_loop_text(self) -> str:
-        from keras_dist_jax import bench
-
-        return bench.NATIVE_LOOP_TEXT
-
-    def native_loop(self, setting: Setting) -> Loop:
-        from keras_dist_jax import bench
-
-        return bench.native_loop(setting)
-
-    def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        from keras_dist_jax import bench
-
-        return bench.other_loops(setting)
-
-    @property
-    def native_fits_text(self) -> str:
-        from keras_dist_jax import bench_fit
-
-        return bench_fit.TEXT
-
-    def native_fits(
-        self, task: Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], ModelLoop]]:
-        from keras_dist_jax import bench_fit
-
-        return bench_fit.native_fits(task, devices)
-
-    def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
-        from keras_dist_jax import bench_fit
-
-        return bench_fit.collectives(loop, steps, num_replicas)
-
-    @property
-    def live_bytes_text(self) -> str:
-        from keras_dist_jax import bench_memory
-
-        return bench_memory.TEXT
-
-    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        from keras_dist_jax import bench_memory
-
-        return bench_memory.live_bytes()
-
-    def native_workers(self, workers: Workers) -> NativeWorkers:
-        from keras_dist_jax.bench_workers import JaxNativeWorkers
-
-        return JaxNativeWorkers(workers)
 
 
 def layout_of(plan: Plan, workers: JaxWorkers | None = None) -> Layout:

@@ -8,15 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.bench.fit_loops import BenchmarksFit
-from keras_dist.bench.fit_loops import ModelLoop
-from keras_dist.bench.live import MeasuresMemory
-from keras_dist.bench.loops import BenchmarksLoops
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.tasks import Task
-from keras_dist.bench.worker_loops import BenchmarksWorkers
-from keras_dist.bench.worker_loops import NativeWorkers
 from keras_dist.core.cluster import Cluster
 from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import Device
@@ -26,7 +17,6 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.exit import leave_at_exit
-from keras_dist.plugin.workers import Workers
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
 from keras_dist_tensorflow import internals
@@ -47,14 +37,7 @@ _TAKEN_OVER = (
 )
 
 
-class TensorFlowBackend(
-    Backend,
-    Differentiates,
-    BenchmarksFit,
-    BenchmarksLoops,
-    BenchmarksWorkers,
-    MeasuresMemory,
-):
+class TensorFlowBackend(Backend, Differentiates):
     """The `Backend` over TensorFlow's logical devices."""
 
     def __init__(self) -> None:
@@ -161,43 +144,3 @@ class TensorFlowBackend(
         tensors: Sequence[Any],
     ) -> Differentiated:
         return differentiate(fn, variables, tensors)
-
-    @property
-    def native_loop_text(self) -> str:
-        from keras_dist_tensorflow import bench
-
-        return bench.NATIVE_LOOP_TEXT
-
-    def native_loop(self, setting: Setting) -> Loop:
-        from keras_dist_tensorflow import bench
-
-        return bench.NativeLoop(setting)
-
-    @property
-    def native_fits_text(self) -> str:
-        from keras_dist_tensorflow import bench_fit
-
-        return bench_fit.TEXT
-
-    def native_fits(
-        self, task: Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], ModelLoop]]:
-        from keras_dist_tensorflow import bench_fit
-
-        return bench_fit.native_fits(task, devices)
-
-    @property
-    def live_bytes_text(self) -> str:
-        from keras_dist_tensorflow import bench_memory
-
-        return bench_memory.TEXT
-
-    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        from keras_dist_tensorflow import bench_memory
-
-        return bench_memory.live_bytes()
-
-    def native_workers(self, workers: Workers) -> NativeWorkers:
-        from keras_dist_tensorflow.bench_workers import TensorFlowNativeWorkers
-
-        return TensorFlowNativeWorkers(workers)

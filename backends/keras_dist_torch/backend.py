@@ -7,14 +7,6 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.bench.fit_loops import BenchmarksFit
-from keras_dist.bench.live import MeasuresMemory
-from keras_dist.bench.loops import BenchmarksLoops
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.tasks import Task
-from keras_dist.bench.worker_loops import BenchmarksWorkers
-from keras_dist.bench.worker_loops import NativeWorkers
 from keras_dist.core.cluster import Cluster
 from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import Device
@@ -24,7 +16,6 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.exit import leave_at_exit
 from keras_dist.plugin.powers import ShardsOptimizerState
-from keras_dist.plugin.workers import Workers
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
 from keras_dist_torch.compiler import TorchCompiler
@@ -35,15 +26,7 @@ from keras_dist_torch.sharded import ShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(
-    Backend,
-    Differentiates,
-    ShardsOptimizerState,
-    BenchmarksFit,
-    BenchmarksLoops,
-    BenchmarksWorkers,
-    MeasuresMemory,
-):
+class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
     """The `Backend` over PyTorch's GPUs and any number of virtual CPU devices.
 
     PyTorch has one CPU device. Virtual ones share its memory and its threads;
@@ -108,53 +91,3 @@ class TorchBackend(
         tensors: Sequence[Any],
     ) -> Differentiated:
         return differentiate(fn, variables, tensors)
-
-    @property
-    def native_loop_text(self) -> str:
-        from keras_dist_torch import bench
-
-        return bench.NATIVE_LOOP_TEXT
-
-    def native_loop(self, setting: Setting) -> Loop:
-        from keras_dist_torch import bench
-
-        return bench.NativeLoop(setting)
-
-    def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        from keras_dist_torch import bench
-
-        return {"Keras": bench.KerasLoop(setting)}
-
-    @property
-    def native_fits_text(self) -> str:
-        from keras_dist_torch import bench_fit
-
-        return bench_fit.TEXT
-
-    def native_fits(
-        self, task: Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], Loop]]:
-        from keras_dist_torch import bench_fit
-
-        return bench_fit.native_fits(task, devices)
-
-    def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
-        from keras_dist_torch import bench_fit
-
-        return bench_fit.collectives(loop, steps)
-
-    @property
-    def live_bytes_text(self) -> str:
-        from keras_dist_torch import bench_memory
-
-        return bench_memory.TEXT
-
-    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        from keras_dist_torch import bench_memory
-
-        return bench_memory.live_bytes(model)
-
-    def native_workers(self, workers: Workers) -> NativeWorkers:
-        from keras_dist_torch.bench_workers import TorchNativeWorkers
-
-        return TorchNativeWorkers(workers)

@@ -4,10 +4,8 @@ import functools
 import os
 from collections.abc import Sequence
 
-import keras
-
+from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.loops import MODELS
-from keras_dist.bench.loops import BenchmarksLoops
 from keras_dist.bench.loops import ModelSize
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.measure import measure
@@ -15,9 +13,7 @@ from keras_dist.bench.output import Output
 from keras_dist.bench.output import report_of
 from keras_dist.bench.portable import SCANNED_STEPS
 from keras_dist.bench.progress import in_turn
-from keras_dist.errors import BackendNotFoundError
 from keras_dist.errors import DeviceError
-from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.virtual import list_devices
 from keras_dist.plugin.virtual import set_virtual_devices
 
@@ -49,25 +45,17 @@ def run_loops(
     """
     sizes = [size_of(name) for name in models]
     groups = groups_of_devices(replicas, device_type)
-    backend = get_backend()
-    if not isinstance(backend, BenchmarksLoops):
-        raise BackendNotFoundError(
-            f"The plugin of the backend '{keras.backend.backend()}' has no "
-            f"loop to compare with. Received: {backend!r}. Expected: a "
-            "`BenchmarksLoops`. Choose another backend with --backend."
-        )
+    benchmarks = get_benchmarks("has no loop to compare with")
     settings = [Setting(size, devices) for size in sizes for devices in groups]
     check_shares(settings)
     jobs = {
         setting.title: functools.partial(
-            measure, backend, setting, rounds, seconds
+            measure, benchmarks, setting, rounds, seconds
         )
         for setting in settings
     }
     measured = in_turn(jobs, rounds)
-    output.publish(
-        report_of("loops", measured, backend.native_loop_text, [ARMS])
-    )
+    output.publish(report_of("loops", measured, benchmarks.loop_text, [ARMS]))
 
 
 def size_of(name: str) -> ModelSize:

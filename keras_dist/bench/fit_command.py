@@ -3,14 +3,11 @@
 import functools
 from collections.abc import Sequence
 
-import keras
-
+from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.command import check_shares
 from keras_dist.bench.command import groups_of_devices
 from keras_dist.bench.command import size_of
-from keras_dist.bench.fit_loops import BenchmarksFit
 from keras_dist.bench.fit_measure import measure_fit
-from keras_dist.bench.live import MeasuresMemory
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.measurement import Measurement
 from keras_dist.bench.output import Output
@@ -19,8 +16,6 @@ from keras_dist.bench.progress import in_turn
 from keras_dist.bench.tasks import Task
 from keras_dist.bench.tasks import task_of
 from keras_dist.bench.tasks import users_task
-from keras_dist.errors import BackendNotFoundError
-from keras_dist.plugin.backend import get_backend
 
 ARMS = (
     "Ours: `fit` under `MirroredStrategy`. Keras: `fit` without a strategy, "
@@ -56,29 +51,23 @@ def run_fit(
     """
     sizes = [size_of(name) for name in models]
     groups = groups_of_devices(replicas, device_type)
-    backend = get_backend()
-    if not isinstance(backend, BenchmarksFit):
-        raise BackendNotFoundError(
-            f"The plugin of the backend '{keras.backend.backend()}' has no "
-            f"training to compare with. Received: {backend!r}. Expected: a "
-            "`BenchmarksFit`. Choose another backend with --backend."
-        )
+    benchmarks = get_benchmarks("has no training to compare with")
     tasks = [task_of(size) for size in sizes]
     if users_model is not None:
         tasks.append(users_task(*users_model))
     check_shares([Setting(t.size, each) for t in tasks for each in groups])
     jobs = {
         Setting(task.size, devices).title: functools.partial(
-            measure_fit, backend, task, devices, rounds, seconds
+            measure_fit, benchmarks, task, devices, rounds, seconds
         )
         for task in tasks
         for devices in groups
     }
     measured = in_turn(jobs, rounds)
     text = [ARMS, *_notes(tasks, measured)]
-    if isinstance(backend, MeasuresMemory):
-        text.append(backend.live_bytes_text)
-    output.publish(report_of("fit", measured, backend.native_fits_text, text))
+    if benchmarks.live_bytes_text is not None:
+        text.append(benchmarks.live_bytes_text)
+    output.publish(report_of("fit", measured, benchmarks.fits_text, text))
 
 
 def _notes(tasks: Sequence[Task], measured: Sequence[Measurement]) -> list[str]:

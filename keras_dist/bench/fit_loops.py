@@ -1,10 +1,7 @@
-"""Loops of `fit`, and the interface of backends with native ones."""
+"""Loops of `fit`."""
 
 import contextlib
-from abc import ABC
-from abc import abstractmethod
 from collections.abc import Callable
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any
@@ -73,32 +70,3 @@ def on_device(name: str) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
     scope: AbstractContextManager[Any] = keras.device(name)
     return scope
-
-
-class BenchmarksFit(ABC):
-    """A `Backend` that has a distribution of its own to compare `fit` with."""
-
-    @property
-    @abstractmethod
-    def native_fits_text(self) -> str:
-        """A description of the native arms, in a sentence or two for people."""
-
-    @abstractmethod
-    def native_fits(
-        self, task: Task, devices: tuple[str, ...]
-    ) -> Mapping[str, Callable[[], Loop]]:
-        """Returns functions that make the framework's own loops, by name.
-
-        The loops are fed with NumPy arrays, as `fit` is. Their `run` returns
-        the mean loss of the steps, or the last one's. `devices` has one device
-        for each replica.
-        """
-
-    def fit_collectives(
-        self, loop: Loop, steps: int, num_replicas: int
-    ) -> int | None:
-        """Returns the number of collectives in a number of steps of any loop.
-
-        It is `None` if the framework doesn't tell.
-        """
-        return None

@@ -11,11 +11,10 @@ from typing import Any
 
 import keras
 
-from keras_dist.bench.fit_loops import BenchmarksFit
+from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.fit_loops import FitLoop
 from keras_dist.bench.fit_loops import ModelLoop
 from keras_dist.bench.fit_loops import on_device
-from keras_dist.bench.live import MeasuresMemory
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.measure import check_losses
@@ -27,7 +26,6 @@ from keras_dist.bench.profile import a_step
 from keras_dist.bench.profile import calls_a_step
 from keras_dist.bench.tasks import Task
 from keras_dist.planning.traffic import transfers
-from keras_dist.plugin.backend import get_backend
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.tools.summaries.counting import kept_of
 from keras_dist.tools.summaries.counting import load_of
@@ -52,7 +50,7 @@ class Counted:
 
 
 def measure_fit(
-    backend: BenchmarksFit,
+    benchmarks: Benchmarks,
     task: Task,
     devices: tuple[str, ...],
     rounds: int,
@@ -70,14 +68,14 @@ def measure_fit(
     counted = Counted()
     arms, losses = {}, {}
     with contextlib.ExitStack() as stack:
-        for name, make in _makers(backend, task, devices).items():
-            arms[name], losses[name] = _warm(name, make, counted)
+        for name, make in _makers(benchmarks, task, devices).items():
+            arms[name], losses[name] = _warm(benchmarks, name, make, counted)
             stack.callback(arms[name].close)
         if task.is_known:
             check_losses(losses, others=(), base=BASE)
         for name, arm in arms.items():
             if name != AGAIN and isinstance(arm, ModelLoop):
-                _count(backend, len(devices), name, arm, counted)
+                _count(benchmarks, len(devices), name, arm, counted)
         counted.add("planned_bytes", OURS, _planned(arms[OURS], devices))
         steps = steps_that_take(arms[BASE], seconds)
         # The data that all arms share is made before the first one is timed.
@@ -95,7 +93,7 @@ def measure_fit(
 
 
 def _makers(
-    backend: BenchmarksFit, task: Task, devices: tuple[str, ...]
+    benchmarks: Benchmarks, task: Task, devices: tuple[str, ...]
 ) -> dict[str, Callable[[], Loop]]:
     """Returns functions that make the arms, by name.
 
@@ -107,15 +105,18 @@ def _makers(
         BASE: plain,
         OURS: lambda: FitLoop(task, MirroredStrategy(devices).scope),
         AGAIN: plain,
-        **backend.native_fits(task, devices),
+        **benchmarks.native_fits(task, devices),
     }
 
 
 def _warm(
-    name: str, make: Callable[[], Loop], counted: Counted
+    benchmarks: Benchmarks,
+    name: str,
+    make: Callable[[], Loop],
+    counted: Counted,
 ) -> tuple[Loop, float]:
     """Makes an arm and warms it up; returns it with its loss."""
-    before = _live_bytes(keras.Sequential([keras.Input((1,))]))
+    before = _live_bytes(benchmarks, keras.Sequential([keras.Input((1,))]))
     arm = make()
     if not isinstance(arm, ModelLoop):
         # Calls in other processes are not counted.
@@ -127,14 +128,14 @@ def _warm(
     traces = None if profile.of_wanted >= FEW else profile.of_wanted
     counted.add("traces", name, traces)
     loss = arm.run(1)
-    after = _live_bytes(arm.model)
+    after = _live_bytes(benchmarks, arm.model)
     held = None if before is None or after is None else after - before
     counted.add("live_bytes", name, held)
     return arm, loss
 
 
 def _count(
-    backend: BenchmarksFit,
+    benchmarks: Benchmarks,
     num_replicas: int,
     name: str,
     arm: ModelLoop,
@@ -147,7 +148,7 @@ def _count(
     counted.add("calls", name, calls_a_step(arm, FEW))
 
     def collectives(steps: int) -> int | None:
-        return backend.fit_collectives(arm, steps, num_replicas)
+        return benchmarks.fit_collectives(arm, steps, num_replicas)
 
     counted.add("collectives", name, a_step(collectives, 2))
 
@@ -161,16 +162,14 @@ def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
     return sum(each.total for each in sent)
 
 
-def _live_bytes(model: Any) -> int | None:
+def _live_bytes(benchmarks: Benchmarks, model: Any) -> int | None:
     """Returns the bytes that are alive on all devices of this process.
 
-    It is `None` if the backend can't count them.
+    It is `None` if the framework can't count them.
     """
-    backend = get_backend()
-    if not isinstance(backend, MeasuresMemory):
-        return None
     gc.collect()
-    return sum(backend.live_bytes(model).values())
+    held = benchmarks.live_bytes(model)
+    return None if held is None else sum(held.values())
 
 
 def steps_that_take(arm: Loop, seconds: float) -> int:

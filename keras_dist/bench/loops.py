@@ -1,4 +1,4 @@
-"""Settings, loops, and the interface of backends with native loops."""
+"""Settings, and what a loop is."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -100,28 +100,3 @@ class Loop(ABC):
 
     def close(self) -> None:
         """Ends what the loop has started; a second call does nothing."""
-
-
-class BenchmarksLoops(ABC):
-    """A `Backend` that has the framework's own loop to compare with.
-
-    The optimizer is Keras' default Adam with `LEARNING_RATE`, the loss the
-    mean over rows of the cross entropy of softmax.
-    """
-
-    @property
-    @abstractmethod
-    def native_loop_text(self) -> str:
-        """A description of the native loop, in a sentence for people."""
-
-    @abstractmethod
-    def native_loop(self, setting: Setting) -> Loop:
-        """Returns the loop as the framework's users write it by hand."""
-
-    def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        """Returns further loops by name, to find the cause of a difference.
-
-        An example is `"Keras"`, the framework's loop around a Keras model,
-        where the native loop has no Keras model.
-        """
-        return {}

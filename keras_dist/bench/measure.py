@@ -5,7 +5,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 
-from keras_dist.bench.loops import BenchmarksLoops
+from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.measurement import Measurement
@@ -28,25 +28,25 @@ class LossMismatchError(KerasDistError, RuntimeError):
     """Raised when two arms compute different things, so times mean nothing."""
 
 
-def build_arms(backend: BenchmarksLoops, setting: Setting) -> dict[str, Loop]:
+def build_arms(benchmarks: Benchmarks, setting: Setting) -> dict[str, Loop]:
     """Returns the loops to measure, by name.
 
     Neighbors are measured one after the other.
     """
     arms: dict[str, Loop] = {
-        "native": backend.native_loop(setting),
+        "native": benchmarks.native_loop(setting),
         "ours": PortableLoop(setting),
-        "again": backend.native_loop(setting),
+        "again": benchmarks.native_loop(setting),
         "scan": ScannedLoop(setting),
     }
     if setting.num_replicas > 1:
         arms["ragged"] = PortableLoop(setting, setting.size.rows - 1)
         arms["reduced"] = ReducedLoop(setting)
-    return arms | backend.other_loops(setting)
+    return arms | benchmarks.other_loops(setting)
 
 
 def measure(
-    backend: BenchmarksLoops,
+    benchmarks: Benchmarks,
     setting: Setting,
     rounds: int,
     seconds: float,
@@ -60,7 +60,7 @@ def measure(
     Raises:
         LossMismatchError: If the arms' losses differ.
     """
-    arms = build_arms(backend, setting)
+    arms = build_arms(benchmarks, setting)
     losses = {name: arm.run(COUNTED_STEPS) for name, arm in arms.items()}
     check_losses(losses)
     ours = arms["ours"]

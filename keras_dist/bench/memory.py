@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
-from keras_dist.bench.live import MeasuredMemory
-from keras_dist.bench.live import MeasuresMemory
+from keras_dist.bench.benchmarks import get_benchmarks
+from keras_dist.bench.benchmarks import lacking
+from keras_dist.bench.memory_report import MeasuredMemory
 from keras_dist.bench.memory_report import report_of_memory
 from keras_dist.bench.output import Output
 from keras_dist.bench.progress import in_turn
-from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.function import launch
 from keras_dist.planning.placement import Placement
 from keras_dist.planning.placement import memory
@@ -33,6 +33,7 @@ from keras_dist.tools.summaries.counting import load_of
 from keras_dist.tools.summaries.counting import placement_of
 
 SHARDED = "optimizer sharded"
+_LACK = "can't tell what memory is held"
 # Layers of the model, all square.
 NUM_LAYERS = 4
 
@@ -68,13 +69,9 @@ def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
         KerasDistError: If the backend can't measure, or a strategy can't be
             had.
     """
-    backend = get_backend()
-    if not isinstance(backend, MeasuresMemory):
-        raise BackendNotFoundError(
-            f"The plugin of the backend '{keras.backend.backend()}' can't "
-            f"tell what memory is held. Received: {backend!r}. Expected: a "
-            "`MeasuresMemory`. Choose another backend with --backend."
-        )
+    counted = get_benchmarks(_LACK).live_bytes_text
+    if counted is None:
+        raise lacking(_LACK)
 
     def in_process(arm: str, on_round: object) -> MeasuredMemory:
         (found,) = launch(
@@ -89,7 +86,7 @@ def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
     jobs = {
         name: functools.partial(in_process, name) for name in arms(num_devices)
     }
-    output.publish(report_of_memory(in_turn(jobs), backend.live_bytes_text))
+    output.publish(report_of_memory(in_turn(jobs), counted))
 
 
 def measure_memory(
@@ -109,9 +106,9 @@ def measure_memory(
         placement = placement_of(strategy.plan)
     _train(model, 4 * num_devices)
     gc.collect()
-    backend = get_backend()
-    assert isinstance(backend, MeasuresMemory)
-    live = {str(name): n for name, n in backend.live_bytes(model).items()}
+    held = get_benchmarks(_LACK).live_bytes(model)
+    assert held is not None  # `run_memory` starts this where it is counted.
+    live = {str(name): n for name, n in held.items()}
     load = load_of(model)
     return MeasuredMemory(
         arm,

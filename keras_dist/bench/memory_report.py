@@ -1,11 +1,12 @@
 """The report on measured memory."""
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 
-from keras_dist.bench.live import MeasuredMemory
 from keras_dist.bench.output import Report
 from keras_dist.bench.plot import draw_bytes
 from keras_dist.bench.report import header
@@ -15,6 +16,25 @@ from keras_dist.planning.tables import WORD
 from keras_dist.planning.tables import alike
 from keras_dist.planning.tables import table
 from keras_dist.planning.text import bytes_text
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """The memory of one arm between steps.
+
+    Args:
+        arm: The arm's name.
+        parameters: Number of trainable parameters.
+        measured: Bytes alive on each device, by its name.
+        planned: Bytes on each device that `keras-dist plan` computes.
+        bytes_sent: Bytes sent in a step that `keras-dist plan` computes.
+    """
+
+    arm: str
+    parameters: int
+    measured: Mapping[str, int]
+    planned: Mapping[str, int]
+    bytes_sent: int
 
 
 def report_of_memory(

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Sequence
 
-import keras
-
+from keras_dist.bench.benchmarks import get_benchmarks
+from keras_dist.bench.benchmarks import lacking
 from keras_dist.bench.command import check_shares
 from keras_dist.bench.command import size_of
 from keras_dist.bench.loops import Setting
@@ -12,12 +12,10 @@ from keras_dist.bench.output import Output
 from keras_dist.bench.output import Report
 from keras_dist.bench.output import report_of
 from keras_dist.bench.progress import in_turn
-from keras_dist.bench.worker_loops import BenchmarksWorkers
+from keras_dist.bench.worker_measure import LACK
 from keras_dist.bench.worker_measure import Result
 from keras_dist.bench.worker_measure import measure_on_worker
-from keras_dist.errors import BackendNotFoundError
 from keras_dist.launch.function import launch
-from keras_dist.plugin.backend import get_backend
 
 ARMS = (
     "N: workers, all on this machine's CPUs. Ours: `train_on_batch`, the step "
@@ -49,13 +47,8 @@ def run_workers(
     sizes = [size_of(name) for name in models]
     settings = [Setting(size, ("cpu:0",) * workers) for size in sizes]
     check_shares(settings)
-    if not isinstance(get_backend(), BenchmarksWorkers):
-        raise BackendNotFoundError(
-            f"The plugin of the backend '{keras.backend.backend()}' has no "
-            "distribution over workers to compare with. Received: "
-            f"{get_backend()!r}. Expected: a `BenchmarksWorkers`. Choose "
-            "another backend with --backend."
-        )
+    if get_benchmarks(LACK).native_workers is None:
+        raise lacking(LACK)
     before = load()
     title = f"{', '.join(models)}, {workers} workers"
 

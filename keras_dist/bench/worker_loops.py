@@ -1,9 +1,7 @@
-"""The loops of one worker, and the interface of backends with native ones."""
+"""The loops of one worker."""
 
 import contextlib
 import itertools
-from abc import ABC
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -15,55 +13,7 @@ from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
 from keras_dist.fit.alone import alone_on_purpose
-from keras_dist.plugin.workers import Workers
 from keras_dist.strategies.strategy import Strategy
-
-
-class NativeWorkers(ABC):
-    """The framework's own distribution over the workers of a cluster."""
-
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """A description of the native loop, in a sentence for people."""
-
-    @abstractmethod
-    def loop(self, setting: Setting) -> Loop:
-        """Returns a loop as the framework's users write it, on each worker.
-
-        It takes NumPy batches, and trains on this worker's rows of each. Its
-        `run` returns the loss over these rows, or over all. The setting has one
-        device of each worker.
-        """
-
-    def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        """Returns further loops by name, to find the cause of a difference."""
-        return {}
-
-    def collectives(self, loop: Loop, steps: int) -> int | None:
-        """Returns the number of collectives in a number of steps of any loop.
-
-        It is `None` if the framework doesn't tell.
-        """
-        return None
-
-    @abstractmethod
-    def close(self) -> None:
-        """Ends what the distribution has started."""
-
-
-class BenchmarksWorkers(ABC):
-    """A `Backend` with native distribution over workers to compare with.
-
-    Optimizer and loss are those of `BenchmarksLoops`.
-    """
-
-    @abstractmethod
-    def native_workers(self, workers: Workers) -> NativeWorkers:
-        """Starts the framework's own distribution, beside ours.
-
-        `workers` have joined each other.
-        """
 
 
 class BatchLoop(Loop):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keras_dist.bench.benchmarks import NativeWorkers
+from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.measure import COUNTED_STEPS
@@ -19,10 +21,7 @@ from keras_dist.bench.portable import PortableLoop
 from keras_dist.bench.profile import a_step
 from keras_dist.bench.sockets import bytes_sent
 from keras_dist.bench.worker_loops import BatchLoop
-from keras_dist.bench.worker_loops import BenchmarksWorkers
-from keras_dist.bench.worker_loops import NativeWorkers
 from keras_dist.bench.worker_loops import rows_of
-from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.workers import Workers
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
@@ -31,6 +30,7 @@ from keras_dist.strategies.strategy import Strategy
 
 # The arm in which workers don't wait for each other.
 ALONE = "Keras"
+LACK = "has no distribution over workers to compare with"
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def measure_on_worker(
     """
     strategy = MultiWorkerMirroredStrategy()
     workers = strategy.executor.workers
-    backend = get_backend()
-    # `run_workers` starts several workers, on such backends only.
-    assert workers is not None and isinstance(backend, BenchmarksWorkers)
-    native = backend.native_workers(workers)
+    native_workers = get_benchmarks(LACK).native_workers
+    # `run_workers` starts several workers, where there is such a class.
+    assert workers is not None and native_workers is not None
+    native = native_workers(workers)
     try:
         return Result(
             [

@@ -7,7 +7,21 @@ import sys
 
 import keras
 
+from keras_dist.bench.benchmarks import Benchmarks
+
 BACKEND = keras.backend.backend()
+
+
+class OnlyLoops(Benchmarks):
+    """Benchmarks that have what they must, and count nothing."""
+
+    loop_text = fits_text = "by hand."
+
+    def native_loop(self, setting):
+        raise NotImplementedError
+
+    def native_fits(self, task, devices):
+        return {}
 
 
 class Run:

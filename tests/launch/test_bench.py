@@ -13,10 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 import keras_dist
+from keras_dist.bench import benchmarks
 from keras_dist.bench import command
 from keras_dist.bench import measure
 from keras_dist.bench import output
 from keras_dist.bench import profile
+from keras_dist.bench.benchmarks import Benchmarks
+from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.loops import MODELS
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
@@ -29,9 +32,6 @@ from keras_dist.bench.ratios import verdict
 from keras_dist.cli import environment
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
-from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.backend import override_backend
-from keras_dist.testing.memory import MemoryBackend
 from launch.bench_runs import BACKEND
 from launch.bench_runs import Run
 from launch.bench_runs import compared
@@ -94,7 +94,7 @@ def test_it_says_what_was_measured(finished):
     finished.check(
         "loops",
         f"{BACKEND} {version(BACKEND)}",
-        f"Native: {get_backend().native_loop_text}",
+        f"Native: {get_benchmarks('').loop_text}",
         "A/A is the arm 'native' against a copy of itself",
     )
     assert "Measuring small, N=2" in finished.process.stderr
@@ -323,12 +323,20 @@ def test_virtual_devices_that_come_too_late_are_an_error(invoke):
     assert "virtual_devices" in result.output
 
 
-def test_a_backend_without_loops_of_its_own_is_an_error():
-    with (
-        override_backend(MemoryBackend()),
-        pytest.raises(BackendNotFoundError, match="no loop to compare with"),
+def test_benchmarks_are_those_of_the_backend_in_use():
+    found = get_benchmarks("has none")
+    assert isinstance(found, Benchmarks)
+    assert type(found).__module__.split(".")[-2] == BACKEND
+
+
+def test_a_backend_without_loops_of_its_own_is_an_error(registered_benchmarks):
+    registered_benchmarks()
+    with pytest.raises(
+        BackendNotFoundError,
+        match=f"'{BACKEND}' has no loop to compare with"
+        f".*Backend object .*'{benchmarks.ENTRY_POINT_GROUP}'",
     ):
-        command.run_loops([1], ["small"], "cpu", 1, 0.001, output.Output())
+        command.run_loops([4], ["small"], "cpu", 1, 0.001, output.Output())
 
 
 def test_bench_alone_shows_its_commands():
@@ -338,11 +346,11 @@ def test_bench_alone_shows_its_commands():
         assert name in result.output
 
 
-def test_native_loops_are_imported_when_they_are_needed():
+def test_benchmarks_are_imported_when_they_are_needed():
     code = (
         "import sys, keras_dist; keras_dist.list_devices(); "
-        "sys.exit(any(name.startswith('keras_dist_') and "
-        "'.bench' in name for name in sys.modules))"
+        "sys.exit(any(name.startswith('keras_dist.bench') "
+        "for name in sys.modules))"
     )
     subprocess.run(
         [sys.executable, "-c", code],

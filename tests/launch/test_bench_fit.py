@@ -1,5 +1,7 @@
 """`keras-dist bench fit`: who takes part, what is counted, and yours."""
 
+import json
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 from keras_dist.bench import fit_command
 from keras_dist.bench import fit_measure
 from keras_dist.bench import tasks
+from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.loops import MODELS
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
@@ -14,10 +17,8 @@ from keras_dist.bench.measurement import Measurement
 from keras_dist.bench.output import Output
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
-from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.backend import override_backend
-from keras_dist.testing.memory import MemoryBackend
 from launch.bench_runs import BACKEND
+from launch.bench_runs import OnlyLoops
 from launch.bench_runs import Run
 from launch.bench_runs import compared
 from launch.bench_runs import shown
@@ -109,7 +110,7 @@ def users(folder, monkeypatch):
 def test_it_says_what_was_measured(finished):
     finished.check(
         "fit",
-        f"Native: {get_backend().native_fits_text}",
+        f"Native: {get_benchmarks('').fits_text}",
         "A/A is the arm 'Keras' against a copy of itself",
     )
     assert "Measuring users:two_inputs, N=2" in finished.process.stderr
@@ -281,9 +282,21 @@ def test_a_bad_option_is_an_error_that_says_so(monkeypatch, arguments, message):
     assert message in " ".join(result.output.replace("│", " ").split())
 
 
-def test_a_backend_without_its_own_training_is_an_error():
-    with (
-        override_backend(MemoryBackend()),
-        pytest.raises(BackendNotFoundError, match="no training to compare"),
-    ):
-        fit_command.run_fit([1], ["small"], None, "cpu", 1, 0.001, Output())
+def test_a_backend_without_its_own_training_is_an_error(registered_benchmarks):
+    registered_benchmarks()
+    with pytest.raises(BackendNotFoundError, match="no training to compare"):
+        fit_command.run_fit([4], ["small"], None, "cpu", 1, 0.001, Output())
+
+
+def test_what_a_framework_does_not_count_is_unknown(
+    registered_benchmarks, users, tmp_path
+):
+    registered_benchmarks(OnlyLoops)
+    users("two_inputs")
+    path = tmp_path / "bench.json"
+    yours = ("users:two_inputs", 8)
+    fit_command.run_fit([4], [], yours, "cpu", 1, 0.001, Output(path))
+    (found,) = json.loads(path.read_text())["settings"]
+    assert set(found["times"]) == {"Keras", "ours", "again"}
+    for what in ("live_bytes", "collectives"):
+        assert set(found["counts"][what].values()) == {None}

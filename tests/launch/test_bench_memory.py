@@ -8,16 +8,15 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_dist.bench import memory
-from keras_dist.bench.live import MeasuredMemory
+from keras_dist.bench.benchmarks import get_benchmarks
+from keras_dist.bench.memory_report import MeasuredMemory
 from keras_dist.bench.memory_report import memory_table
 from keras_dist.bench.output import Output
 from keras_dist.cli.main import app
 from keras_dist.core.device import Device
 from keras_dist.errors import BackendNotFoundError
-from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.backend import override_backend
-from keras_dist.testing.memory import MemoryBackend
 from launch.bench_runs import BACKEND
+from launch.bench_runs import OnlyLoops
 from launch.bench_runs import Run
 from sharded.helpers import SHARDS
 from sharded.helpers import shards
@@ -100,7 +99,7 @@ def test_arms_are_those_that_the_backend_has(arms):
 
 
 def test_it_says_what_was_measured(finished):
-    counted = get_backend().live_bytes_text
+    counted = get_benchmarks("").live_bytes_text
     finished.check("memory", "A model of 4,224 parameters", counted)
     assert finished.content["counted"] == counted
     assert "Measuring mirrored" in finished.process.stderr
@@ -143,23 +142,24 @@ class Built:
 
 
 def test_what_is_alive_is_counted():
-    backend = get_backend()
+    benchmarks = get_benchmarks("")
     model = keras.Sequential([keras.Input((2,))])
-    before = backend.live_bytes(model)
+    before = benchmarks.live_bytes(model)
     value = np.random.default_rng(0).normal(size=(500, 500))
     variable = keras.Variable(value.astype("float32"))
-    after = backend.live_bytes(model)
+    after = benchmarks.live_bytes(model)
     cpu = Device("cpu", 0)
     assert after[cpu] - before.get(cpu, 0) == 500 * 500 * 4
     del variable
-    assert backend.live_bytes(model).get(cpu, 0) == before.get(cpu, 0)
+    assert benchmarks.live_bytes(model).get(cpu, 0) == before.get(cpu, 0)
 
 
-def test_a_backend_that_can_not_measure_is_an_error():
-    with (
-        override_backend(MemoryBackend()),
-        pytest.raises(BackendNotFoundError, match="what memory is held"),
-    ):
+@pytest.mark.parametrize("found", [[], [OnlyLoops]])
+def test_a_backend_that_can_not_measure_is_an_error(
+    registered_benchmarks, found
+):
+    registered_benchmarks(*found)
+    with pytest.raises(BackendNotFoundError, match="what memory is held"):
         memory.run_memory(2, 1000, Output())
 
 

@@ -1,10 +1,8 @@
 """`keras-dist bench workers`: what it starts, counts and shows."""
 
 import os
-import pathlib
 import re
 import socket
-import subprocess
 import sys
 
 import numpy as np
@@ -22,9 +20,8 @@ from keras_dist.bench.worker_loops import rows_of
 from keras_dist.bench.worker_measure import Result
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
-from keras_dist.plugin.backend import override_backend
-from keras_dist.testing.memory import MemoryBackend
 from launch.bench_runs import BACKEND
+from launch.bench_runs import OnlyLoops
 from launch.bench_runs import Run
 from launch.bench_runs import compared
 from launch.bench_runs import shown
@@ -196,22 +193,10 @@ def test_models_that_cannot_be_measured_are_errors(workers, sizes, message):
         worker_command.run_workers(workers, sizes, 1, 0.001, Output())
 
 
-def test_a_backend_without_its_own_distribution_is_an_error():
-    with (
-        override_backend(MemoryBackend()),
-        pytest.raises(BackendNotFoundError, match="no distribution over"),
-    ):
+@pytest.mark.parametrize("found", [[], [OnlyLoops]])
+def test_a_backend_without_its_own_distribution_is_an_error(
+    registered_benchmarks, found
+):
+    registered_benchmarks(*found)
+    with pytest.raises(BackendNotFoundError, match="no distribution over"):
         worker_command.run_workers(2, ["small"], 1, 0.001, Output())
-
-
-def test_native_workers_are_imported_when_they_are_needed():
-    code = (
-        "import sys, keras_dist; keras_dist.list_devices(); "
-        "sys.exit(any(name.endswith('.bench_workers') for name in sys.modules))"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        timeout=120,
-        cwd=pathlib.Path(__file__).parent,
-    )

@@ -8,11 +8,11 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.bench.loops import LEARNING_RATE
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
-from keras_dist.bench.worker_loops import NativeWorkers
 from keras_dist.bench.worker_loops import rows_of
 from keras_dist.core.cluster import Cluster
 from keras_dist.plugin.workers import Workers
@@ -65,27 +65,22 @@ class TensorFlowNativeWorkers(NativeWorkers):
     It shares the runtime of keras_dist's workers.
     """
 
+    text = (
+        "tf.function around a Keras model and optimizer, in "
+        "tf.distribute.MultiWorkerMirroredStrategy, which shares our "
+        "runtime; each process takes its rows of NumPy batches."
+    )
+
     def __init__(self, workers: Workers) -> None:
-        self._worker = workers.cluster.index
+        super().__init__(workers)
         # A process has one runtime, and a second server would end it.
         with mock.patch.object(context.context(), "enable_collective_ops"):
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 _resolver(workers.cluster)
             )
 
-    @property
-    def text(self) -> str:
-        return (
-            "tf.function around a Keras model and optimizer, in "
-            "tf.distribute.MultiWorkerMirroredStrategy, which shares our "
-            "runtime; each process takes its rows of NumPy batches."
-        )
-
     def loop(self, setting: Setting) -> Loop:
-        return CustomLoop(setting, self._worker, self._strategy)
-
-    def close(self) -> None:
-        """Does nothing: the runtime belongs to keras_dist and goes on."""
+        return CustomLoop(setting, self.worker, self._strategy)
 
 
 def _resolver(cluster: Cluster) -> Any:

@@ -1,20 +1,11 @@
 """The native training loops of `keras-dist bench fit` on TensorFlow."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.bench.fit_loops import FitLoop
 from keras_dist.bench.fit_loops import ModelLoop
 from keras_dist.bench.tasks import Task
-from keras_dist_tensorflow.bench import native_strategy
-
-TEXT = (
-    "Mirrored is `fit` under tf.distribute.MirroredStrategy, on CPUs with "
-    "ReductionToOneDevice; loop is a tf.function around `strategy.run` in it, "
-    "as the guides have it, over a distributed tf.data.Dataset."
-)
 
 
 class CustomLoop(ModelLoop):
@@ -53,14 +44,3 @@ class CustomLoop(ModelLoop):
         for batch in self._strategy.experimental_distribute_dataset(batches):
             loss = self._step(*batch)
         return float(loss)  # type: ignore[arg-type]
-
-
-def native_fits(
-    task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], ModelLoop]]:
-    """Returns `fit` and a custom loop under TensorFlow's own strategy."""
-    strategy = native_strategy(devices)
-    return {
-        "Mirrored": lambda: FitLoop(task, strategy.scope),
-        "loop": lambda: CustomLoop(task, strategy),
-    }

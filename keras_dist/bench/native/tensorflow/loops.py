@@ -1,4 +1,4 @@
-"""The native loop of `keras-dist bench` on TensorFlow."""
+"""The native loop of `keras-dist bench loops` on TensorFlow."""
 
 import contextlib
 import itertools
@@ -12,12 +12,6 @@ from keras_dist.bench.loops import LEARNING_RATE
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
-
-NATIVE_LOOP_TEXT = (
-    "tf.function around a Keras model and optimizer, as the guides have it; "
-    "with several devices in tf.distribute.MirroredStrategy, on CPUs with "
-    "ReductionToOneDevice."
-)
 
 
 class NativeLoop(Loop):

@@ -1,4 +1,4 @@
-"""Reference loops on JAX for `keras-dist bench`."""
+"""Reference loops on JAX for `keras-dist bench loops`."""
 
 import functools
 import itertools
@@ -24,12 +24,6 @@ from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
 from keras_dist.core.device import parse_device
 from keras_dist_jax.devices import jax_devices
-
-NATIVE_LOOP_TEXT = (
-    "jax.jit with donated state, written by hand without Keras; with several "
-    "devices NamedSharding, on CPUs waiting for one step before the next. "
-    "Shmap: jax.shard_map in its place."
-)
 
 _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
@@ -97,33 +91,21 @@ def shardings(names: Sequence[str]) -> tuple[Any, Any]:
     )
 
 
-def native_loop(setting: Setting) -> Loop:
-    """Makes a loop of arrays and `jax.jit`, without Keras."""
-    return JittedLoop(setting, _native_state(setting), _native_step)
-
-
-def other_loops(setting: Setting) -> dict[str, Loop]:
-    """Makes Keras' loop; for replicas, also one by `jax.shard_map`."""
-    loops = {"Keras": keras_loop(setting)}
-    if setting.num_replicas > 1:
-        loops["shmap"] = JittedLoop(
-            setting, _native_state(setting), _replica_step, by_hand=True
-        )
-    return loops
-
-
-def _native_state(setting: Setting) -> Any:
+def native_state(setting: Setting) -> Any:
+    """Returns weights, and the slots and the count of Adam."""
     weights = setting.weights()
     zeros = [np.zeros_like(each) for each in weights]
     return weights, zeros, zeros, np.int32(0)
 
 
-def _native_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+def native_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Trains on a batch, without Keras."""
     loss, gradients = jax.value_and_grad(_loss)(state[0], x, y)
     return _updated(state, gradients), loss
 
 
-def _replica_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+def replica_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Trains on a device's rows of a batch, in `jax.shard_map`."""
     mine = jax.value_and_grad(_loss)(state[0], x, y)
     loss, gradients = jax.lax.pmean(mine, "replica")
     return _updated(state, gradients), loss
@@ -157,11 +139,6 @@ def _loss(weights: Any, x: Any, y: Any) -> Any:
         x = jax.nn.relu(x @ hidden[i] + hidden[i + 1])
     log_probabilities = jax.nn.log_softmax(x @ kernel + bias)
     return -jnp.mean(jnp.take_along_axis(log_probabilities, y[:, None], 1))
-
-
-def keras_loop(setting: Setting) -> Loop:
-    """Makes a loop of a Keras model's stateless methods in `jax.jit`."""
-    return JittedLoop(setting, *stateless(setting))
 
 
 def stateless(setting: Setting) -> tuple[Any, _Step]:

@@ -1,4 +1,4 @@
-"""The native loops of `keras-dist bench` on PyTorch."""
+"""The native loops of `keras-dist bench loops` on PyTorch."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,11 +14,6 @@ from keras_dist.bench.loops import LEARNING_RATE
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
-
-NATIVE_LOOP_TEXT = (
-    "torch.nn and torch.optim.Adam in an eager loop, without Keras; the "
-    "global batch on the first device, however many replicas we have."
-)
 
 
 class NativeLoop(Loop):

@@ -1,7 +1,6 @@
 """The native training loops of `keras-dist bench fit` on PyTorch."""
 
 import contextlib
-import functools
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -13,23 +12,11 @@ from keras_dist.bench.fit_loops import FitLoop
 from keras_dist.bench.fit_loops import ModelLoop
 from keras_dist.bench.fit_loops import on_device
 from keras_dist.bench.loops import Loop
-from keras_dist.bench.processes import Processes
-from keras_dist.bench.profile import Profile
+from keras_dist.bench.native.torch.workers import TorchNativeWorkers
 from keras_dist.bench.tasks import Task
 from keras_dist.core.cluster import Cluster
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
-)
-from keras_dist_torch.bench_workers import TorchNativeWorkers
-from keras_dist_torch.replicas import TorchReplica
-
-TEXT = (
-    "loop is a Keras model and its optimizer in an eager loop written by hand, "
-    "all of a batch on the first device. With several CPU devices there are as "
-    "many processes too, which share the cores. In DDP each runs that loop "
-    "around torch.nn.parallel.DistributedDataParallel over gloo, on its rows; "
-    "processes is `fit` under MultiWorkerMirroredStrategy, as `keras-dist run` "
-    "has it."
 )
 
 
@@ -93,26 +80,3 @@ def loops_of_worker(task: Task) -> Iterator[dict[str, Loop]]:
         }
     finally:
         native.close()
-
-
-def native_fits(
-    task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], Loop]]:
-    """Returns an eager loop and, on several CPU devices, loops of processes."""
-    loops: dict[str, Callable[[], Loop]] = {
-        "loop": lambda: EagerLoop(task, devices[0])
-    }
-    if len(devices) > 1 and all(each.startswith("cpu:") for each in devices):
-        processes = Processes(
-            functools.partial(loops_of_worker, task), len(devices)
-        )
-        for name in ("DDP", "processes"):
-            loops[name] = functools.partial(processes.loop, name)
-    return loops
-
-
-def collectives(loop: Loop, steps: int) -> int:
-    """Counts the meetings of the first replica with the others."""
-    with Profile({TorchReplica.meet.__code__}) as profile:
-        loop.run(steps)
-    return profile.of_wanted

@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
-from keras_dist.bench.worker_loops import NativeWorkers
+from keras_dist.bench.native.jax.loops import stateless
 from keras_dist.bench.worker_loops import compiled
 from keras_dist.bench.worker_loops import rows_of
 from keras_dist.plugin.workers import Workers
-from keras_dist_jax.bench import stateless
 
 # The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
@@ -93,8 +93,16 @@ class JaxNativeWorkers(NativeWorkers):
     It runs on the cluster that keras_dist has joined.
     """
 
+    text = (
+        "`train_on_batch` under keras.distribution.DataParallel over the "
+        "devices of all processes; each takes its rows of NumPy batches. "
+        "Before each step it resets metrics, which workers meet for. Jit: "
+        "a Keras model in jax.jit, written by hand, on arrays with "
+        "NamedSharding over all processes' devices."
+    )
+
     def __init__(self, workers: Workers) -> None:
-        self._worker = workers.cluster.index
+        super().__init__(workers)
         # Keras refuses initial values that differ between processes.
         keras.utils.set_random_seed(0)
         self._distribution = keras.distribution.DataParallel(
@@ -102,27 +110,14 @@ class JaxNativeWorkers(NativeWorkers):
             auto_shard_dataset=False,
         )
 
-    @property
-    def text(self) -> str:
-        return (
-            "`train_on_batch` under keras.distribution.DataParallel over the "
-            "devices of all processes; each takes its rows of NumPy batches. "
-            "Before each step it resets metrics, which workers meet for. Jit: "
-            "a Keras model in jax.jit, written by hand, on arrays with "
-            "NamedSharding over all processes' devices."
-        )
-
     def loop(self, setting: Setting) -> Loop:
-        return DataParallelLoop(setting, self._worker, self._distribution)
+        return DataParallelLoop(setting, self.worker, self._distribution)
 
     def collectives(self, loop: Loop, steps: int) -> int:
         return collectives_run(loop, steps)
 
     def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        return {"jit": JittedLoop(setting, self._worker)}
-
-    def close(self) -> None:
-        """Does nothing: the runtime belongs to keras_dist, and goes on."""
+        return {"jit": JittedLoop(setting, self.worker)}
 
 
 def collectives_run(loop: Loop, steps: int) -> int:

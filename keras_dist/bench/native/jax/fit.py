@@ -1,7 +1,6 @@
 """Reference loops on JAX for `keras-dist bench fit`."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,20 +8,10 @@ import keras
 import numpy as np
 from jax import numpy as jnp
 
-from keras_dist.bench.fit_loops import FitLoop
 from keras_dist.bench.fit_loops import ModelLoop
-from keras_dist.bench.loops import Loop
+from keras_dist.bench.native.jax.loops import on_cpu
+from keras_dist.bench.native.jax.loops import shardings
 from keras_dist.bench.tasks import Task
-from keras_dist_jax.bench import on_cpu
-from keras_dist_jax.bench import shardings
-from keras_dist_jax.bench_workers import collectives_run
-
-TEXT = (
-    "DataParallel is `fit` under keras.distribution.DataParallel; jit is the "
-    "model's own `train_step` in jax.jit, in a loop written by hand that puts "
-    "each batch on the devices with NamedSharding, on CPUs waiting for one "
-    "step before the next."
-)
 
 
 class JittedLoop(ModelLoop):
@@ -73,22 +62,3 @@ class JittedLoop(ModelLoop):
         *kept, _ = state
         self._state = tuple(kept)
         return float(logs["loss"])
-
-
-def native_fits(
-    task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], ModelLoop]]:
-    """Makes `fit` under Keras' own distribution, and a loop written by hand."""
-    distribution = keras.distribution.DataParallel(
-        devices=list(devices), auto_shard_dataset=False
-    )
-    scope = distribution.scope
-    return {
-        "DataParallel": lambda: FitLoop(task, scope, scope),
-        "jit": lambda: JittedLoop(task, devices),
-    }
-
-
-def collectives(loop: Loop, steps: int, num_replicas: int) -> int:
-    """Returns the number of collectives that each device runs."""
-    return collectives_run(loop, steps) // num_replicas

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.bench.loops import BETA_1
 from keras_dist.bench.loops import BETA_2
 from keras_dist.bench.loops import EPSILON
@@ -16,7 +17,6 @@ from keras_dist.bench.loops import LEARNING_RATE
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
-from keras_dist.bench.worker_loops import NativeWorkers
 from keras_dist.bench.worker_loops import rows_of
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.workers import TorchWorkers
@@ -59,29 +59,27 @@ class TorchNativeWorkers(NativeWorkers):
     The group's rendezvous uses the store of keras_dist's workers.
     """
 
+    text = (
+        "the Keras model in torch.nn.parallel.DistributedDataParallel "
+        "over gloo, with torch.optim.Adam, in an eager loop; each process "
+        "takes its rows of NumPy batches."
+    )
+
     def __init__(self, workers: Workers) -> None:
+        super().__init__(workers)
         assert isinstance(workers, TorchWorkers)
-        self._worker = workers.cluster.index
         # Otherwise the profiler logs its start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with _on_loopback():
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore("keras_dist/bench", workers.store),
-                rank=self._worker,
+                rank=self.worker,
                 world_size=workers.cluster.num_workers,
             )
 
-    @property
-    def text(self) -> str:
-        return (
-            "the Keras model in torch.nn.parallel.DistributedDataParallel "
-            "over gloo, with torch.optim.Adam, in an eager loop; each process "
-            "takes its rows of NumPy batches."
-        )
-
     def loop(self, setting: Setting) -> Loop:
-        return DataParallelLoop(setting, self._worker)
+        return DataParallelLoop(setting, self.worker)
 
     def collectives(self, loop: Loop, steps: int) -> int:
         with torch.autograd.profiler.profile() as profile:

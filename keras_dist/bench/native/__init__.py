@@ -1,0 +1,1 @@
+"""Benchmarks of each framework, the only modules here that import it."""
