@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
 def _set_up() -> None:
     """Makes virtual devices, and watches workers that would train alone."""
     if os.environ.get("KERAS_DIST_VIRTUAL_DEVICES"):
-        from keras_dist.plugin.virtual import apply_environment
+        from keras_dist.plugin.backend import apply_environment
 
         apply_environment()
     from keras_dist.fit.alone import watch_training

@@ -1,9 +1,9 @@
 """The names of `tf.distribute.experimental`."""
 
-from keras_dist.core.communication import CollectiveCommunication
-from keras_dist.core.communication import CollectiveHints
-from keras_dist.core.communication import CommunicationImplementation
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CollectiveCommunication
+from keras_dist.core.options import CollectiveHints
+from keras_dist.core.options import CommunicationImplementation
+from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.options import ValueContext
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.multi_worker_mirrored import (

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from jax import lax
 
-from keras_dist.core.regroup import leaves_of
+from keras_dist.core.nests import leaves_of
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.keras_internals import is_seed
 from keras_dist_jax.divergence import AXIS

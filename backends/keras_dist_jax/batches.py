@@ -7,7 +7,7 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.core.unequal_rows import UnequalLengths
+from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax.jax_internals import put_shards
 
 

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from keras_dist.core import context
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit import hooks

@@ -28,7 +28,7 @@ import keras
 from jax.sharding import SingleDeviceSharding
 
 from keras_dist.core.device import Device
-from keras_dist.core.owners import Owners
+from keras_dist.core.plan import Owners
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import put_on

@@ -13,15 +13,15 @@ import numpy as np
 from keras import ops
 
 from keras_dist.core import context
-from keras_dist.core.regroup import check_counts
-from keras_dist.core.regroup import leaves_of
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import check_counts
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
 from keras_dist.core.strategy_classes import check_args
 from keras_dist.core.values import PerReplica
 from keras_dist.internals import keras_internals
-from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.compiler import Compiler
+from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CompiledFunction
-from keras_dist.plugin.static_arguments import check_arguments
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate

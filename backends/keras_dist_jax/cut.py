@@ -6,8 +6,8 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.core.owners import Owners
-from keras_dist.core.owners import num_bytes
+from keras_dist.core.plan import Owners
+from keras_dist.core.plan import num_bytes
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.tracing import eagerly

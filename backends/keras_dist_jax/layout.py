@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
-from keras_dist.core.unequal_rows import UnequalLengths
+from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
 from keras_dist_jax.callbacks import Failures

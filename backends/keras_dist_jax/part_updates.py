@@ -12,10 +12,10 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from keras_dist.sharding.optimizer_settings import rate_now
-from keras_dist.sharding.optimizer_settings import settings_text
 from keras_dist.sharding.parts import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
+from keras_dist.sharding.supported import rate_now
+from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import cut
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.partial_sums import AXIS

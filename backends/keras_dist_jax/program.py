@@ -17,7 +17,7 @@ from keras_dist.fit import hooks
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.internals.stateless import opened
-from keras_dist.plugin.trace_log import TraceLog
+from keras_dist.plugin.compiler import TraceLog
 from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.control_flow import install_global_seed

@@ -15,11 +15,11 @@ from jax import lax
 from jax import numpy as jnp
 from keras import ops
 
+from keras_dist.core.nests import map_nest
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.reduction import widened
-from keras_dist.core.regroup import map_nest
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica

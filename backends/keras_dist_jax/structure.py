@@ -13,7 +13,7 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 

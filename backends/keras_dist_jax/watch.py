@@ -15,7 +15,7 @@ import time
 from typing import Any
 from typing import NamedTuple
 
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
 

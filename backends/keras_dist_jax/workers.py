@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError

@@ -5,7 +5,7 @@ import ipaddress
 import socket
 import time
 
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 
 # Seconds to wait until other workers' host names resolve: some schedulers

@@ -6,8 +6,8 @@ import tensorflow as tf
 from keras import tree
 
 from keras_dist.core.rows import Share
+from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import bounds
-from keras_dist.core.unequal_rows import UnequalLengths
 
 
 def cut_batch(

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from keras_dist.core.components import Component
 from keras_dist.core.device import Device
-from keras_dist.core.owners import num_bytes
 from keras_dist.core.plan import Plan
+from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
 from keras_dist.plugin.replica import Group
 from keras_dist.plugin.replica import Replica

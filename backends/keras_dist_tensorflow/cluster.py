@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
 from keras_dist_tensorflow import internals

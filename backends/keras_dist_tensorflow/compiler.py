@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from keras_dist.core.context import check_cross_replica
 from keras_dist.core.context import in_replica_function
-from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.compiler import Compiler
+from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist.plugin.static_arguments import check_arguments
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import install_building
 from keras_dist_tensorflow.loops import loop_of

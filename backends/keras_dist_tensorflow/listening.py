@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist_tensorflow.addresses import IPAddress
 from keras_dist_tensorflow.addresses import ip_addresses
 from keras_dist_tensorflow.addresses import is_of_this_machine

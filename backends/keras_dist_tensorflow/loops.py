@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_dist.core.regroup import leaves_of
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
 from keras_dist.core.values import DistributedValues
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist_tensorflow import internals

@@ -4,7 +4,7 @@ import re
 
 import tensorflow as tf
 
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import WorkerLostError
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.cluster import task_name

@@ -17,13 +17,13 @@ from keras import tree
 
 from keras_dist.core.components import Component
 from keras_dist.core.device import Device
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
 from keras_dist.core.plan import Plan
-from keras_dist.core.regroup import leaves_of
-from keras_dist.core.regroup import map_nest
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
+from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import ranges
-from keras_dist.core.unequal_rows import UnequalLengths
 from keras_dist.core.values import PerReplica
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.steps import check_layers

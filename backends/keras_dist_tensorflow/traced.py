@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_dist.core.nests import map_nest
 from keras_dist.core.objects import held_in
 from keras_dist.core.objects import refuse_result
-from keras_dist.core.regroup import map_nest
 from keras_dist.core.tracing import creation_error
 from keras_dist.core.tracing import inlining
 from keras_dist.core.tracing import refusing_variables
@@ -21,7 +21,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import make_global_seed
-from keras_dist.plugin.trace_log import TraceLog
+from keras_dist.plugin.compiler import TraceLog
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.variables import moves_so_far
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import parse_device
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import internals

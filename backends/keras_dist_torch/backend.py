@@ -7,15 +7,15 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import Device
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.exit import leave_at_exit
 from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
 from keras_dist_torch.compiler import TorchCompiler

@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 
 from keras_dist.core import nests
-from keras_dist.replica.join import is_row_shaped
+from keras_dist.replica.exchange import is_row_shaped
 
 T = TypeVar("T")
 

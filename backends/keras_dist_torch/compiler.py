@@ -12,17 +12,17 @@ import torch
 from keras import ops
 
 from keras_dist.core.context import check_cross_replica
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import map_nest
 from keras_dist.core.tracing import inlining
 from keras_dist.core.tracing import refusing_variables
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.fit.creation import creation_hooks
-from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.compiler import Compiler
+from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist.plugin.static_arguments import check_arguments
 from keras_dist_torch.snapshots import value_now
 
 

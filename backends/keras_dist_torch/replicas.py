@@ -15,9 +15,9 @@ import torch
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
+from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import bounds
 from keras_dist.core.rows import ranges
-from keras_dist.core.unequal_rows import UnequalLengths
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit.metrics import hook_metrics

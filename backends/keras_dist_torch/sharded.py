@@ -11,7 +11,7 @@ import keras
 import torch
 
 from keras_dist.core.device import Device
-from keras_dist.core.owners import Owners
+from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
 from keras_dist.fit import hooks
 from keras_dist.plugin.powers import KeepsParts

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationImplementation
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationImplementation
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
 from keras_dist.plugin.heartbeats import SILENCE

@@ -14,8 +14,8 @@ from keras_dist.bench.output import report_of
 from keras_dist.bench.portable import SCANNED_STEPS
 from keras_dist.bench.progress import in_turn
 from keras_dist.errors import DeviceError
-from keras_dist.plugin.virtual import list_devices
-from keras_dist.plugin.virtual import set_virtual_devices
+from keras_dist.plugin.backend import list_devices
+from keras_dist.plugin.backend import set_virtual_devices
 
 ARMS = (
     "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the loss "

@@ -10,7 +10,7 @@ import keras
 
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.tasks import Task
-from keras_dist.plugin.virtual import list_devices
+from keras_dist.plugin.backend import list_devices
 
 Scope = Callable[[], AbstractContextManager[Any]]
 

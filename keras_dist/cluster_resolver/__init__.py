@@ -11,22 +11,22 @@ resolver ──cluster_of──> Cluster ──> a strategy of several workers
 import keras  # noqa: F401
 
 from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.cloud import GCEClusterResolver
+from keras_dist.cluster_resolver.cloud import TPUClusterResolver
+from keras_dist.cluster_resolver.detection import UnionResolver
 from keras_dist.cluster_resolver.detection import detect
-from keras_dist.cluster_resolver.gce import GCEClusterResolver
+from keras_dist.cluster_resolver.environment import KerasDistClusterResolver
+from keras_dist.cluster_resolver.environment import TFConfigClusterResolver
+from keras_dist.cluster_resolver.environment import TorchrunClusterResolver
 from keras_dist.cluster_resolver.kubernetes import KubernetesClusterResolver
 from keras_dist.cluster_resolver.kubernetes import KubernetesExecutableLocation
-from keras_dist.cluster_resolver.launched import KerasDistClusterResolver
 from keras_dist.cluster_resolver.mpi import MPIClusterResolver
 from keras_dist.cluster_resolver.simple import SimpleClusterResolver
 from keras_dist.cluster_resolver.slurm import SlurmClusterResolver
-from keras_dist.cluster_resolver.slurm_lists import expand_hostlist
-from keras_dist.cluster_resolver.slurm_lists import expand_tasks_per_node
+from keras_dist.cluster_resolver.slurm import expand_hostlist
+from keras_dist.cluster_resolver.slurm import expand_tasks_per_node
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.cluster_resolver.tasks import cluster_of
-from keras_dist.cluster_resolver.tf_config import TFConfigClusterResolver
-from keras_dist.cluster_resolver.torchrun import TorchrunClusterResolver
-from keras_dist.cluster_resolver.tpu import TPUClusterResolver
-from keras_dist.cluster_resolver.union import UnionResolver
 
 __all__ = [
     "ClusterResolver",

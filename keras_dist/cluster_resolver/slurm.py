@@ -1,18 +1,170 @@
-"""SlurmClusterResolver: the tasks of a Slurm job step."""
+"""Parsers of the short forms of lists in Slurm's variables."""
 
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
-from keras_dist.cluster_resolver.slurm_gpus import VISIBLE
-from keras_dist.cluster_resolver.slurm_gpus import count_gpus
-from keras_dist.cluster_resolver.slurm_gpus import own_gpus
-from keras_dist.cluster_resolver.slurm_lists import expand_hostlist
-from keras_dist.cluster_resolver.slurm_lists import expand_tasks_per_node
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
+
+_ONE_HOST = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """Expands Slurm's short form of a list of hosts.
+
+    Args:
+        hostlist: String, such as the value of SLURM_STEP_NODELIST.
+
+    Returns:
+        List of strings, the hosts in the same order. Leading zeros of numbers
+        and repeated hosts are kept.
+
+    Raises:
+        ClusterError: If the string can't be read.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import expand_hostlist
+    >>> expand_hostlist("n[08-10,12],login1")
+    ['n08', 'n09', 'n10', 'n12', 'login1']
+    """
+    hosts = [match[0] for match in _ONE_HOST.finditer(hostlist)]
+    if ",".join(hosts) != hostlist or not hosts:
+        raise _unreadable(hostlist)
+    return [name for host in hosts for name in _names(host, hostlist)]
+
+
+def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
+    """Expands Slurm's short form of the numbers of tasks on each node.
+
+    Args:
+        tasks_per_node: String, such as the value of
+            SLURM_STEP_TASKS_PER_NODE.
+
+    Returns:
+        List of integers, one for each node.
+
+    Raises:
+        ClusterError: If the string can't be read.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import expand_tasks_per_node
+    >>> expand_tasks_per_node("3(x2),1")
+    [3, 3, 1]
+    """
+    tasks = []
+    for part in tasks_per_node.split(","):
+        match = _TASKS.fullmatch(part)
+        if not match:
+            raise ClusterError(
+                "Invalid list of tasks per node. Received: "
+                f"{tasks_per_node!r}. Expected: a form such as '3(x2),2,1'."
+            )
+        tasks += [int(match[1])] * int(match[2] or 1)
+    return tasks
+
+
+def _names(host: str, hostlist: str) -> list[str]:
+    names = [""]
+    for ranges, text in _PARTS.findall(host):
+        ends = [text] if text else _numbers(ranges, hostlist)
+        names = [name + end for name in names for end in ends]
+    return names
+
+
+def _numbers(ranges: str, hostlist: str) -> list[str]:
+    numbers = []
+    for part in ranges.split(","):
+        match = _RANGE.fullmatch(part)
+        if not match:
+            raise _unreadable(hostlist)
+        first, last = match[1], match[2] or match[1]
+        numbers += [
+            str(number).zfill(len(first))
+            for number in range(int(first), int(last) + 1)
+        ]
+    return numbers
+
+
+def _unreadable(hostlist: str) -> ClusterError:
+    return ClusterError(
+        f"Invalid list of hosts. Received: {hostlist!r}. Expected: a form such "
+        "as 'n[1-2],m5'."
+    )
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """Returns the GPUs in CUDA_VISIBLE_DEVICES; `None` if it is not set."""
+    if VISIBLE not in environ:
+        return None
+    names = []
+    for name in environ[VISIBLE].split(","):
+        # CUDA ignores an invalid name and all names after it.
+        if name.strip() in ("", "-1"):
+            break
+        names.append(name.strip())
+    return names
+
+
+def count_gpus(environ: Mapping[str, str]) -> int:
+    """Returns the number of this node's GPUs that the step may use.
+
+    It is that of SLURM_GPUS_ON_NODE, else of CUDA_VISIBLE_DEVICES, else of
+    nvidia-smi. Raises `RuntimeError` if nvidia-smi fails.
+    """
+    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
+    if on_node.isdecimal():
+        return int(on_node)
+    visible = visible_gpus(environ)
+    if visible is not None:
+        return len(visible)
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(
+        ["nvidia-smi", "--list-gpus"],
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+        timeout=60,
+    )
+    if listed.returncode:
+        raise RuntimeError(
+            "Could not get the number of GPUs from nvidia-smi. Pass "
+            f"`gpus_per_node`, or set {VISIBLE}. Its output was: "
+            f"{(listed.stdout + listed.stderr).strip()!r}."
+        )
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def own_gpus(
+    environ: Mapping[str, str],
+    gpus_per_node: int,
+    gpus_per_task: int,
+    local_rank: int,
+) -> str | None:
+    """Returns CUDA_VISIBLE_DEVICES for the task with a rank on its node.
+
+    The result is `None` if the variable has to stay as it is: if it names
+    another number of GPUs than the node has, the task has its own already.
+    """
+    visible = visible_gpus(environ) or [str(i) for i in range(gpus_per_node)]
+    if len(visible) != gpus_per_node:
+        return None
+    start = local_rank * gpus_per_task
+    return ",".join(visible[start : start + gpus_per_task])
 
 
 class _Place(NamedTuple):

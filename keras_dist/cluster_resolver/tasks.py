@@ -5,7 +5,7 @@ from typing import Any
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")

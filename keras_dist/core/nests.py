@@ -1,14 +1,193 @@
-"""A fast `keras.tree` for a step's values, most of which are flat.
-
-The functions of `keras.tree` are slow, and on PyTorch each call leaves a
-reference cycle that keeps tensors alive until the garbage collector runs.
-"""
+"""Nests: mapping over leaves, selecting and joining replicas' components."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 from keras import tree
+
+from keras_dist.core.components import VariableComponent
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
+
+
+def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
+    """Applies `fn` to each leaf of a nest and returns the new nest.
+
+    Lists, tuples, named tuples and mappings are nests; subclasses keep their
+    type. Anything else is a leaf.
+    """
+    if isinstance(nest, Mapping):
+        return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
+    if isinstance(nest, (list, tuple)):
+        return _sequence_like(nest, [map_nest(fn, item) for item in nest])
+    return fn(nest)
+
+
+def leaves_of(nest: Any) -> list[Any]:
+    """Returns the leaves of a nest, in order."""
+    leaves: list[Any] = []
+    map_nest(leaves.append, nest)
+    return leaves
+
+
+def select(index: int, nest: Any) -> Any:
+    """Replaces each per-replica value in a nest by one replica's component."""
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            return leaf.values[index]
+        return leaf
+
+    return map_nest(own, nest)
+
+
+def check_counts(nest: Any, num_replicas: int) -> None:
+    """Raises `ValueError` unless each value has `num_replicas` components."""
+
+    def check(leaf: Any) -> None:
+        is_value = isinstance(leaf, (PerReplica, Mirrored))
+        if is_value and len(leaf.values) != num_replicas:
+            raise ValueError(
+                "A per-replica value must have a component for each replica. "
+                f"Received: {len(leaf.values)} components in {leaf!r}. "
+                f"Expected: {num_replicas}. It may come from another strategy."
+            )
+
+    map_nest(check, nest)
+
+
+def _never(leaf: Any) -> bool:
+    return False
+
+
+def _as_it_is(leaf: Any, index: int) -> Any:
+    return leaf
+
+
+def regroup(
+    nests: Sequence[Any],
+    wrap: Callable[[Sequence[Any]], Any] = PerReplica,
+    always: Callable[[Any], bool] = _never,
+    own: Callable[[Any, int], Any] = _as_it_is,
+) -> Any:
+    """Joins the nests of all replicas, leaf by leaf.
+
+    With one replica, the result is its nest. A leaf that is the same object on
+    each replica is returned as it is, and the components of a variable as the
+    variable, unless `always` is true of the first replica's leaf.
+
+    Args:
+        nests: Sequence of nests of one structure, in replica order.
+        wrap: Callable from the components of a leaf to the joined leaf.
+        always: Callable from a leaf to a boolean.
+        own: Callable from a leaf and a replica's index to that replica's
+            component.
+
+    Raises:
+        ValueError: If replicas have nests of different structures.
+    """
+    if len(nests) == 1:
+        return _of_one(nests[0], own)
+
+    def join(leaves: list[Any]) -> Any:
+        first = leaves[0]
+        if not always(first):
+            if all(leaf is first for leaf in leaves):
+                return first
+            variable = _variable_of(leaves)
+            if variable is not None:
+                return variable
+        return wrap([own(leaf, index) for index, leaf in enumerate(leaves)])
+
+    return _regroup(list(nests), join, "result")
+
+
+def always(leaf: Any) -> bool:
+    """Makes `regroup` wrap every leaf."""
+    return True
+
+
+def _of_one(nest: Any, own: Callable[[Any, int], Any]) -> Any:
+    """Applies `own` to a nest; returns the same object if nothing changes."""
+    before = leaves_of(nest)
+    after = [own(leaf, 0) for leaf in before]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return nest
+    leaves = iter(after)
+    return map_nest(lambda _: next(leaves), nest)
+
+
+def _regroup(
+    nests: list[Any], join: Callable[[list[Any]], Any], path: str
+) -> Any:
+    first = nests[0]
+    for index, nest in enumerate(nests):
+        if _shape(nest) != _shape(first):
+            raise ValueError(
+                "Replicas returned different structures. Received at "
+                f"`{path}`: {_described(first)} from replica 0, "
+                f"{_described(nest)} from replica {index}. Expected: the same "
+                "lists, tuples and keys on each replica."
+            )
+
+    def joined(key: Any) -> Any:
+        parts = [nest[key] for nest in nests]
+        return _regroup(parts, join, f"{path}[{key!r}]")
+
+    if isinstance(first, Mapping):
+        return _mapping_like(first, {key: joined(key) for key in first})
+    if isinstance(first, (list, tuple)):
+        return _sequence_like(first, [joined(i) for i in range(len(first))])
+    return join(nests)
+
+
+def _variable_of(leaves: list[Any]) -> Any:
+    """Returns the variable that has these components in order, or `None`."""
+    if not isinstance(leaves[0], VariableComponent):
+        return None
+    container = leaves[0].container
+    for index, leaf in enumerate(leaves):
+        if not (
+            isinstance(leaf, VariableComponent)
+            and leaf.container is container
+            and leaf.index == index
+        ):
+            return None
+    return container
+
+
+def _shape(nest: Any) -> Any:
+    """Returns a description of a nest's top level, to compare structures."""
+    if isinstance(nest, Mapping):
+        return Mapping, set(nest)
+    if isinstance(nest, (list, tuple)):
+        return type(nest), len(nest)
+    return None
+
+
+def _described(nest: Any) -> str:
+    if isinstance(nest, Mapping):
+        return f"{type(nest).__name__} with keys {sorted(map(str, nest))}"
+    if isinstance(nest, (list, tuple)):
+        return f"{type(nest).__name__} of length {len(nest)}"
+    return f"a {type(nest).__name__}"
+
+
+def _sequence_like(nest: Any, items: list[Any]) -> Any:
+    if hasattr(nest, "_fields"):  # a named tuple
+        return type(nest)(*items)
+    return type(nest)(items)
+
+
+def _mapping_like(nest: Any, items: dict[Any, Any]) -> Any:
+    if type(nest) is dict:
+        return items
+    default_factory = getattr(nest, "default_factory", None)
+    if default_factory is not None:
+        return type(nest)(default_factory, items)
+    return type(nest)(items)
 
 
 def _is_flat(value: Any) -> bool:

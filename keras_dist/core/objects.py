@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.core.regroup import leaves_of
+from keras_dist.core.nests import leaves_of
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import TraceError

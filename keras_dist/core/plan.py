@@ -1,9 +1,53 @@
-"""Plan: a strategy's devices and the places of its variables."""
+"""Plan: which devices compute, and where each variable lives."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from keras_dist.core.cluster import Cluster
+import keras
+import numpy as np
+
 from keras_dist.core.device import Device
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers that train together, and this process' position.
+
+    Args:
+        index: Integer, this worker's position; 0 is the chief.
+        leader: String, `"host:port"` on the chief's host, the address of the
+            rendezvous.
+        addresses: Tuple of strings, each worker's own `"host:port"` in order.
+        coordinator: String, `"host:port"` of a service outside of the workers
+            that outlives each of them, or `None`. `keras-dist run` starts one
+            where the backend supports it.
+        restarts: Integer, number of times that the group was restarted.
+
+    Example:
+
+    >>> from keras_dist.core.plan import Cluster
+    >>> addresses = ("10.0.0.1:9000", "10.0.0.2:9000")
+    >>> cluster = Cluster(1, leader=addresses[0], addresses=addresses)
+    >>> cluster.num_workers, cluster.is_chief
+    (2, False)
+    """
+
+    index: int
+    leader: str
+    addresses: tuple[str, ...]
+    coordinator: str | None = None
+    restarts: int = 0
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return len(self.addresses)
+
+    @property
+    def is_chief(self) -> bool:
+        """True for worker 0, which shows progress and writes files."""
+        return self.index == 0
 
 
 @dataclass(frozen=True)
@@ -72,3 +116,55 @@ class Plan:
     def primary(self) -> Device:
         """The device whose copy of a variable is read and saved."""
         return self.variable_devices[0]
+
+
+# The attribute of a variable with its device.
+_ATTRIBUTE = "_keras_dist_owner"
+
+
+class Owners:
+    """The device of each single-copy variable, balanced by bytes.
+
+    A variable goes to the first device among those with the fewest bytes, so
+    that the same program places it alike each time. A variable that is created
+    for another one, such as an optimizer's slot, goes to the same device.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        self._num_bytes = dict.fromkeys(devices, 0)
+
+    def of(self, variable: keras.Variable) -> Device:
+        """Returns a variable's device; the first one until it has a shape."""
+        attributes: dict[str, Any] = vars(variable)
+        device: Device | None = attributes.get(_ATTRIBUTE)
+        if device in self._num_bytes:
+            return device
+        first = next(iter(self._num_bytes))
+        has_shape = None not in _shape(variable)
+        if len(self._num_bytes) == 1 or not has_shape:
+            return first
+        device = min(self._num_bytes, key=lambda d: self._num_bytes[d])
+        return self._give(variable, device)
+
+    def _give(self, variable: keras.Variable, device: Device) -> Device:
+        vars(variable)[_ATTRIBUTE] = device
+        self._num_bytes[device] += num_bytes(variable)
+        return device
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        """Gives a new variable the device of a reference variable."""
+        self._give(variable, self.of(reference))
+
+
+def num_bytes(variable: keras.Variable) -> int:
+    """Returns the size of a variable's value in bytes."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    bits = 16 if dtype == "bfloat16" else 8 * np.dtype(dtype).itemsize
+    return int(np.prod(_shape(variable), dtype=np.int64)) * bits // 8
+
+
+def _shape(variable: keras.Variable) -> tuple[Any, ...]:
+    shape = variable.shape
+    return (None,) if shape is None else tuple(shape)

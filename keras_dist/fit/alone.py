@@ -12,13 +12,13 @@ from typing import Any
 import keras
 
 from keras_dist.cluster_resolver.detection import place
-from keras_dist.cluster_resolver.launched import WORKERS
+from keras_dist.cluster_resolver.environment import WORKERS
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit.binding import binding_of
 from keras_dist.fit.origin import told
 from keras_dist.internals.keras_internals import Trainer
-from keras_dist.plugin.membership import has_joined
-from keras_dist.plugin.membership import is_independent
+from keras_dist.plugin.workers import has_joined
+from keras_dist.plugin.workers import is_independent
 
 _TRAINING = ("fit", "train_on_batch")
 _on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.core.leaves import readable
-from keras_dist.core.leaves import shape_of
-from keras_dist.core.regroup import leaves_of
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.rows import readable
+from keras_dist.core.rows import shape_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import own_steps

@@ -28,15 +28,15 @@ from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
 from keras_dist.fit.workers.together import not_taken
 from keras_dist.fit.workers.together import raise_explained
+from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import take_chiefs_values
-from keras_dist.fit.workers.whole_optimizer import readable_by_chief
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.replica.state import current_call
 from keras_dist.replica.variables import adopt
 from keras_dist.replica.variables import check_owner
-from keras_dist.sharding.elementwise import check_optimizer
+from keras_dist.sharding.supported import check_optimizer
 
 if TYPE_CHECKING:
     from keras_dist.replica.strategy_core import StrategyBase

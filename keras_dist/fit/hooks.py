@@ -1,12 +1,8 @@
-"""Hooks on Keras' methods at which a step's replicas meet, installed once.
-
-These are methods of classes rather than of instances, because a user's
-`train_step` may use losses, optimizers, layers and seeds that no model knows.
-One hook is on Python's `warnings.warn`, because users' code warns on each
-replica. Each hook has an effect only in a thread that runs a replica.
-"""
+"""Shows a warning that replicas of a step repeat once only."""
 
 import functools
+import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,19 +11,146 @@ import keras
 from keras import ops
 from keras import tree
 
+from keras_dist.core import context
 from keras_dist.fit import lone_updates
 from keras_dist.fit import losses
-from keras_dist.fit.normalization import hook_moments
-from keras_dist.fit.repeated_warnings import hook_warn
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.replica.probe import ProbeScope
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
+from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
+
+
+def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `warnings.warn`.
+
+    If the user's code warns on one replica, the others repeat it from the same
+    place. On one device it is shown once.
+    """
+
+    @functools.wraps(original)
+    def warn(
+        message: Any,
+        category: Any = None,
+        stacklevel: int = 1,
+        source: Any = None,
+        **options: Any,
+    ) -> None:
+        state = current_replica()
+        if state is not None:
+            frame = sys._getframe(1)
+            place = frame.f_code.co_filename, frame.f_lineno, str(message)
+            if state.replica.repeats(place):
+                return
+        # This function adds a frame.
+        original(message, category, stacklevel + 1, source, **options)
+
+    return warn
+
+
+# Marks layers that were made with `synchronized` under a strategy.
+_MADE_HERE = "_keras_dist_synchronizes"
+
+
+def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `BatchNormalization._moments`, to use the rows of all replicas."""
+
+    @functools.wraps(original)
+    def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        step: ReplicaState | None = current_step()
+        call = current_call()
+        if call is not None and self.synchronized:
+            step = call
+        moving = [self.moving_mean, self.moving_variance]
+        scope = keras_internals.stateless_scope()
+        if isinstance(scope, ProbeScope):
+            # Both halves of a batch need the same statistics, as in training.
+            scope.same_on_all(moving)
+            mean, variance = (ops.cast(x, inputs.dtype) for x in moving)
+            return mean, variance
+        if step is not None:
+            step.same_on_all(moving)
+            return _global_moments(step, self, inputs, mask)
+        if not self.synchronized or _MADE_HERE not in vars(self):
+            mean, variance = original(self, inputs, mask)
+            return mean, variance
+        # This thread has all rows. Keras synchronizes on TensorFlow only.
+        self.synchronized = False
+        try:
+            mean, variance = original(self, inputs, mask)
+        finally:
+            self.synchronized = True
+        return mean, variance
+
+    return _moments
+
+
+# Cached, because it is slow and scopes are entered often.
+_signature_of = functools.cache(inspect.signature)
+
+
+def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
+    """Wraps `keras.layers.BatchNormalization.__init__`.
+
+    Keras refuses `synchronized=True` on all backends but TensorFlow. Under a
+    strategy it works on each.
+    """
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any, *args: Any, synchronized: bool = False, **kwargs: Any
+    ) -> None:
+        if not context.has_strategy():
+            original(self, *args, synchronized=synchronized, **kwargs)
+            return
+        original(self, *args, **kwargs)
+        self.synchronized = synchronized
+        object.__setattr__(self, _MADE_HERE, True)
+
+    # Keras reads the signature to find a layer's configuration.
+    __init__.__signature__ = _signature_of(original)  # type: ignore[attr-defined]
+    return __init__
+
+
+def _global_moments(
+    step: ReplicaState, layer: Any, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
+    """Returns the mean and variance over the rows of all replicas.
+
+    The mean comes first, then the mean squared distance from it: two sums
+    rather than one, because a difference of large sums loses precision.
+    Gradients flow through both.
+    """
+    what = f"the batch statistics of layer '{layer.name}'"
+    axes = layer._reduction_axes
+    if mask is not None:
+        mask = ops.cast(ops.expand_dims(mask, axis=-1), "bool")
+        mask = ops.broadcast_to(mask, ops.shape(inputs))
+    counted = (
+        ops.ones_like(inputs) if mask is None else ops.cast(mask, inputs.dtype)
+    )
+    keep = step.share.keep
+
+    def total(values: Any) -> Any:
+        if mask is not None:
+            values = ops.where(mask, values, 0)
+        return keep(ops.sum(values, axes))
+
+    count = keep(ops.sum(counted, axes))
+    both = step.replica.all_sum(what, ops.stack([total(inputs), count]))
+    # Keras adds epsilon only with a mask, and the numbers have to agree.
+    count = both[1] + (0.0 if mask is None else keras.config.epsilon())
+    mean = both[0] / count
+    shape = [1] * len(inputs.shape)
+    shape[layer.axis] = -1
+    distance = ops.square(inputs - ops.reshape(mean, shape))
+    variance = step.replica.all_sum(what, total(distance)) / count
+    return mean, variance
 
 
 @functools.cache

@@ -19,8 +19,8 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.core.rows import scaled
 from keras_dist.internals import keras_internals
+from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.gather import gathered
-from keras_dist.replica.join import is_row_shaped
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_step

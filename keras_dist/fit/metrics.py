@@ -17,11 +17,11 @@ from keras_dist.core import nests
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
 from keras_dist.replica.exchange import Entry
-from keras_dist.replica.join import RowCount
-from keras_dist.replica.join import detached
-from keras_dist.replica.join import is_row_shaped
-from keras_dist.replica.join import join
-from keras_dist.replica.join import mean_or_count
+from keras_dist.replica.exchange import RowCount
+from keras_dist.replica.exchange import detached
+from keras_dist.replica.exchange import is_row_shaped
+from keras_dist.replica.exchange import join
+from keras_dist.replica.exchange import mean_or_count
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 

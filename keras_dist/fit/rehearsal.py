@@ -30,8 +30,8 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import StepRunner
-from keras_dist.replica.attributes import kept_attributes
 from keras_dist.replica.kinds import Kinds
+from keras_dist.replica.probe import kept_attributes
 from keras_dist.replica.state import ReplicaStep
 
 if TYPE_CHECKING:

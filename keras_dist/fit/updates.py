@@ -11,10 +11,10 @@ from keras_dist.fit.changed_gradients import warn_if_changed
 from keras_dist.fit.metrics import flush
 from keras_dist.internals.keras_internals import trainable_variables
 from keras_dist.plugin.powers import UpdatesParts
-from keras_dist.replica.join import detached
-from keras_dist.replica.join import is_row_shaped
-from keras_dist.replica.join import join
-from keras_dist.replica.join import mean_over_rows
+from keras_dist.replica.exchange import detached
+from keras_dist.replica.exchange import is_row_shaped
+from keras_dist.replica.exchange import join
+from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import Writes

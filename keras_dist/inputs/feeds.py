@@ -11,15 +11,15 @@ from typing import final
 import keras
 import numpy as np
 
-from keras_dist.core.leaves import check_rows
-from keras_dist.core.leaves import describe
-from keras_dist.core.leaves import named_leaves
-from keras_dist.core.leaves import shape_of
-from keras_dist.core.leaves import sliceable
-from keras_dist.core.regroup import always
-from keras_dist.core.regroup import map_nest
-from keras_dist.core.regroup import regroup
+from keras_dist.core.nests import always
+from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import regroup
 from keras_dist.core.rows import bounds
+from keras_dist.core.rows import check_rows
+from keras_dist.core.rows import describe
+from keras_dist.core.rows import named_leaves
+from keras_dist.core.rows import shape_of
+from keras_dist.core.rows import sliceable
 from keras_dist.inputs.adapters import RepeatableBatches
 from keras_dist.inputs.adapters import one_shot_batches
 from keras_dist.inputs.sources.source import INFINITE

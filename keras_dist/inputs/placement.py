@@ -7,12 +7,12 @@ import keras
 import numpy as np
 
 from keras_dist.core.device import Device
-from keras_dist.core.leaves import describe
-from keras_dist.core.leaves import named_leaves
+from keras_dist.core.nests import always
+from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import regroup
 from keras_dist.core.options import InputOptions
-from keras_dist.core.regroup import always
-from keras_dist.core.regroup import map_nest
-from keras_dist.core.regroup import regroup
+from keras_dist.core.rows import describe
+from keras_dist.core.rows import named_leaves
 from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.plugin.executor import Executor
 

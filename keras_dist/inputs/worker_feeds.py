@@ -10,11 +10,11 @@ from typing import final
 import keras
 import numpy as np
 
-from keras_dist.core.leaves import check_rows
-from keras_dist.core.leaves import shape_of
-from keras_dist.core.leaves import sliceable
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import bounds
+from keras_dist.core.rows import check_rows
+from keras_dist.core.rows import shape_of
+from keras_dist.core.rows import sliceable
 from keras_dist.errors import WorkerLostError
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import cut

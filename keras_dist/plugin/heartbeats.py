@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 
 # Seconds without a sign of life after which a worker counts as lost.
 SILENCE = 60.0

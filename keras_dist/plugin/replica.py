@@ -19,8 +19,8 @@ from typing import TypeVar
 import keras
 from keras import ops
 
+from keras_dist.core.nests import select
 from keras_dist.core.reduction import check_gather
-from keras_dist.core.regroup import select
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.errors import ReplicaDivergenceError

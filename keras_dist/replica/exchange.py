@@ -1,16 +1,155 @@
-"""Exchanges replicas' values with those of other workers."""
+"""Joins replicas' values into the value that one device would have."""
 
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_dist.core import nests
 from keras_dist.core.rows import Share
+from keras_dist.core.rows import scaled
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Group
-from keras_dist.replica.join import Combine
-from keras_dist.replica.join import RowCount
-from keras_dist.replica.join import join_leaves
+
+Combine = Callable[[list[Any], list[Share]], Any]
+
+
+def detached(value: Any) -> list[Any]:
+    """Returns the leaves of a nested value, without gradients."""
+    return [_detached(leaf) for leaf in nests.flatten(value)]
+
+
+def join(
+    like: Any, everyone: list[tuple[list[Any], Share]], combine: Combine
+) -> Any:
+    """Joins nested values of replicas: rows are concatenated, scalars combined.
+
+    `everyone` has the leaves and the share of each replica. `combine` is for
+    values without rows, given the replicas' values and shares. The result is
+    nested like `like`.
+    """
+    values = [leaves for leaves, _ in everyone]
+    shares = [share for _, share in everyone]
+    return nests.pack(like, join_leaves(values, shares, combine))
+
+
+def join_leaves(
+    values: Sequence[Sequence[Any]],
+    shares: Sequence[Share],
+    combine: Combine,
+) -> list[Any]:
+    """Joins leaves of replicas, as `join` does with nested values."""
+    return [
+        _join_leaf(list(parts), list(shares), combine)
+        for parts in zip(*values, strict=True)
+    ]
+
+
+class RowCount:
+    """The number of rows of a value, passed as a metric's sample weight.
+
+    Keras' trainers weight the running loss by it. Replicas' numbers are summed.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+
+def mean_or_count(values: list[Any], shares: list[Share]) -> Any:
+    """Returns the mean over rows, or the sum of `RowCount`s."""
+    if isinstance(values[0], RowCount):
+        return sum_over_replicas([value.rows for value in values], shares)
+    return mean_over_rows(values, shares)
+
+
+def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
+    """Returns the mean of replicas' values, weighted by their rows.
+
+    If all are equal, it is that value to the last digit. Of values that are no
+    floats, it is the first replica's.
+    """
+    first = values[0]
+    if not is_float(first) or all(value is first for value in values):
+        return first
+    # Computed on the device where the meeting's function runs.
+    first = ops.convert_to_tensor(first)
+    equal, total = True, scaled(shares[0].keep(first), shares[0].weight)
+    for value, share in zip(values[1:], shares[1:], strict=True):
+        value = ops.convert_to_tensor(value, dtype=first.dtype)
+        equal = ops.logical_and(equal, value == first)
+        total = total + scaled(share.keep(value), share.weight)
+    return ops.where(equal, first, total)
+
+
+def sum_over_rows(values: list[Any], shares: list[Share]) -> Any:
+    """Returns the given replicas' part of the mean over all rows.
+
+    A float tensor: the sum of these replicas' values, weighted by rows.
+    """
+    terms = []
+    for value, share in zip(values, shares, strict=True):
+        tensor = ops.convert_to_tensor(value)
+        terms.append(scaled(share.keep(tensor), share.weight))
+    return sum(terms[1:], terms[0])
+
+
+def sum_over_replicas(values: list[Any], shares: list[Share]) -> Any:
+    """Returns the sum of the values of replicas that have rows."""
+    terms = [s.keep(value) for value, s in zip(values, shares, strict=True)]
+    return sum(terms[1:], terms[0])
+
+
+def _detached(value: Any) -> Any:
+    if not keras.ops.is_tensor(value):
+        return value
+    mask = keras_internals.get_mask(value)
+    value = ops.stop_gradient(value)
+    if mask is not None:
+        keras_internals.set_mask(value, mask)
+    return value
+
+
+def _join_leaf(parts: list[Any], shares: list[Share], combine: Combine) -> Any:
+    first = parts[0]
+    if is_row_shaped(first):
+        masks = [keras_internals.get_mask(part) for part in parts]
+        merged = concat_rows(parts, shares)
+        if masks[0] is not None:
+            keras_internals.set_mask(merged, concat_rows(masks, shares))
+        return merged
+    if first is None or isinstance(first, (str, bool)):
+        return first
+    return combine(parts, shares)
+
+
+def is_float(value: Any) -> bool:
+    """Returns whether a value is a float or a tensor of floats."""
+    if isinstance(value, (int, float)):
+        return isinstance(value, float)
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and keras.backend.is_float_dtype(
+        keras.backend.standardize_dtype(dtype)
+    )
+
+
+def is_row_shaped(value: Any) -> bool:
+    """Returns whether a value is an array with at least one axis."""
+    return len(getattr(value, "shape", ())) > 0
+
+
+def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
+    """Concatenates replicas' rows in order, without replicas that have none."""
+    kept = [
+        share.trim(part)
+        for part, share in zip(parts, shares, strict=True)
+        if not (isinstance(share.rows, int) and share.rows == 0)
+    ]
+    if not kept:
+        return parts[0][:0]
+    return kept[0] if len(kept) == 1 else ops.concatenate(kept, axis=0)
+
 
 # The leaves of the nest of a replica, or of a whole worker, and its rows.
 Entry = tuple[list[Any], Share]

@@ -7,11 +7,17 @@ from typing import Any
 from typing import TypeVar
 from typing import overload
 
+import keras
+from keras import ops
+
 from keras_dist.core import context
+from keras_dist.core.nests import map_nest
 from keras_dist.core.tracing import inlines
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.replica.call import ReplicaCall
+from keras_dist.replica.replica_context import get_replica_context
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist.replica.state import current_replica
 
@@ -150,3 +156,37 @@ def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
             f"{fn!r} of type {type(fn).__name__}. Expected: a callable."
         )
     return Function(fn, jit_compile)
+
+
+def print(*values: Any, sep: str = " ", end: str = "\n") -> None:
+    """Prints values; in a compiled function, each time it runs.
+
+    Python's own `print` runs when a function is traced, and shows tensors
+    without values. With several replicas, the output of each begins with
+    `replica 0: ` and so on. The order between replicas, and on JAX between
+    prints, is not defined.
+
+    Args:
+        *values: Tensors, variables, or anything that Python prints, also in
+            lists, tuples and dicts.
+        sep: String between the values.
+        end: String after the last value.
+
+    Example:
+
+    >>> keras_dist.print("loss", 0.5, end=".\\n")
+    loss 0.5.
+    """
+    context = get_replica_context()
+    replica = None
+    if context is not None and context.num_replicas_in_sync > 1:
+        replica = context.replica_id_in_sync_group
+    shown = [map_nest(_value, value) for value in values]
+    get_backend().print(shown, sep, end, replica)
+
+
+def _value(leaf: Any) -> Any:
+    # The value without the framework's variable object and its gradients.
+    if isinstance(leaf, keras.Variable):
+        return ops.stop_gradient(leaf.value)
+    return leaf

@@ -10,11 +10,11 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled_gradient
 from keras_dist.internals import keras_internals
 from keras_dist.replica.exchange import Entry
-from keras_dist.replica.join import detached
-from keras_dist.replica.join import is_float
-from keras_dist.replica.join import is_row_shaped
-from keras_dist.replica.join import join_leaves
-from keras_dist.replica.join import mean_over_rows
+from keras_dist.replica.exchange import detached
+from keras_dist.replica.exchange import is_float
+from keras_dist.replica.exchange import is_row_shaped
+from keras_dist.replica.exchange import join_leaves
+from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.state import ReplicaStep
 
 

@@ -16,8 +16,8 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
-from keras_dist.replica.join import is_float
-from keras_dist.replica.join import is_row_shaped
+from keras_dist.replica.exchange import is_float
+from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.probe import Found
 from keras_dist.replica.probe import probe
 from keras_dist.replica.state import ReplicaStep

@@ -10,15 +10,15 @@ import keras
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import regroup
 from keras_dist.core.objects import refuse_objects
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_numbers
 from keras_dist.core.reduction import combine
 from keras_dist.core.reduction import parse_reduce_op
-from keras_dist.core.regroup import leaves_of
-from keras_dist.core.regroup import map_nest
-from keras_dist.core.regroup import regroup
 from keras_dist.plugin.replica import OnlyReplica
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.state import current_step

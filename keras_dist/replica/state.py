@@ -22,12 +22,12 @@ from keras_dist.errors import MetricMergeError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.replica.exchange import Combine
 from keras_dist.replica.exchange import Entry
+from keras_dist.replica.exchange import is_float
+from keras_dist.replica.exchange import mean_over_rows
+from keras_dist.replica.exchange import sum_over_rows
 from keras_dist.replica.exchange import with_other_workers
-from keras_dist.replica.join import Combine
-from keras_dist.replica.join import is_float
-from keras_dist.replica.join import mean_over_rows
-from keras_dist.replica.join import sum_over_rows
 from keras_dist.replica.sums import Kind
 from keras_dist.replica.writes import Writes as Writes
 from keras_dist.replica.writes import by_variable

@@ -12,7 +12,7 @@ from keras import ops
 from keras_dist.core.rows import Share
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
-from keras_dist.replica.join import sum_over_replicas
+from keras_dist.replica.exchange import sum_over_replicas
 
 if TYPE_CHECKING:
     from keras_dist.plugin.workers import Workers

@@ -18,9 +18,9 @@ from keras import ops
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
-from keras_dist.sharding.elementwise import check_optimizer
 from keras_dist.sharding.parts import Parts
 from keras_dist.sharding.shadow import Shadow
+from keras_dist.sharding.supported import check_optimizer
 
 Total = Callable[[list[Any]], list[Any]]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import parse_device
+from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.reduction import combine

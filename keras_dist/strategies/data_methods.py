@@ -14,7 +14,7 @@ from keras_dist.inputs.sources.numpy_data import numpy_dataset
 from keras_dist.replica.strategy_core import StrategyBase
 
 if TYPE_CHECKING:
-    from keras_dist.inputs.explanation import Explanation
+    from keras_dist.inputs.explain import Explanation
 
 
 class InputMethods(StrategyBase):

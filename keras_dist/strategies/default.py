@@ -17,7 +17,7 @@ from keras_dist.core.options import InputContext
 from keras_dist.core.options import InputOptions
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.compilation import Compiler
+from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.strategies.extended import DefaultExtended

@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 from keras_dist.core import context
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.nests import map_nest
+from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import parse_reduce_op
-from keras_dist.core.regroup import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist.strategies.cross_device_ops import HierarchicalCopyAllReduce
 from keras_dist.strategies.destinations import devices_at
 from keras_dist.strategies.destinations import spread
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.v1_methods import V1Methods
+    from keras_dist.strategies.deprecated import V1Methods
 
 _BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
 

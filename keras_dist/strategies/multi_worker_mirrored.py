@@ -9,15 +9,15 @@ from typing import final
 from keras_dist.cluster_resolver import ClusterResolver
 from keras_dist.cluster_resolver import cluster_of
 from keras_dist.cluster_resolver import detect
-from keras_dist.core.communication import CommunicationImplementation
-from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import default_devices
+from keras_dist.core.options import CommunicationImplementation
+from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.exit import watch_exceptions
-from keras_dist.plugin.membership import note_joined
 from keras_dist.plugin.powers import check_optimizer_state
 from keras_dist.plugin.randomness import share_random_state
+from keras_dist.plugin.workers import note_joined
+from keras_dist.plugin.workers import watch_exceptions
 from keras_dist.strategies.strategy import Strategy
 
 

@@ -12,6 +12,11 @@ import numpy as np
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.nests import always
+from keras_dist.core.nests import check_counts
+from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import regroup
+from keras_dist.core.nests import select
 from keras_dist.core.objects import refuse_objects
 from keras_dist.core.options import ValueContext
 from keras_dist.core.reduction import ReduceOp
@@ -21,11 +26,6 @@ from keras_dist.core.reduction import combine
 from keras_dist.core.reduction import is_zero
 from keras_dist.core.reduction import parse_reduce_op
 from keras_dist.core.reduction import reduce_axes
-from keras_dist.core.regroup import always
-from keras_dist.core.regroup import check_counts
-from keras_dist.core.regroup import map_nest
-from keras_dist.core.regroup import regroup
-from keras_dist.core.regroup import select
 from keras_dist.core.strategy_classes import check_args
 from keras_dist.core.tracing import inlines
 from keras_dist.core.values import DistributedValues

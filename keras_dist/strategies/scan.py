@@ -8,12 +8,12 @@ from typing import Any
 
 import keras
 
-from keras_dist.core.regroup import leaves_of
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
 from keras_dist.core.values import DistributedValues
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.inputs.iterator import DistributedIterator
-from keras_dist.plugin.steps_in_one import concatenate_steps
+from keras_dist.plugin.compiler import concatenate_steps
 from keras_dist.replica.differentiation import check_run_counts
 from keras_dist.replica.function import Function
 from keras_dist.strategies.default import get_strategy

@@ -12,8 +12,8 @@ from keras_dist.core import context
 from keras_dist.core.plan import Plan
 from keras_dist.core.strategy_classes import check_arguments
 from keras_dist.core.strategy_classes import scope_method
+from keras_dist.fit import creation
 from keras_dist.fit import duplicates
-from keras_dist.fit import plain_models
 from keras_dist.fit.alone import watch_training
 from keras_dist.fit.binding import bind_model
 from keras_dist.fit.binding import claim_variable
@@ -21,10 +21,10 @@ from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.strategies.cross_device_ops import CrossDeviceOps
+from keras_dist.strategies.deprecated import LogicalDeviceMethods
+from keras_dist.strategies.deprecated import V1Methods
 from keras_dist.strategies.extended import StrategyExtended
-from keras_dist.strategies.logical_devices import LogicalDeviceMethods
 from keras_dist.strategies.scope import Scope
-from keras_dist.strategies.v1_methods import V1Methods
 
 if TYPE_CHECKING:
     from keras_dist.verification.report import Report
@@ -51,7 +51,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
     def __init__(
         self, plan: Plan, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
-        plain_models.install()
+        creation.install()
         super().__init__(plan, get_backend().executor(plan), cross_device_ops)
         watch_training()
 

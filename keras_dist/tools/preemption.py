@@ -16,7 +16,7 @@ from typing import final
 import keras
 
 from keras_dist.core import context
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.fit.binding import binding_of
 from keras_dist.fit.workers.together import raise_explained

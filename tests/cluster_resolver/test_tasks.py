@@ -8,7 +8,7 @@ from keras_dist.cluster_resolver import KerasDistClusterResolver
 from keras_dist.cluster_resolver import SimpleClusterResolver
 from keras_dist.cluster_resolver import cluster_of
 from keras_dist.cluster_resolver import tasks
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 
 ALL = {

@@ -10,7 +10,7 @@ import pytest
 from cluster_resolver.google import tpu_service
 from conformance.contract import contract
 from keras_dist.cluster_resolver import TPUClusterResolver
-from keras_dist.cluster_resolver import tpu
+from keras_dist.cluster_resolver import cloud
 from keras_dist.errors import ClusterError
 
 READY = {"state": "READY", "health": "HEALTHY"}
@@ -112,7 +112,7 @@ def test_local_in_the_environment(environ):
 
 @contract("R-20", native=False)
 def test_cores_of_this_host_are_counted(monkeypatch):
-    monkeypatch.setattr(tpu, "local_accelerators", lambda: {"TPU": 4})
+    monkeypatch.setattr(cloud, "local_accelerators", lambda: {"TPU": 4})
     resolver = TPUClusterResolver(ENDPOINTS)
     assert resolver.num_accelerators() == {"TPU": 4}
 

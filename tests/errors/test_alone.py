@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist
 from keras_dist.fit import alone
-from keras_dist.plugin import membership
+from keras_dist.plugin import workers
 
 X = np.ones((4, 2), "float32")
 STRATEGIES = {
@@ -89,9 +89,9 @@ def test_one_that_is_alone_on_purpose(monkeypatch):
 
 def test_one_device_is_deliberate_in_who_has_joined(monkeypatch, tmp_path):
     two_addresses(monkeypatch)
-    monkeypatch.setattr(membership, "_joined", set())
+    monkeypatch.setattr(workers, "_joined", set())
     monkeypatch.setenv("KERAS_DIST_JOINED_FILE", str(tmp_path / "joined"))
-    membership.note_joined()
+    workers.note_joined()
     assert (tmp_path / "joined").exists()
     fit(made("OneDeviceStrategy"))
     with pytest.raises(keras_dist.StrategyMismatchError, match="made before"):
@@ -99,10 +99,10 @@ def test_one_device_is_deliberate_in_who_has_joined(monkeypatch, tmp_path):
 
 
 def test_a_launcher_that_can_not_be_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(membership, "_joined", set())
+    monkeypatch.setattr(workers, "_joined", set())
     monkeypatch.setenv("KERAS_DIST_JOINED_FILE", str(tmp_path / "no" / "file"))
     with pytest.warns(UserWarning, match="--independent"):
-        membership.note_joined()
+        workers.note_joined()
 
 
 LAUNCHERS = {

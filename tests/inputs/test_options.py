@@ -2,10 +2,10 @@
 
 import pytest
 
-from keras_dist.core.communication import CollectiveCommunication
-from keras_dist.core.communication import CollectiveHints
-from keras_dist.core.communication import CommunicationImplementation
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CollectiveCommunication
+from keras_dist.core.options import CollectiveHints
+from keras_dist.core.options import CommunicationImplementation
+from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.options import InputContext
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode

@@ -17,8 +17,8 @@ from inputs.helpers import joined
 from inputs.helpers import lists
 from inputs.helpers import parts
 from inputs.helpers import slices
+from keras_dist.core.nests import leaves_of
 from keras_dist.core.options import InputOptions
-from keras_dist.core.regroup import leaves_of
 from keras_dist.core.rows import bounds
 
 PROPERTY = settings(

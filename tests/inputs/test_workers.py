@@ -17,9 +17,9 @@ from inputs.test_sources import KINDS
 from inputs.test_splits import PROPERTY
 from inputs.workers import read
 from inputs.workers import strategies_of
+from keras_dist.core.nests import leaves_of
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
-from keras_dist.core.regroup import leaves_of
 from keras_dist.core.rows import bounds
 from keras_dist.inputs.dataset import distribute_dataset
 from keras_dist.inputs.sources.numpy_data import numpy_dataset

@@ -7,9 +7,9 @@ import numpy as np
 
 import keras_dist
 from inputs.helpers import parts
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
 from keras_dist.core.device import Device
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import override_backend
 from keras_dist.plugin.workers import Workers

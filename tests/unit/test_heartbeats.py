@@ -2,7 +2,7 @@
 
 import threading
 
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import Heartbeats
 

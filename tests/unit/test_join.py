@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import bounds
-from keras_dist.replica.join import join
-from keras_dist.replica.join import mean_over_rows
-from keras_dist.replica.join import sum_over_replicas
+from keras_dist.replica.exchange import join
+from keras_dist.replica.exchange import mean_over_rows
+from keras_dist.replica.exchange import sum_over_replicas
 
 SHARES = [Share(2, 5), Share(3, 5), Share(0, 5)]
 

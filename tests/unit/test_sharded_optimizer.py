@@ -8,9 +8,9 @@ import pytest
 from keras import optimizers
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.sharding.elementwise import check_optimizer
 from keras_dist.sharding.parts import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
+from keras_dist.sharding.supported import check_optimizer
 
 # TensorFlow's optimizers write variables only, so it can't update parts.
 HAS_STATELESS = keras.backend.backend() != "tensorflow"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.core.cluster import Cluster
 from keras_dist.core.device import Device
+from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.planning.placement import memory
 from keras_dist.planning.traffic import transfers

@@ -13,19 +13,19 @@ import pytest
 from keras import callbacks
 
 import keras_dist
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.fit.workers.agreement import batches_of
-from keras_dist.fit.workers.agreement import check_agreement
-from keras_dist.fit.workers.agreement import described
-from keras_dist.fit.workers.agreement import rows_of
 from keras_dist.fit.workers.chief import flat_callbacks
 from keras_dist.fit.workers.chief import quiet_callbacks
 from keras_dist.fit.workers.chief import save
 from keras_dist.fit.workers.durable import written_beside
 from keras_dist.fit.workers.entry import Entry
+from keras_dist.fit.workers.entry import batches_of
+from keras_dist.fit.workers.entry import check_agreement
+from keras_dist.fit.workers.entry import described
+from keras_dist.fit.workers.entry import rows_of
 from keras_dist.fit.workers.together import Together
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.plugin import randomness

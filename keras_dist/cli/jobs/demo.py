@@ -21,8 +21,8 @@ from rich.progress import TextColumn
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-from keras_dist.plugin.virtual import list_devices
-from keras_dist.plugin.virtual import set_virtual_devices
+from keras_dist.plugin.backend import list_devices
+from keras_dist.plugin.backend import set_virtual_devices
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.tools.summaries.data import show
 from keras_dist.tools.summary import summary

@@ -10,7 +10,7 @@ import keras
 
 from keras_dist.internals import keras_internals
 from keras_dist.planning.load import Load
-from keras_dist.sharding.elementwise import check_optimizer
+from keras_dist.sharding.supported import check_optimizer
 from keras_dist.tools.summaries.counting import check_built
 from keras_dist.tools.summaries.counting import load_of
 from keras_dist.tools.users_function import called

@@ -14,7 +14,7 @@ from keras_dist.fit.workers.durable import is_damaged
 from keras_dist.fit.workers.durable import seal
 from keras_dist.fit.workers.durable import written_beside
 from keras_dist.fit.workers.together import take_chiefs_values
-from keras_dist.fit.workers.whole_optimizer import written_by_chief
+from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.randomness import chiefs_text
 

@@ -8,16 +8,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.inputs.sources.grain_data import GrainSource
-from keras_dist.inputs.sources.iterables import FunctionSource
-from keras_dist.inputs.sources.iterables import IterableSource
-from keras_dist.inputs.sources.iterables import OneShotSource
 from keras_dist.inputs.sources.numpy_data import NumpyDataset
 from keras_dist.inputs.sources.numpy_data import NumpySource
-from keras_dist.inputs.sources.py_dataset import PyDatasetSource
+from keras_dist.inputs.sources.others import FunctionSource
+from keras_dist.inputs.sources.others import GrainSource
+from keras_dist.inputs.sources.others import IterableSource
+from keras_dist.inputs.sources.others import OneShotSource
+from keras_dist.inputs.sources.others import PyDatasetSource
+from keras_dist.inputs.sources.others import TorchLoaderSource
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
-from keras_dist.inputs.sources.torch_loader import TorchLoaderSource
 from keras_dist.internals import keras_internals
 
 KINDS = (

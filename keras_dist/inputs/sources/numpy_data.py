@@ -10,10 +10,10 @@ from typing import final
 import keras
 import numpy as np
 
-from keras_dist.core.leaves import readable
-from keras_dist.core.leaves import shape_of
-from keras_dist.core.regroup import leaves_of
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
+from keras_dist.core.rows import readable
+from keras_dist.core.rows import shape_of
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name

@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 
-from keras_dist.core.leaves import readable
-from keras_dist.core.leaves import shape_of
-from keras_dist.core.regroup import leaves_of
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
+from keras_dist.core.rows import readable
+from keras_dist.core.rows import shape_of
 from keras_dist.inputs.adapters import RepeatableBatches
 
 INFINITE = -1

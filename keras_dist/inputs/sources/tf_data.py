@@ -7,8 +7,8 @@ from typing import final
 
 import keras
 
-from keras_dist.core.leaves import check_batched
-from keras_dist.core.regroup import map_nest
+from keras_dist.core.nests import map_nest
+from keras_dist.core.rows import check_batched
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
 

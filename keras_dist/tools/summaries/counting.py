@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_dist.core.owners import num_bytes
 from keras_dist.core.plan import Plan
+from keras_dist.core.plan import num_bytes
 from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
 from keras_dist.planning.load import Flat

@@ -6,8 +6,8 @@ import keras
 
 from keras_dist.core.device import Device
 from keras_dist.core.device import default_devices
-from keras_dist.core.owners import num_bytes
 from keras_dist.core.plan import Plan
+from keras_dist.core.plan import num_bytes
 from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend

@@ -11,8 +11,8 @@ import pytest
 import worker_jobs
 
 import keras_dist
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals

@@ -8,8 +8,8 @@ from tensorflow.python.eager import context
 from worker_processes import Workers
 
 import keras_dist
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError

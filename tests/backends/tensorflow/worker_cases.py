@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import keras_dist
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
 from keras_dist.plugin.backend import get_backend

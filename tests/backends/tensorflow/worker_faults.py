@@ -12,8 +12,8 @@ import time
 
 import keras
 
-from keras_dist.core.cluster import Cluster
-from keras_dist.core.communication import CommunicationOptions
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import get_backend

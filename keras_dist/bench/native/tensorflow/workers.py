@@ -14,7 +14,7 @@ from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
 from keras_dist.bench.worker_loops import rows_of
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import Workers
 
 

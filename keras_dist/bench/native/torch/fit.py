@@ -14,7 +14,7 @@ from keras_dist.bench.fit_loops import on_device
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.native.torch.workers import TorchNativeWorkers
 from keras_dist.bench.tasks import Task
-from keras_dist.core.cluster import Cluster
+from keras_dist.core.plan import Cluster
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )

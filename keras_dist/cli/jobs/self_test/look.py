@@ -8,8 +8,8 @@ from keras_dist.cluster_resolver import detect
 from keras_dist.cluster_resolver.tasks import cluster_of
 from keras_dist.errors import KerasDistError
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.powers import ShardsOptimizerState
-from keras_dist.plugin.virtual import list_devices
 
 
 def look() -> dict[str, Any]:

@@ -1,0 +1,298 @@
+"""Compiler: compiles functions for the plan of one executor."""
+
+import inspect
+import os
+import sys
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import regroup
+from keras_dist.core.objects import hidden_field
+from keras_dist.core.values import DistributedValues
+from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
+from keras_dist.plugin.front_end import CallOfReplica
+from keras_dist.plugin.front_end import CompiledFunction
+from keras_dist.plugin.front_end import RunsReplicas
+
+
+class Compiler(ABC):
+    """A compiler of functions for the plan of one executor."""
+
+    @abstractmethod
+    def call(
+        self,
+        function: CompiledFunction,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a function, compiled, in the context that the caller is in.
+
+        In cross-replica context, arguments may be per-replica values.
+        """
+
+    @abstractmethod
+    def run(
+        self,
+        strategy: RunsReplicas,
+        fn: CompiledFunction | Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+    ) -> Any:
+        """Implements `strategy.run` of, or inside, a compiled function.
+
+        `fn` is a `Function`, or, where `is_tracing`, any callable.
+        """
+
+    def call_in_replica(
+        self,
+        function: CompiledFunction,
+        call: CallOfReplica,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Calls a compiled function from a replica function that is not.
+
+        By default replicas wait for each other, and one compiled call runs
+        the function for all of them.
+        """
+        strategy: Any = call.strategy
+
+        def run_together(everyone: list[Any]) -> Any:
+            args, kwargs = regroup(everyone, strategy.executor.per_replica)
+            return self.run(strategy, function, args, kwargs)
+
+        what = f"the compiled function '{function.name}'"
+        result = call.together(what, run_together, (args, kwargs))
+        return call.replica.own(result)
+
+    def scan(
+        self,
+        strategy: RunsReplicas,
+        function: CompiledFunction,
+        batches: Sequence[tuple[Any, ...]],
+    ) -> Any:
+        """Runs a function for one batch after another.
+
+        Args:
+            strategy: The `Strategy` that runs the function.
+            function: The `Function` of one step.
+            batches: Sequence with the arguments of each step: per-replica
+                values, or tensors with one replica, of equal shapes.
+
+        Returns:
+            Nest like the function's result. Each leaf, on each replica, has
+            the steps stacked along a new first axis.
+        """
+        results = [
+            snapshot(self.run(strategy, function, each, None))
+            for each in batches
+        ]
+        return stack_steps(strategy, results)
+
+    @property
+    def is_tracing(self) -> bool:
+        """True while this compiler traces a function in this thread."""
+        return False
+
+
+def snapshot(result: Any) -> Any:
+    """Copies a step's result, so that later steps can't change it.
+
+    On some frameworks a returned tensor shares a variable's memory.
+    """
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            return PerReplica([copy(value) for value in leaf.values])
+        return ops.copy(leaf) if hasattr(leaf, "shape") else leaf
+
+    return map_nest(copy, result)
+
+
+def stack_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
+    """Stacks what each step returned along a new first axis.
+
+    Raises `ValueError` if structures or shapes differ.
+    """
+    return _joined(strategy, results, ops.stack)
+
+
+def concatenate_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
+    """Joins results of several steps each along their first axis.
+
+    Raises `ValueError` if structures, or shapes beyond that axis, differ.
+    """
+    if len(results) == 1:
+        return results[0]
+    return _joined(strategy, results, ops.concatenate)
+
+
+def _joined(
+    strategy: RunsReplicas,
+    results: Sequence[Any],
+    join: Callable[[list[Any]], Any],
+) -> Any:
+    structures = [_structure(result) for result in results]
+    if any(structure != structures[0] for structure in structures):
+        raise ValueError(
+            "The results of steps in one call are stacked, and so must have "
+            f"one structure. Received: {structures}. Return the same "
+            "lists, tuples and keys from each step."
+        )
+    columns = zip(*[leaves_of(result) for result in results], strict=True)
+    joined = iter([_column(strategy, list(each), join) for each in columns])
+    return map_nest(lambda leaf: next(joined), results[0])
+
+
+def _column(
+    strategy: RunsReplicas,
+    leaves: list[Any],
+    join: Callable[[list[Any]], Any],
+) -> Any:
+    if all(leaf is None for leaf in leaves):
+        return None
+    if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+        return _tensor(leaves, join)
+    each = [strategy.experimental_local_results(leaf) for leaf in leaves]
+    count = strategy.plan.num_local_replicas
+    parts = [parts if len(parts) == count else parts * count for parts in each]
+    return strategy.executor.per_replica(
+        [_tensor(list(own), join) for own in zip(*parts, strict=True)]
+    )
+
+
+def _tensor(leaves: list[Any], join: Callable[[list[Any]], Any]) -> Any:
+    tensors = [ops.convert_to_tensor(leaf) for leaf in leaves]
+    # Stacked results to concatenate may differ in their number of steps.
+    start = 0 if join is ops.stack else 1
+    shapes = {tuple(tensor.shape)[start:] for tensor in tensors}
+    if len(shapes) > 1:
+        raise ValueError(
+            "The results of steps in one call are stacked, and so must have "
+            f"one shape. Received: shapes {sorted(shapes)}. Return sums or "
+            "means, or drop the last, partial batch."
+        )
+    return join(tensors)
+
+
+def _structure(nest: Any) -> Any:
+    if isinstance(nest, Mapping):
+        return {key: _structure(nest[key]) for key in nest}
+    if isinstance(nest, (list, tuple)):
+        return [_structure(item) for item in nest]
+    return None if nest is None else "value"
+
+
+def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
+    """Refuses what is neither traced nor comparable by a later call.
+
+    Raises `TypeError` if an argument that is no tensor can't be hashed, or
+    holds tensors or per-replica values.
+    """
+    if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
+        for leaf in leaves_of((args, kwargs)):
+            if hasattr(leaf, "shape"):
+                continue
+            field = hidden_field(leaf)
+            if field is not None:
+                raise TypeError(_of_object(function, args, kwargs, leaf, field))
+            if not _is_hashable(leaf):
+                raise TypeError(_message(function, args, kwargs, leaf))
+
+
+def _is_hashable(leaf: Any) -> bool:
+    try:
+        hash(leaf)
+    except TypeError:
+        return False
+    return True
+
+
+def _message(
+    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any
+) -> str:
+    return (
+        f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
+        f"function '{function.name}' can't be hashed, and is no tensor. "
+        f"Received: {leaf!r} of type {type(leaf).__name__}. Expected: a "
+        "tensor or array, which is traced, or something hashable, of which "
+        "each value is compiled on its own. Pass a tuple in place of a set, "
+        "give the class a `__hash__`, or let the function close over it."
+    )
+
+
+def _of_object(
+    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any, field: str
+) -> str:
+    return (
+        f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
+        f"function '{function.name}' is an object with values in it, which "
+        f"would not be seen to change. Received: {leaf!r} of type "
+        f"{type(leaf).__name__}, with a value in `{field}`. Expected: tensors "
+        "and per-replica values in lists, tuples, dicts and named tuples. "
+        "Pass the values, in a dict for instance, and make the object of them "
+        "in the function."
+    )
+
+
+def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
+    try:
+        bound = inspect.signature(function.python_function).bind(
+            *args, **kwargs
+        )
+        named = bound.arguments
+    except (TypeError, ValueError):  # the call itself will raise
+        named = {**{str(i): arg for i, arg in enumerate(args)}, **kwargs}
+    for name, value in named.items():
+        if any(each is leaf for each in leaves_of(value)):
+            return f"`{name}`"
+    return "of unknown name"
+
+
+VARIABLE = "KERAS_DIST_EXPLAIN_TRACES"
+
+
+class TraceLog:
+    """A log of one function's traces on standard error, with reasons.
+
+    It is written if the environment variable `KERAS_DIST_EXPLAIN_TRACES` is
+    set to anything but 0.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._last: str | None = None
+
+    def note(self, leaves: Sequence[Any], why: str | None = None) -> None:
+        """Logs a trace with its traced arguments.
+
+        `why` is the reason, unless it follows from the arguments.
+        """
+        if os.environ.get(VARIABLE, "0") in ("", "0"):
+            return
+        described = ", ".join(map(_described, leaves)) or "nothing"
+        before, self._last = self._last, described
+        if why is None and before is None:
+            why = "its first call with such a structure of arguments"
+        elif why is None and before == described:
+            why = "another value that is not traced, or new variables"
+        elif why is None:
+            why = f"arguments of other shapes or dtypes; before: {before}"
+        sys.stderr.write(
+            f"keras_dist: '{self._name}' is traced for {described}: {why}\n"
+        )
+
+
+def _described(leaf: Any) -> str:
+    dtype = keras.backend.standardize_dtype(leaf.dtype)
+    return f"{dtype}[{','.join(map(str, leaf.shape))}]"
