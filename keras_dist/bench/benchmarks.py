@@ -1,4 +1,4 @@
-"""What a framework has to compare with, and how it is found.
+"""The interface of a framework's own benchmarks, and how they are found.
 
 A plugin registers a `Benchmarks` subclass under the entry-point group
 `keras_dist.benchmarks`, with the name that `keras.backend.backend()` returns.

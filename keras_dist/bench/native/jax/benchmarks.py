@@ -1,4 +1,4 @@
-"""What `keras-dist bench` compares with and counts on JAX."""
+"""The loops and counts that `keras-dist bench` compares with on JAX."""
 
 from collections.abc import Callable
 

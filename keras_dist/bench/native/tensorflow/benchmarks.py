@@ -1,4 +1,4 @@
-"""What `keras-dist bench` compares with and counts on TensorFlow."""
+"""The loops and counts that `keras-dist bench` compares with on TensorFlow."""
 
 import gc
 from collections.abc import Callable

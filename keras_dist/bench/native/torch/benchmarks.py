@@ -1,4 +1,4 @@
-"""What `keras-dist bench` compares with and counts on PyTorch."""
+"""The loops and counts that `keras-dist bench` compares with on PyTorch."""
 
 import functools
 import gc
