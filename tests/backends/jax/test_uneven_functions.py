@@ -1,8 +1,13 @@
 """Compiled functions of replicas with different numbers of rows."""
 
+import functools
+
+import jax
 import keras
 import numpy as np
 import pytest
+from jax import lax
+from jax import numpy as jnp
 from keras import ops
 
 import keras_dist
@@ -155,3 +160,172 @@ def test_collectives_in_control_flow_are_refused():
     even, _ = rows(strategy, (2, 2))
     total = strategy.experimental_local_results(strategy.run(step, (even,)))
     assert [float(t) for t in total] == [pytest.approx(6.6)] * 2
+
+
+SCALAR = jax.ShapeDtypeStruct((), "float32")
+
+
+def asked(callback):
+    return jax.pure_callback(callback, SCALAR, jnp.float32(1.0))
+
+
+def times(z, n):
+    return np.float32(z * n)
+
+
+class Times:
+    def __init__(self, n):
+        self.n = n
+
+    def __call__(self, z):
+        return np.float32(z * self.n)
+
+    def method(self, z):
+        return self(z)
+
+
+def with_default(n):
+    def times_default(z, by=n):
+        return np.float32(z * by)
+
+    return times_default
+
+
+def with_named_default(n):
+    def times_default(z, *, by=n):
+        return np.float32(z * by)
+
+    return times_default
+
+
+def nested(n):
+    def inner(z):
+        return np.float32(z * n)
+
+    return lambda z: inner(z)
+
+
+def recursive(n):
+    def down(z, depth=2):
+        return down(z, depth - 1) if depth else np.float32(z * n)
+
+    return down
+
+
+CALLBACKS = {
+    "closure": lambda n: lambda z: np.float32(z * n),
+    "default": with_default,
+    "named default": with_named_default,
+    "function in a closure": nested,
+    "function in its own closure": recursive,
+    "partial": lambda n: functools.partial(times, n=n),
+    "object": Times,
+    "method": lambda n: Times(n).method,
+    "array": lambda n: functools.partial(times, n=np.float32(n)),
+}
+AROUND = {
+    "alone": lambda fn, x: fn(x),
+    "jit": lambda fn, x: jax.jit(fn)(x),
+    "loop": lambda fn, x: lax.fori_loop(0, 1, lambda i, x: fn(x), x),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("kind", CALLBACKS)
+def test_callbacks_of_the_number_of_rows_are_not_the_same(kind, around):
+    """Copies of one variable were 2.0 and 3.0."""
+    strategy = strategy_of(2)
+    with strategy.scope():
+        mean = keras.Variable(0.0, trainable=False)
+        weight = keras.Variable(0.0)
+
+    def value(x):
+        callback = CALLBACKS[kind](x.shape[0])
+        return AROUND[around](
+            lambda y: jax.pure_callback(callback, SCALAR, y), jnp.float32(1.0)
+        )
+
+    x, _ = rows(strategy, (2, 3))
+    strategy.run(keras_dist.function(lambda x: mean.assign(value(x))), (x,))
+    assert [float(to_numpy(c.value)) for c in mean.values] == [2.5, 2.5]
+    with pytest.raises(keras_dist.ReplicaDivergenceError, match="variable"):
+        strategy.run(
+            keras_dist.function(lambda x: weight.assign(value(x))), (x,)
+        )
+
+
+@jax.custom_vjp
+def doubled(x):
+    return x * 2
+
+
+doubled.defvjp(lambda x: (x * 2, None), lambda _, g: (g * 2,))
+SAME = {
+    "callback": lambda: asked(lambda z: np.float32(z * 3)),
+    "callback with a constant": lambda: asked(CALLBACKS["closure"](3)),
+    "callback with a default": lambda: asked(with_default(3)),
+    "callback with a function": lambda: asked(nested(3)),
+    "callback with itself": lambda: asked(recursive(3)),
+    "callback of a partial": lambda: asked(CALLBACKS["partial"](3)),
+    "callback of a method": lambda: asked(KEPT.method),
+    "callback in a function": lambda: jax.jit(
+        lambda: asked(CALLBACKS["closure"](3))
+    )(),
+    "derivative of JAX": lambda: jax.nn.relu(jnp.float32(3.0)),
+    "derivative of the user": lambda: doubled(jnp.float32(1.5)),
+    "checkpoint": lambda: jax.checkpoint(doubled)(jnp.float32(1.5)),
+    "constant": lambda: jnp.sum(jnp.arange(2000.0)[:3]),
+}
+KEPT = Times(3)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_has_nothing_of_the_rows_is_the_same(name):
+    strategy = strategy_of(2)
+    with strategy.scope():
+        weight = keras.Variable(0.0)
+    x, _ = rows(strategy, (2, 3))
+    step = keras_dist.function(lambda x: weight.assign(SAME[name]()))
+    strategy.run(step, (x,))
+    assert [float(to_numpy(c.value)) for c in weight.values] == [3.0, 3.0]
+
+
+LARGE = np.zeros(3000, "float32")
+
+
+def test_constants_are_compared_to_their_last_element():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        mean = keras.Variable(0.0, trainable=False)
+
+    @keras_dist.function
+    def step(x):
+        large = LARGE.copy()
+        large[1500] = x.shape[0]
+        mean.assign(jax.jit(lambda: jnp.sum(jnp.asarray(large)))())
+
+    x, _ = rows(strategy, (2, 3))
+    strategy.run(step, (x,))
+    assert [float(to_numpy(c.value)) for c in mean.values] == [2.5, 2.5]
+
+
+COLLECTIVES = {
+    "permutation": lambda x, few: lax.ppermute(
+        ops.sum(x), "replica", [(0, 1), (1, 0)] if few else [(0, 0), (1, 1)]
+    ),
+    "axis": lambda x, few: lax.all_gather(
+        jnp.ones((2, 2)) * ops.sum(x), "replica", axis=0 if few else 1
+    ),
+    "groups": lambda x, few: lax.psum(
+        ops.sum(x), "replica", axis_index_groups=[[0], [1]] if few else None
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_with_other_settings_are_other_collectives(name):
+    strategy = strategy_of(2)
+    x, _ = rows(strategy, (2, 3))
+    step = keras_dist.function(lambda x: COLLECTIVES[name](x, x.shape[0] == 2))
+    with pytest.raises(keras_dist.ReplicaDivergenceError, match="paths"):
+        strategy.run(step, (x,))
