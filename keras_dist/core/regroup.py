@@ -23,6 +23,18 @@ def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     return fn(nest)
 
 
+def like(nest: Any, items: Mapping[Any, Any]) -> Any:
+    """Makes a list, tuple or mapping as a nest is, of other items.
+
+    Args:
+        nest: The outermost list, tuple or mapping of a nest.
+        items: Mapping from its indices or keys to the items.
+    """
+    if isinstance(nest, Mapping):
+        return _mapping_like(nest, {key: items[key] for key in nest})
+    return _sequence_like(nest, [items[i] for i in range(len(nest))])
+
+
 def leaves_of(nest: Any) -> list[Any]:
     """The leaves of a nest, in order."""
     leaves: list[Any] = []

@@ -318,6 +318,12 @@ def test_what_is_no_tensor_must_be_the_same():
         lambda x: f"{x.shape[0]} rows",
         lambda x: None if x.shape[0] == 1 else ops.sum(x),
         lambda x: [ops.sum(x)] * x.shape[0],
+        lambda x: {"a" if x.shape[0] == 1 else "b": ops.sum(x)},
+        lambda x: (tuple if x.shape[0] == 1 else list)([ops.sum(x)]),
+        lambda x: [x, [x]] if x.shape[0] == 1 else [[x], x],
+        lambda x: 1 if x.shape[0] == 1 else 1.5,
+        lambda x: ops.cast(x, "int32") if x.shape[0] == 1 else x,
+        lambda x: x if x.shape[0] == 1 else ops.sum(x),
     ):
         with pytest.raises(keras_dist.ReplicaDivergenceError, match="tensors"):
             strategy.run(keras_dist.function(fn), (uneven(),))

@@ -78,7 +78,21 @@ FUNCTIONS = {
         lambda x: ops.sum(ops.sin(context().all_gather(x, 0))), x
     ),
     "average": lambda x: keras_dist.compute_average_loss(ops.sum(x, axis=1)),
+    "number of rows by NumPy, merged": lambda x: context().merge_call(
+        lambda strategy, count: strategy.reduce("SUM", count, None),
+        (np.float32(x.shape[0]),),
+    ),
+    "keys in another order, merged": lambda x: context().merge_call(
+        lambda strategy, nest: strategy.reduce("SUM", nest["a"], None),
+        (keys_by_rows(x),),
+    ),
+    "keys in another order": lambda x: keys_by_rows(x)["a"],
 }
+
+
+def keys_by_rows(x):
+    nest = {"a": ops.sum(x), "b": -ops.ones(())}
+    return nest if x.shape[0] < 2 else dict(reversed(nest.items()))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -90,6 +104,57 @@ def test_compiled_it_is_what_it_is_uncompiled(name, sizes):
     for ours, theirs in zip(compiled, plain, strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_results_by_keys_keep_their_keys():
+    """In whatever order a replica has them."""
+    strategy = strategy_of(4)
+    x, parts = rows(strategy, (1, 3, 0, 2))
+
+    @keras_dist.function
+    def step(x):
+        found = keys_by_rows(x)
+        return [found, context().all_reduce("SUM", found)]
+
+    own, total = strategy.run(step, (x,))
+    local = strategy.experimental_local_results
+    sums = [part.sum() for part in parts]
+    np.testing.assert_allclose([*map(to_numpy, local(own["a"]))], sums)
+    np.testing.assert_allclose([*map(to_numpy, local(own["b"]))], [-1.0] * 4)
+    np.testing.assert_allclose(to_numpy(local(total["a"])[2]), sum(sums))
+    np.testing.assert_allclose(to_numpy(local(total["b"])[2]), -4.0)
+
+
+MEETINGS = {
+    "keys": lambda x, few: context().merge_call(
+        lambda strategy, nest: 0, ({"a" if few else "b": ops.sum(x)},)
+    ),
+    "tuples": lambda x, few: context().merge_call(
+        lambda strategy, nest: 0, ([[x], x] if few else [x, [x]],)
+    ),
+    "a number": lambda x, few: context().merge_call(
+        lambda strategy, value: 0, (1.0 if few else ops.sum(x),)
+    ),
+    "ranks": lambda x, few: context().all_reduce("SUM", x if few else x[0]),
+    "operations": lambda x, few: context().all_reduce(
+        "SUM" if few else "MEAN", ops.sum(x)
+    ),
+    "order": lambda x, few: [
+        context().all_reduce(op, ops.sum(x))
+        for op in (("SUM", "MEAN") if few else ("MEAN", "SUM"))
+    ],
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_meetings_of_different_things_are_refused(name):
+    strategy = strategy_of(2)
+    x, _ = rows(strategy, (2, 3))
+    step = keras_dist.function(lambda x: MEETINGS[name](x, x.shape[0] == 2))
+    with pytest.raises(
+        keras_dist.ReplicaDivergenceError, match="different (things|paths)"
+    ):
+        strategy.run(step, (x,))
 
 
 def test_several_arrays_of_several_lengths():
