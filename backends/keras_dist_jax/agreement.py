@@ -6,17 +6,26 @@ from typing import Any
 import keras
 from jax import lax
 
-from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import always
+from keras_dist.core.nests import regroup
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.keras_internals import is_seed
 from keras_dist_jax.divergence import AXIS
 
 
 class Tensor:
-    """A placeholder for an array in a replica function's result."""
+    """A placeholder for an array in a replica function's result.
+
+    Args:
+        value: The `jax.Array`, or a tracer.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.kind = str(value.dtype), value.ndim
 
     def __repr__(self) -> str:
-        return "a tensor"
+        dtype, ndim = self.kind
+        return f"<a {dtype} tensor of rank {ndim}>"
 
 
 def means_of(
@@ -52,32 +61,44 @@ def means_of(
 
 
 def check_alike(outlines: Sequence[Any]) -> None:
-    """Compares the results of all variants, arrays aside.
+    """Compares the results of all variants, the elements of arrays aside.
 
     Raises:
-        ReplicaDivergenceError: If results differ in something other than the
-            values of arrays, or in the number of leaves.
+        ReplicaDivergenceError: If results differ in their lists, tuples and
+            keys, in the dtype or rank of an array, or in anything that is no
+            array.
     """
-    first = outlines[0]
     for other in outlines[1:]:
-        same = True
         try:
-            mine, theirs = leaves_of(first), leaves_of(other)
-            pairs = list(zip(mine, theirs, strict=True))
+            regroup([outlines[0], other], _check_leaves, always)
         except ValueError:
-            pairs, same = [], False
-        for a, b in pairs:
-            if isinstance(a, Tensor) or isinstance(b, Tensor):
-                same = same and isinstance(a, Tensor) is isinstance(b, Tensor)
-            else:
-                same = same and bool(a is b or a == b)
-        if not same:
             raise ReplicaDivergenceError(
                 "Replicas with different numbers of rows returned different "
-                f"things that are no tensors. Received: {first!r} and "
-                f"{other!r}. Expected: tensors and numbers, or the same on "
-                "each replica. Return a tensor, or make it outside."
-            )
+                f"things. Received: {outlines[0]!r} and {other!r}. Expected: "
+                "the same lists, tuples and keys on each replica, with tensors "
+                "of one dtype and rank; and what is neither a tensor nor a "
+                "number, the same on each. Look for a branch on shapes."
+            ) from None
+
+
+def _check_leaves(leaves: Sequence[Any]) -> None:
+    first, other = leaves
+    if isinstance(first, Tensor) and isinstance(other, Tensor):
+        same = first.kind == other.kind
+    elif isinstance(first, Tensor) or isinstance(other, Tensor):
+        same = False
+    else:
+        same = bool(first is other or first == other)
+    if not same:
+        raise ValueError
+
+
+def in_order(nest: Any, like: Any) -> Any:
+    """Gives mappings in a nest the order of their keys in another one."""
+    try:
+        return regroup([like, nest], lambda leaves: leaves[1], always)
+    except ValueError:  # `check_alike` says so
+        return nest
 
 
 def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:

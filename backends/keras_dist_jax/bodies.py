@@ -17,9 +17,11 @@ from keras_dist.core.nests import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit import hooks
+from keras_dist.plugin.replica import divergence
 from keras_dist_jax.agreement import Tensor
 from keras_dist_jax.agreement import averaged
 from keras_dist_jax.agreement import check_alike
+from keras_dist_jax.agreement import in_order
 from keras_dist_jax.agreement import means_of
 from keras_dist_jax.divergence import AXIS
 from keras_dist_jax.divergence import differing
@@ -163,6 +165,8 @@ class _Body:
         self._differ = differ
         self._scans = scans
         self.result: Any = None
+        # The result of the first variant.
+        self._of_first: Any = None
         self.written: list[keras.Variable] = []
         count = layout.num_replicas
         uneven: list[Shapes] = []
@@ -244,6 +248,7 @@ class _Body:
         assumed: list[Record] | None = None
         for _ in range(_MAX_TRACES):
             programs, records, written, outlines = [], [], [], []
+            places = []
             for variant in range(len(self._replica_of)):
                 peers = Peers(self._variant_of, variant, assumed)
 
@@ -262,7 +267,9 @@ class _Body:
                 records.append(peers.record)
                 written.append([id(variable) for variable in self.written])
                 outlines.append(self.result)
+                places.append(peers.places)
             check_alike(outlines)
+            self._check_places(places)
             if any(each != written[0] for each in written):
                 raise ReplicaDivergenceError(
                     "Replicas with different numbers of rows assigned "
@@ -272,6 +279,7 @@ class _Body:
             if records == assumed or (
                 assumed is None and all(r == records[0] for r in records)
             ):
+                self.result = self._of_first
                 return programs, jax.tree.structure(shapes)
             assumed = records
         raise ReplicaDivergenceError(
@@ -280,6 +288,20 @@ class _Body:
             "again and again. Expected: collectives of shapes that follow "
             "from the arguments'."
         )
+
+    def _check_places(self, places: Sequence[Sequence[str]]) -> None:
+        """Compares what the variants met for.
+
+        Raises:
+            ReplicaDivergenceError: If that differs.
+        """
+        # What JAX has traced before, in a `jax.jit` of the user's for instance,
+        # has its collectives again, and leaves no place.
+        if len(set(map(len, places))) > 1:
+            return
+        for meeting in zip(*places, strict=True):
+            if len(set(meeting)) > 1:
+                raise divergence([meeting[index] for index in self._variant_of])
 
     def _replica(
         self, leaves: list[Any], values: list[Any], variant: int, peers: Peers
@@ -317,7 +339,7 @@ class _Body:
                 check_constant(leaf)
                 return leaf
             results.append(jnp.asarray(leaf))
-            return _Result()
+            return _Result(results[-1])
 
         replica = TracedReplica(region)
         runner = TracedRunner(region)
@@ -325,7 +347,11 @@ class _Body:
             region.current(),
             TracedCall(replica, runner, self._strategy, region) as call,
         ):
-            self.result = map_nest(keep, self._fn(*args, **kwargs))
+            nest = self._fn(*args, **kwargs)
+            if variant:
+                nest = in_order(nest, self._of_first)
+            self.result = map_nest(keep, nest)
+            self._of_first = self._of_first if variant else self.result
             replica.meet(
                 "the end of the replica function",
                 lambda everyone: call.commit(everyone, []),

@@ -13,17 +13,22 @@ from jax.extend.core import Literal
 from keras_dist.errors import ReplicaDivergenceError
 
 AXIS = "replica"
-_COLLECTIVES = {
-    "psum",
-    "psum_invariant",
+# Collectives with equal results on all replicas; all others give each replica
+# something of its own, whatever it brings.
+_MAKE_EQUAL = {
+    "all_gather",
+    "all_gather_invariant",
+    "pbroadcast",
     "pmax",
     "pmin",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "ppermute",
+    "psum",
+    "psum_invariant",
 }
-_MAKE_EQUAL = {"psum", "pmax", "pmin", "all_gather", "psum_invariant"}
+# Equations that name the axis, without a meeting.
+_MEET_NOBODY = {"axis_index", "pvary"}
+# Equations whose results differ even where their operands are equal: each
+# device calls Python, or its generator, for itself.
+_OF_EACH = {"axis_index", "io_callback", "rng_uniform"}
 # Parameters with the one program that an equation calls on its own operands.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -55,10 +60,10 @@ def differing(jaxpr: Any, arguments: Sequence[bool]) -> list[bool]:
 def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     name, params = equation.primitive.name, equation.params
     outputs = len(equation.outvars)
-    if name == "axis_index":
-        return [True]
-    if name in _MAKE_EQUAL and AXIS in _axes(params):
+    if is_collective(equation) and not _makes_differ(equation):
         return [False] * outputs
+    if _makes_differ(equation):
+        return [True] * outputs
     if name == "cond":
         if inputs[0] and meets_inside(equation):
             raise _meeting_of_some("a branch that only some of them take")
@@ -73,18 +78,21 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
         inner = params.get(key)
         if inner is not None and len(_open(inner).invars) == len(inputs):
             return _inside(inner, inputs)
-    own = any(inputs) or any(map(_asks_who, _programs(params)))
+    own = any(inputs) or any(map(_has_its_own, _programs(params)))
     return [own] * outputs
 
 
 def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
     consts, carries = params["num_consts"], params["num_carry"]
-    fixed, carry = inputs[:consts], inputs[consts : consts + carries]
-    rows = inputs[consts + carries :]
+    fixed, before = inputs[:consts], inputs[consts : consts + carries]
+    carry, rows = before, inputs[consts + carries :]
     while True:
         outputs = _inside(params["jaxpr"], [*fixed, *carry, *rows])
         after = [a or b for a, b in zip(carry, outputs, strict=False)]
         if after == carry:
+            # Without a step, what is carried comes out as it went in.
+            if not params["length"]:
+                return [*before, *outputs[carries:]]
             return outputs
         carry = after
 
@@ -117,9 +125,18 @@ def _meeting_of_some(where: str) -> ReplicaDivergenceError:
 
 def is_collective(equation: Any) -> bool:
     """Tells whether an equation is a collective of the replicas."""
-    return equation.primitive.name in _COLLECTIVES and (
+    return equation.primitive.name not in _MEET_NOBODY and (
         AXIS in _axes(equation.params)
     )
+
+
+def _makes_differ(equation: Any) -> bool:
+    """Tells whether results differ, whatever the operands are."""
+    name, groups = equation.primitive.name, "axis_index_groups"
+    if not is_collective(equation):
+        return name in _OF_EACH
+    # Each group of replicas has a result of its own.
+    return name not in _MAKE_EQUAL or len(equation.params.get(groups) or ()) > 1
 
 
 def meets_inside(equation: Any) -> bool:
@@ -149,10 +166,10 @@ def _programs(params: Any) -> list[Any]:
     return [_open(p) for p in jax.extend.core.jaxprs_in_params(params)]
 
 
-def _asks_who(jaxpr: Any) -> bool:
+def _has_its_own(jaxpr: Any) -> bool:
     return any(
-        equation.primitive.name == "axis_index"
-        or any(map(_asks_who, _programs(equation.params)))
+        _makes_differ(equation)
+        or any(map(_has_its_own, _programs(equation.params)))
         for equation in jaxpr.eqns
     )
 

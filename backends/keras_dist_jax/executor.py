@@ -35,8 +35,8 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
+from keras_dist_jax.placement import own_shard_on
 from keras_dist_jax.placement import place
-from keras_dist_jax.placement import shard_on
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
 from keras_dist_jax.tracing import current_trace
@@ -131,7 +131,7 @@ class JaxExecutor(Executor):
         if isinstance(value, jax.Array) and not isinstance(
             value, jax.core.Tracer
         ):
-            return shard_on(value, target)
+            return own_shard_on(value, target)
         with default_device(target):
             tensor = ops.convert_to_tensor(value)
         if isinstance(tensor, jax.core.Tracer):
@@ -165,7 +165,7 @@ class JaxExecutor(Executor):
         if isinstance(value, jax.core.Tracer):
             return value
         if isinstance(value, jax.Array) and value.committed:
-            return shard_on(value, self.layout.devices[index])
+            return own_shard_on(value, self.layout.devices[index])
         return value
 
     def device_of(self, tensor: Any) -> Device:

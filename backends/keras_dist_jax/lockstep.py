@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Literal
@@ -22,6 +21,9 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax.divergence import is_collective
 from keras_dist_jax.divergence import meets_inside
+from keras_dist_jax.likeness import atom_key
+from keras_dist_jax.likeness import constant_key
+from keras_dist_jax.likeness import equation_key
 
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CONTROL_FLOW = {"cond", "scan", "while"}
@@ -145,7 +147,15 @@ class _Variant:
         for at in self.collective_at:
             equation = self.equations[at]
             shapes = [var.aval.str_short() for var in equation.invars]
-            found.append(f"{equation.primitive.name} of {', '.join(shapes)}")
+            settings = [
+                f", {name}={value}"
+                for name, value in sorted(equation.params.items())
+                if name not in ("axes", "axis_name") and value is not None
+            ]
+            found.append(
+                f"{equation.primitive.name} of {', '.join(shapes)}"
+                f"{''.join(settings)}"
+            )
         return found
 
     def start(self, arguments: Sequence[Any]) -> None:
@@ -206,21 +216,17 @@ class _Variant:
         keys: dict[Any, Any] = {
             var: ("argument", i) for i, var in enumerate(self._arguments)
         }
-        keys |= {var: _constant(c) for var, c in self._consts.items()}
+        keys |= {var: constant_key(c) for var, c in self._consts.items()}
         meetings = 0
         for equation in self.equations:
             if is_collective(equation):
                 own: Any = ("meeting", meetings)
                 meetings += 1
             else:
-                own = (
-                    equation.primitive.name,
-                    _params_key(equation.params),
-                    tuple(_key(atom, keys) for atom in equation.invars),
-                )
+                own = equation_key(equation, keys)
             for position, var in enumerate(equation.outvars):
                 keys[var] = hash((own, position))
-        return [_key(atom, keys) for atom in self._outvars]
+        return [atom_key(atom, keys) for atom in self._outvars]
 
 
 def _select(variant: Any, values: Sequence[Any]) -> Any:
@@ -322,43 +328,3 @@ def _calls_back(equation: Any) -> bool:
         for program in jaxprs_in_params(equation.params)
         for inner in getattr(program, "jaxpr", program).eqns
     )
-
-
-def _key(atom: Any, keys: dict[Any, Any]) -> Any:
-    if isinstance(atom, Literal):
-        return "literal", str(atom.val), str(atom.aval)
-    return keys[atom]
-
-
-def _constant(value: Any) -> Any:
-    """Returns a key that is equal for equal constants.
-
-    A constant whose elements can't be read here is equal only to itself.
-    """
-    if isinstance(value, jax.Array) and (
-        isinstance(value, jax.core.Tracer) or not value.is_fully_addressable
-    ):
-        return "outside", id(value)
-    array = np.asarray(value)
-    return "constant", str(array.dtype), array.shape, array.tobytes()
-
-
-def _params_key(params: Any) -> Any:
-    """Returns a key of an equation's parameters, the same for equal ones."""
-    return tuple(
-        (name, _param_key(value)) for name, value in sorted(params.items())
-    )
-
-
-def _param_key(value: Any) -> Any:
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        # Printing numbers the variables from the start of each program, so that
-        # equal programs have equal texts.
-        consts = getattr(value, "consts", ())
-        return str(value), tuple(map(_constant, consts))
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_param_key, value))
-    if callable(value) and not isinstance(value, type):
-        # For example the rule of a derivative, which was taken before.
-        return getattr(value, "__qualname__", type(value).__qualname__)
-    return str(value)

@@ -36,11 +36,25 @@ def shard_on(array: Any, device: Any) -> Any:
     """Returns an array's shard on a device, or copies the array there."""
     if isinstance(array, jax.core.Tracer):
         return array
+    # A shard would be another object, whose holders no variable counts.
+    if array.devices() == {device}:
+        return array
     if array.is_fully_replicated:
         for shard in array.addressable_shards:
             if shard.device == device:
                 return shard.data
     return jax.device_put(array, device)
+
+
+def own_shard_on(array: Any, device: Any) -> Any:
+    """Returns an array on a device, for a holder that may keep it.
+
+    A variable may have the array on several devices, and a program delete it.
+    """
+    shard = shard_on(array, device)
+    if isinstance(array, jax.core.Tracer) or len(array.devices()) == 1:
+        return shard
+    return arrays.copy_of(shard)
 
 
 def lend(variable: keras.Variable, device: Any) -> Any:

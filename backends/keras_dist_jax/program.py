@@ -129,7 +129,7 @@ class Program:
         is_moved = False
         while True:
             held: list[Any] = []
-            found = _arrays_of(self._taken)
+            found = _arrays_of(self._taken, self._cut)
             donated, others = found[: self._cut], found[self._cut :]
             del found
             protect = not self.num_calls
@@ -313,14 +313,18 @@ class Program:
             return None if array is None else slot.inside(array)
 
 
-def _arrays_of(slots: list[Slot], donates: bool = False) -> list[Any]:
+def _arrays_of(slots: list[Slot], num_donated: int) -> list[Any]:
+    """Returns the variables' arrays, of which a program deletes the first ones.
+
+    Those are never in memory that was lent.
+    """
     found = []
-    for slot in slots:
+    for index, slot in enumerate(slots):
         attributes = slot.attributes
         if (
             slot.seen is not None
             and attributes.get(slot.key) is slot.seen
-            and not (donates and LENT in attributes)
+            and not (index < num_donated and LENT in attributes)
         ):
             found.append(slot.array)
         else:
@@ -345,7 +349,7 @@ def _count_alone() -> int:
     slot = Slot.__new__(_SomeSlot)
     slot.attributes, slot.key = {}, "value"
     slot.attributes["value"] = slot.seen = slot.array = object()
-    return max(map(_COUNT, _arrays_of([slot])))
+    return max(map(_COUNT, _arrays_of([slot], 1)))
 
 
 class _SomeSlot(Slot):

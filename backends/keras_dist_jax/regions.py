@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import jax
 import keras
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from keras import ops
@@ -121,7 +122,9 @@ class Region:
     def everyone(self, nest: Any) -> list[Any]:
         """Gathers a nest of every replica; only tensors need a collective."""
         leaves, structure = jax.tree.flatten(nest)
-        described = self.peers.met([describe(leaf) for leaf in leaves])
+        if self.peers.are_uneven:
+            leaves = [*map(_as_tensor, leaves)]
+        described = self.peers.met([*map(describe, leaves)], structure)
         gathered = [
             self._gather(leaf, [each[i] for each in described])
             for i, leaf in enumerate(leaves)
@@ -237,6 +240,15 @@ class RegionScope(Overlay):
         """Does nothing: the scope keeps no values."""
 
 
+def _as_tensor(leaf: Any) -> Any:
+    # Other replicas may have other elements, which only a collective brings.
+    if isinstance(leaf, float) or not isinstance(
+        leaf, (np.ndarray, np.generic)
+    ):
+        return leaf
+    return jnp.asarray(leaf)
+
+
 _COLLECTIVES = {
     ReduceOp.SUM: lax.psum,
     ReduceOp.MEAN: lax.pmean,
@@ -261,11 +273,13 @@ class TracedReplica(Replica):
         self._region = region
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        self._region.peers.places.append(what)
         everyone = self._region.everyone(value)
         with outside_replicas(), opened(self._region.scope):
             return fn(everyone)
 
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
+        self._region.peers.places.append(what)
         check_shapes(self._everyones_like(value))
 
         def add(value: Any) -> Any:
@@ -285,6 +299,7 @@ class TracedReplica(Replica):
         return summed(value)
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
+        self._region.peers.places.append(what)
         likes = self._everyones_like(value)
         along = check_gather(likes, axis)
         shapes = [like.shape for like in likes]

@@ -84,11 +84,6 @@ class Slot(ABC):
         """Stores a new array that a program gave."""
         self.attributes[self.key] = self.seen = self.array = array
 
-    def protect(self) -> Any:
-        """Replaces an array that others may hold by a copy."""
-        self.keep(arrays.copy_of(self.array))
-        return self.array
-
 
 class WholeSlot(Slot):
     """A variable with one copy, or with a copy on each device.

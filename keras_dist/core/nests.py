@@ -25,6 +25,16 @@ def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     return fn(nest)
 
 
+def like(nest: Any, items: Mapping[Any, Any]) -> Any:
+    """Makes a list, tuple or mapping as `nest` is, of the items of its keys.
+
+    The keys of `items` are those of a mapping, or the indices of a sequence.
+    """
+    if isinstance(nest, Mapping):
+        return _mapping_like(nest, {key: items[key] for key in nest})
+    return _sequence_like(nest, [items[i] for i in range(len(nest))])
+
+
 def leaves_of(nest: Any) -> list[Any]:
     """Returns the leaves of a nest, in order."""
     leaves: list[Any] = []

@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_dist.core import context
 from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import like
 from keras_dist.core.nests import map_nest
 from keras_dist.core.nests import regroup
 from keras_dist.core.objects import refuse_objects
@@ -171,7 +172,9 @@ class ReplicaContext:
                 and not any(map(_is_slices, leaves_of(value)))
             ):
                 return self._all_reduce_together(op, value)
-            return map_nest(lambda leaf: self._all_reduce(op, leaf), value)
+            return _each(
+                lambda leaf, path: self._all_reduce(op, leaf, path), value
+            )
         except (TypeError, ValueError) as error:
             refuse_objects(value, "all_reduce", error)
             raise
@@ -197,7 +200,12 @@ class ReplicaContext:
             ReplicaDivergenceError: If another replica does not make the call.
         """
         try:
-            return map_nest(lambda leaf: self._all_gather(leaf, axis), value)
+            return _each(
+                lambda leaf, path: self._all_gather(
+                    leaf, axis, f"all_gather{path}"
+                ),
+                value,
+            )
         except (TypeError, ValueError) as error:
             refuse_objects(value, "all_gather", error)
             raise
@@ -210,14 +218,14 @@ class ReplicaContext:
             values = values / self.num_replicas_in_sync
         return type(slices)(values, indices, slices.dense_shape)
 
-    def _all_reduce(self, op: ReduceOp, leaf: Any) -> Any:
+    def _all_reduce(self, op: ReduceOp, leaf: Any, path: str) -> Any:
         if _is_slices(leaf) and op in (ReduceOp.SUM, ReduceOp.MEAN):
             return self._all_reduce_slices(op, leaf)
         refuse_sparse(leaf, "all_reduce")
         tensor = ops.convert_to_tensor(leaf)
         if self.num_replicas_in_sync == 1:
             return self._value_now(tensor)
-        what = f"all_reduce with {op.name}"
+        what = f"all_reduce with {op.name}{path}"
         if not _has_gradients(tensor):
             own = self._strategy.combine
             combined = self._replica.meet(what, lambda v: own(op, v), tensor)
@@ -239,8 +247,16 @@ class ReplicaContext:
         """
         for leaf in leaves_of(nest):
             refuse_sparse(leaf, "all_reduce")
-        tensors = [ops.convert_to_tensor(leaf) for leaf in leaves_of(nest)]
-        what = f"all_reduce with {op.name}"
+        tensors: list[Any] = []
+        paths: list[str] = []
+
+        def collect(leaf: Any, path: str) -> int:
+            tensors.append(ops.convert_to_tensor(leaf))
+            paths.append(path)
+            return len(tensors) - 1
+
+        positions = _each(collect, nest)
+        what = f"all_reduce with {op.name}{','.join(paths)}"
 
         def combined(everyone: list[Any]) -> list[Any]:
             columns = list(zip(*everyone, strict=True))
@@ -258,8 +274,8 @@ class ReplicaContext:
             for tensor in tensors
         ]
         totals = self._replica.meet(what, combined, own)
-        results = map(tied, tensors, totals)
-        return map_nest(lambda leaf: next(results), nest)
+        results = [*map(tied, tensors, totals)]
+        return map_nest(results.__getitem__, positions)
 
     def _all_gather(
         self, leaf: Any, axis: int, what: str = "all_gather"
@@ -292,6 +308,27 @@ def refuse_sparse(value: Any, method: str) -> None:
             "Expected: a dense tensor. Make it dense first, in the framework's "
             "own way."
         )
+
+
+def _each(fn: Callable[[Any, str], Any], nest: Any, path: str = "") -> Any:
+    """Calls `fn` with each leaf and its path, and returns the nest of results.
+
+    Replicas may have the keys of a mapping in another order. They go through
+    them in the same one, or leaves of different keys would meet.
+    """
+    if isinstance(nest, (Mapping, list, tuple)):
+        path = path or " of "
+    if isinstance(nest, Mapping):
+        keys = sorted(nest, key=lambda key: (type(key).__name__, repr(key)))
+        found = {key: _each(fn, nest[key], f"{path}[{key!r}]") for key in keys}
+    elif isinstance(nest, (list, tuple)):
+        found = {
+            index: _each(fn, item, f"{path}[{index}]")
+            for index, item in enumerate(nest)
+        }
+    else:
+        return fn(nest, path)
+    return like(nest, found)
 
 
 def _is_slices(value: Any) -> bool:

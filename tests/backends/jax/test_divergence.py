@@ -1,10 +1,14 @@
 """Which results of a program may differ between replicas."""
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
+import keras
+import numpy as np
 import pytest
 from jax import lax
 
+import keras_dist
 from keras_dist_jax.divergence import AXIS
 from keras_dist_jax.divergence import differing
 from keras_dist_jax.divergence import has_callbacks
@@ -101,11 +105,113 @@ CASES = {
         lambda own, shared: jax.grad(lambda w: w * own)(shared),
         True,
     ),
+    "carried by no step": (
+        lambda own, shared: lax.scan(
+            lambda c, _: (jnp.zeros_like(c), None), own, None, length=0
+        )[0],
+        True,
+    ),
+    "carried shared by no step": (
+        lambda own, shared: lax.scan(
+            lambda c, _: (c * own, None), shared, None, length=0
+        )[0],
+        False,
+    ),
     "a custom derivative of shared": (
         lambda own, shared: jax.nn.relu(shared),
         False,
     ),
 }
+
+
+# Of an array that is the same on each replica, and others.
+MEETINGS = {
+    "scattered": (
+        lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True),
+        True,
+    ),
+    "exchanged": (
+        lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
+        True,
+    ),
+    "passed on": (lambda x: lax.ppermute(x, AXIS, [(0, 1), (1, 0)]), True),
+    "passed to one": (lambda x: lax.ppermute(x, AXIS, [(0, 1)]), True),
+    "summed by each": (
+        lambda x: lax.psum(x, AXIS, axis_index_groups=[[0], [1]]),
+        True,
+    ),
+    "gathered by each": (
+        lambda x: lax.all_gather(x, AXIS, axis_index_groups=[[0], [1]]),
+        True,
+    ),
+    "summed by all": (
+        lambda x: lax.psum(x, AXIS, axis_index_groups=[[0, 1]]),
+        False,
+    ),
+    "sent by one": (lambda x: lax.pbroadcast(x, (AXIS,), 0), False),
+    "scattered in a function": (
+        lambda x: jax.jit(
+            lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
+        )(x),
+        True,
+    ),
+    "scattered in a loop": (
+        lambda x: lax.fori_loop(
+            0, 2, lambda i, x: x + lax.ppermute(x, AXIS, [(0, 1)]), x
+        ),
+        True,
+    ),
+    "scattered and gathered": (
+        lambda x: lax.all_gather(
+            lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True),
+            AXIS,
+            tiled=True,
+        ),
+        False,
+    ),
+    "asked of Python": (
+        lambda x: jax.experimental.io_callback(lambda x: x, x, x),
+        True,
+    ),
+    "drawn by the device": (
+        lambda x: lax.rng_uniform(x[0], x[1], (2,)),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_meetings_give_each_replica_its_own_or_all_the_same(name):
+    fn, expected = MEETINGS[name]
+    x = jnp.arange(4.0)
+    program = jax.make_jaxpr(fn, axis_env=[(AXIS, 2)])(x)
+    assert differing(program.jaxpr, (False,)) == [expected]
+
+
+@pytest.mark.parametrize("collective", ["scatter", "permute", "groups"])
+def test_copies_of_a_variable_stay_equal(collective):
+    """Not [0, 2] on one device and [4, 6] on the other."""
+
+    def own(x):
+        if collective == "scatter":
+            return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
+        if collective == "permute":
+            return lax.ppermute(x, AXIS, [(0, 1)])[2:]
+        return lax.psum(
+            x * lax.axis_index(AXIS), AXIS, axis_index_groups=[[0], [1]]
+        )[2:]
+
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        mean = keras.Variable(np.zeros(2, "float32"), trainable=False)
+        weight = keras.Variable(np.zeros(2, "float32"))
+    strategy.run(keras_dist.function(lambda: mean.assign(own(jnp.arange(4.0)))))
+    copies = [np.asarray(component.value) for component in mean.values]
+    expected = {"scatter": [2.0, 4.0]}.get(collective, [1.0, 1.5])
+    np.testing.assert_array_equal(copies, [expected, expected])
+    step = keras_dist.function(lambda: weight.assign(own(jnp.arange(4.0))))
+    with pytest.raises(keras_dist.ReplicaDivergenceError, match="variable"):
+        strategy.run(step)
 
 
 @pytest.mark.parametrize("name", CASES)

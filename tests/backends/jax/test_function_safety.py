@@ -318,6 +318,12 @@ def test_what_is_no_tensor_must_be_the_same():
         lambda x: f"{x.shape[0]} rows",
         lambda x: None if x.shape[0] == 1 else ops.sum(x),
         lambda x: [ops.sum(x)] * x.shape[0],
+        lambda x: {"a" if x.shape[0] == 1 else "b": ops.sum(x)},
+        lambda x: (tuple if x.shape[0] == 1 else list)([ops.sum(x)]),
+        lambda x: [x, [x]] if x.shape[0] == 1 else [[x], x],
+        lambda x: 1 if x.shape[0] == 1 else 1.5,
+        lambda x: ops.cast(x, "int32") if x.shape[0] == 1 else x,
+        lambda x: x if x.shape[0] == 1 else ops.sum(x),
     ):
         with pytest.raises(keras_dist.ReplicaDivergenceError, match="tensors"):
             strategy.run(keras_dist.function(fn), (uneven(),))
@@ -349,3 +355,55 @@ def test_an_array_on_another_device(num_replicas):
     result = strategy.run(keras_dist.function(lambda x: v * x), (x,))
     for part in strategy.experimental_local_results(result):
         assert float(part) == 2.0
+
+
+READS = {
+    "in a replica": lambda s, v: s.run(lambda: v.value),
+    "as an argument": lambda s, v: s.run(lambda x: x, (v.value,)),
+    "of an argument": lambda s, v: s.run(lambda v: v.value, (v,)),
+    "compiled": lambda s, v: s.run(keras_dist.function(lambda: v.value)),
+    "merged": lambda s, v: s.run(
+        lambda: keras_dist.get_replica_context().merge_call(lambda _: v.value)
+    ),
+    "of components": lambda s, v: [
+        component.value for component in s.experimental_local_results(v)
+    ],
+    "updated": lambda s, v: s.extended.update(
+        v, lambda component: component.value, group=False
+    ),
+    "broadcast": lambda s, v: s.extended.broadcast_to(
+        v.value, [f"cpu:{i}" for i in range(s.num_replicas_in_sync)]
+    ),
+    "outside": lambda s, v: v.value,
+}
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("read", READS)
+def test_what_was_read_outlives_the_calls_that_write(read, num_replicas):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        v = keras.Variable(np.arange(4.0, dtype="float32"))
+    step = keras_dist.function(lambda: v.assign(v + 1.0))
+    for _ in range(3):
+        strategy.run(step)
+    found = READS[read](strategy, v)
+    for _ in range(3):
+        strategy.run(step)
+    np.testing.assert_array_equal(to_numpy(v), np.arange(6.0, 10.0))
+    for part in jax.tree.leaves(found):
+        np.testing.assert_array_equal(part, np.arange(3.0, 7.0))
+
+
+def test_an_argument_outlives_training():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    kernel = model.layers[0].kernel
+    before = to_numpy(kernel)
+    found = strategy.run(lambda x: x, (kernel.value,))
+    x = np.ones((4, 2), "float32")
+    model.fit(x, x[:, :1], epochs=2, verbose=0)
+    for part in found.values:
+        np.testing.assert_array_equal(part, before)
