@@ -81,6 +81,7 @@ def flush(step: ReplicaStep) -> None:
 
 def _hooked_call(original: Any) -> Callable[..., Any]:
     """Wraps a metric's own `__call__`, to run it once with all rows."""
+    place = _place_of_weight(functools.partial(original, None))
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,6 +92,7 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
         if step.is_rehearsal:
             return self.result()
         flush(step)
+        args, kwargs = _with_row_count(place, args, kwargs)
         leaves = detached([*args, *kwargs.values()])
         update = MetricUpdate(self, own, args, kwargs, leaves)
 
@@ -108,7 +110,7 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
 
 def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
     update_state = metric.update_state
-    parameters = list(inspect.signature(update_state).parameters)
+    place = _place_of_weight(update_state)
 
     def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -116,11 +118,7 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
             return update_state(*args, **kwargs)
         if step.is_rehearsal:
             return None
-        if len(args) > 1 and parameters[len(args) - 1] == "sample_weight":
-            kwargs["sample_weight"] = args[-1]
-            args = args[:-1]
-        if _is_integer_scalar(kwargs.get("sample_weight")):
-            kwargs["sample_weight"] = RowCount(kwargs["sample_weight"])
+        args, kwargs = _with_row_count(place, args, kwargs)
         step.replica.check_meeting(f"metric '{metric.name}'")
         leaves = detached([*args, *kwargs.values()])
         step.updates.append(
@@ -145,6 +143,37 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
         return value
 
     return result_on_replicas
+
+
+def _place_of_weight(method: Callable[..., Any]) -> int | None:
+    """Returns the position at which a method takes `sample_weight`.
+
+    `None` if it takes it by name only, or not at all.
+    """
+    names = [
+        parameter.name
+        for parameter in inspect.signature(method).parameters.values()
+        if parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return names.index("sample_weight") if "sample_weight" in names else None
+
+
+def _with_row_count(
+    place: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns a call's arguments with a whole `sample_weight` as `RowCount`.
+
+    `place` is the position at which the weight may be passed.
+    """
+    if _is_integer_scalar(kwargs.get("sample_weight")):
+        counted = RowCount(kwargs["sample_weight"])
+        return args, {**kwargs, "sample_weight": counted}
+    if place is None or place >= len(args):
+        return args, kwargs
+    if _is_integer_scalar(args[place]):
+        args = (*args[:place], RowCount(args[place]), *args[place + 1 :])
+    return args, kwargs
 
 
 def _is_integer_scalar(value: Any) -> bool:

@@ -8,6 +8,7 @@ again on a few rows.
 import re
 import warnings
 import weakref
+from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -16,12 +17,16 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.replica.exchange import is_float
 from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.probe import Found
 from keras_dist.replica.probe import probe
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.sums import Kind
+
+if TYPE_CHECKING:
+    from keras_dist.plugin.workers import Workers
 
 _OF_KERAS = "Exception encountered when calling"
 _PROVE = "`strategy.verify(model, x, y)` compares with one device."
@@ -78,15 +83,17 @@ class Kinds:
 
     def learn_variable(self, step: ReplicaStep, variable: Any) -> None:
         """Finds out what kind of number a layer assigns to a variable."""
-        self.variables[id(variable)] = Kind.MEAN
-        if keras_internals.is_seed(variable) or (
-            variable.synchronization == "on_read"
-        ):
-            return
+        found = None
         call = keras_internals.innermost_call()
-        if call is None:
+        if call is not None and not (
+            keras_internals.is_seed(variable)
+            or variable.synchronization == "on_read"
+        ):
+            found = self._found(step, call)
+        # Not before all replicas have met: others would think it known.
+        self.variables[id(variable)] = Kind.MEAN
+        if call is None or found is None:
             return
-        found = self._found(step, call)
         for key, (_, each) in found.variables.items():
             self.variables[key] = each
         kind = self.variables[id(variable)]
@@ -127,7 +134,35 @@ class Kinds:
         known = self._calls.setdefault(call.layer, {})
         if call.training not in known:
             known[call.training] = probe(step, call)
-        return known[call.training]
+        found = known[call.training]
+        workers = step.replica.group.workers
+        if workers is not None and not found.is_agreed:
+            self._agree(step, workers, call.layer, found)
+        return found
+
+    def _agree(
+        self,
+        step: ReplicaStep,
+        workers: "Workers",
+        layer: keras.Layer,
+        found: Found,
+    ) -> None:
+        """Gives all workers what any of them has found, in place.
+
+        Own rows may be zero or alike, and not show what another's do.
+        """
+        model = self._model()
+        assert model is not None
+        of_model = keras_internals.all_variables(model)
+
+        def agree(_: list[Any]) -> None:
+            with step.runner.probing():
+                found.agree(
+                    of_model,
+                    lambda text: everyones_texts(text, workers),
+                )
+
+        step.replica.meet(f"what layer '{layer.name}' adds up", agree, None)
 
     def _next_term(self, step: ReplicaStep, call: LayerCall) -> Kind:
         kinds = self._found(step, call).terms

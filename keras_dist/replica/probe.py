@@ -1,7 +1,9 @@
 """Restores the Python attributes of a layer after a call of it."""
 
 import contextlib
+import json
 import warnings
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,11 +92,13 @@ class Found:
         variables: Dict from the id of each variable that it assigned to a pair
             of that variable and its kind.
         error: The error with which calls of the layer failed, or `None`.
+        is_agreed: Boolean, whether it has what other workers found too.
     """
 
     terms: list[Kind] = field(default_factory=list)
     variables: dict[int, tuple[Any, Kind]] = field(default_factory=dict)
     error: Exception | None = None
+    is_agreed: bool = False
 
     @property
     def is_clear(self) -> bool:
@@ -102,6 +106,53 @@ class Found:
         kinds = [*self.terms, *(kind for _, kind in self.variables.values())]
         vague = (Kind.UNKNOWN, Kind.CONSTANT)
         return bool(kinds) and not any(kind in vague for kind in kinds)
+
+    def add(self, more: "Found") -> None:
+        """Adds what another look at the layer's call has shown."""
+        if not self.terms:
+            self.terms = more.terms
+        elif len(self.terms) == len(more.terms):
+            pairs = zip(self.terms, more.terms, strict=True)
+            self.terms = [clearer(*pair) for pair in pairs]
+        for key, (variable, kind) in more.variables.items():
+            _, before = self.variables.get(key, (variable, Kind.UNKNOWN))
+            self.variables[key] = variable, clearer(before, kind)
+
+    def agree(
+        self,
+        variables: Sequence[keras.Variable],
+        everyones: Callable[[str], list[str]],
+    ) -> None:
+        """Adds what all workers have found, alike on each.
+
+        `variables` are the model's, in the same order on each worker, and
+        `everyones` returns all workers' texts.
+        """
+        outside = [v for v, _ in self.variables.values()]
+        named = {v.path: v for v in outside} | dict(enumerate(variables))
+        places = {id(v): place for place, v in named.items()}
+        own = {
+            "terms": [kind.name for kind in self.terms],
+            "variables": [
+                (places[key], kind.name)
+                for key, (_, kind) in self.variables.items()
+                if key in places
+            ],
+        }
+        self.terms, self.variables = [], {}
+        for text in everyones(json.dumps(own)):
+            told = json.loads(text)
+            self.add(
+                Found(
+                    [Kind[name] for name in told["terms"]],
+                    {
+                        id(named[place]): (named[place], Kind[name])
+                        for place, name in told["variables"]
+                        if place in named
+                    },
+                )
+            )
+        self.is_agreed = True
 
 
 @dataclass(frozen=True)
@@ -209,7 +260,7 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
     with nothing_kept(step, call.layer):
         for attempt in (*own, *_MADE_UP):
             try:
-                _add(found, _compare(step, call, attempt))
+                found.add(_compare(step, call, attempt))
             except Exception as error:
                 # The user's code may refuse made-up rows.
                 found.error = found.error or error
@@ -233,17 +284,6 @@ def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
-
-
-def _add(found: Found, more: Found) -> None:
-    if not found.terms:
-        found.terms = more.terms
-    elif len(found.terms) == len(more.terms):
-        pairs = zip(found.terms, more.terms, strict=True)
-        found.terms = [clearer(*pair) for pair in pairs]
-    for key, (variable, kind) in more.variables.items():
-        _, before = found.variables.get(key, (variable, Kind.UNKNOWN))
-        found.variables[key] = variable, clearer(before, kind)
 
 
 def _compare(step: ReplicaStep, call: LayerCall, attempt: Attempt) -> Found:

@@ -186,3 +186,109 @@ def test_scalar_tracker():
         )
 
     assert_same(outcome(3), outcome(None))
+
+
+class Distance(keras.metrics.Metric):
+    """The weighted distance between two values, summed."""
+
+    def __init__(self, name="error", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.sum = self.add_variable((), "zeros", name="sum")
+
+    def add(self, y, y_pred, sample_weight=1.0):
+        rows = ops.sum(ops.abs(y - 3.0 * y_pred), axis=-1)
+        weight = ops.cast(sample_weight, rows.dtype)
+        self.sum.assign_add(ops.sum(rows * weight))
+
+    def result(self):
+        return ops.convert_to_tensor(self.sum)
+
+
+class ByNameOnly(Distance):
+    def update_state(self, *values, sample_weight=1.0):
+        self.add(*values, sample_weight=sample_weight)
+
+
+class AnyNumber(Distance):
+    def update_state(self, *values):
+        self.add(*values)
+
+
+class InPlaceOnly(Distance):
+    def update_state(self, y, y_pred, sample_weight=1.0, /):
+        self.add(y, y_pred, sample_weight)
+
+
+class NotLast(Distance):
+    def update_state(self, sample_weight, y, y_pred):
+        self.add(y, y_pred, sample_weight)
+
+
+class OwnCall(Distance):
+    """Updates its state in `__call__` alone."""
+
+    def update_state(self, y, y_pred, sample_weight):
+        raise NotImplementedError
+
+    def __call__(self, y, y_pred, sample_weight):
+        self.add(y, y_pred, sample_weight)
+        return self.result()
+
+
+def _by_name(metric, y, y_pred):
+    metric.update_state(y, y_pred, sample_weight=ops.square(y[:, 0]))
+
+
+def _in_place(metric, y, y_pred):
+    metric.update_state(y, y_pred, ops.square(y[:, 0]))
+
+
+def _without_weight(metric, y, y_pred):
+    metric.update_state(y, y_pred)
+
+
+def _with_a_number_of_rows(metric, y, y_pred):
+    metric.update_state(y, y_pred, ops.shape(y)[0])
+
+
+def _weight_first(metric, y, y_pred):
+    metric.update_state(ops.shape(y)[0], y, y_pred)
+
+
+def _called(metric, y, y_pred):
+    metric(y, y_pred, ops.shape(y)[0])
+
+
+@pytest.mark.parametrize(
+    ("metric", "use"),
+    [
+        (ByNameOnly, _without_weight),
+        (ByNameOnly, _by_name),
+        (AnyNumber, _without_weight),
+        (AnyNumber, _in_place),
+        (InPlaceOnly, _in_place),
+        (InPlaceOnly, _with_a_number_of_rows),
+        (NotLast, _weight_first),
+        (OwnCall, _called),
+    ],
+)
+def test_arguments_of_metrics(metric, use):
+    """They reach the parameters that they reach on one device."""
+
+    class Own(STEP[BACKEND]):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.error = metric()
+
+        def update(self, y, y_pred):
+            use(self.error, y, y_pred)
+            return {"error": self.error.result()}
+
+    def outcome(count):
+        with scope(count):
+            x = layers.Input((4,))
+            model = set_initial_weights(Own(x, layers.Dense(1)(x)))
+            model.compile(optimizer="sgd", jit_compile=JIT)
+        return flat("history", model.fit(**models.table(9), **FIT).history)
+
+    assert_same(outcome(3), outcome(None))
