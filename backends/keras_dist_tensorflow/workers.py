@@ -304,10 +304,20 @@ class TensorFlowWorkers(Workers):
 
     def _reduced(self, flat: Any) -> Any:
         known = flat.shape.num_elements()
-        if known is not None and known > _MOST:
+        if not known:
+            # TensorFlow crashes where nothing is summed. Another worker may
+            # know the size where this one does not: both send as much.
+            size = tf.size(flat)
+            missing = tf.cast(tf.equal(size, 0), tf.int32)
+            return self._sent(tf.pad(flat, [[0, missing]]))[:size]
+        if known > _MOST:
             return tf.concat(
                 [self._reduced(flat[:_MOST]), self._reduced(flat[_MOST:])], 0
             )
+        return self._sent(flat)
+
+    def _sent(self, flat: Any) -> Any:
+        """Sums a flat tensor with at least one element."""
         with self.explaining():
             reduced = tf.raw_ops.CollectiveReduceV2(
                 input=flat,

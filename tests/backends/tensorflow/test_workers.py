@@ -149,6 +149,12 @@ def test_numbers_of_any_dtype_travel(launched):
         assert found["joined"] == [columns, columns]
 
 
+def test_no_numbers_have_a_sum(launched):
+    n = launched.workers
+    for found in launched["nothing"]:
+        assert found == [[[], []], [[n, n], []]] * 4
+
+
 def test_rows_are_gathered_whatever_their_number(launched):
     for found in launched["ragged"]:
         for factor, everyone in zip((1, 3, 0) * 2, found, strict=True):

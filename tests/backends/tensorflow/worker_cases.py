@@ -171,6 +171,22 @@ def dtypes(strategy):
     }
 
 
+def nothing(strategy):
+    """Sums of no numbers, and of sizes that a graph does not know."""
+    workers = strategy.executor.workers
+
+    def fn(size):
+        own = tf.ones([size], tf.int64), tf.zeros([0, 3])
+        return [tf.identity(each) for each in workers.sum(own)]
+
+    traced = tf.function(fn)
+    return [
+        [each.numpy().tolist() for each in call(size)]
+        for call in (fn, traced)
+        for size in (0, 2, tf.constant(0), tf.constant(2))
+    ]
+
+
 def ragged(strategy):
     """gather_rows where sizes are those of the workers' rows, and not."""
     workers = strategy.executor.workers
@@ -425,6 +441,7 @@ CASES = (
     collectives,
     variables,
     dtypes,
+    nothing,
     ragged,
     even_shares,
     known_sizes,
