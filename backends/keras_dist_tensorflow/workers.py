@@ -109,8 +109,6 @@ class TensorFlowWorkers(Workers):
         self, tensors: Sequence[Any], shares: Sequence[Share]
     ) -> list[list[Any]]:
         rows = [share.rows for share in shares]
-        if all(isinstance(n, int) for n in rows) and len(set(rows)) == 1:
-            return self.gather(tensors)
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             if not any(tensor.shape.rank for tensor in tensors):
@@ -205,7 +203,10 @@ class TensorFlowWorkers(Workers):
 
         Takes one collective, and a second one if a tensor has another size.
         """
-        own, most = rows[self.cluster.index], tf.reduce_max(tf.stack(rows))
+        own = rows[self.cluster.index]
+        are_known = all(isinstance(n, int) for n in rows)
+        most = max(rows) if are_known else tf.reduce_max(tf.stack(rows))
+        is_static = are_known and not tf.executing_eagerly()
         sizes = [tf.shape(t)[0] for t in tensors if t.shape.rank]
         fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
         padded = [
@@ -220,9 +221,23 @@ class TensorFlowWorkers(Workers):
                 for (_, *each), count in zip(everyone, rows, strict=True)
             ]
 
-        result: list[list[Any]] = tf.cond(
-            all_fit, by_rows, lambda: self._gather_ragged(tensors)
-        )
+        def by_sizes() -> list[list[Any]]:
+            everyone = self._gather_ragged(tensors)
+            if not is_static or len(set(rows)) > 1:
+                return everyone
+            return [
+                [
+                    _of_known_size(value, t, worker)
+                    for value, t in zip(each, tensors, strict=True)
+                ]
+                for worker, each in enumerate(everyone)
+            ]
+
+        known = {t.shape[0] for t in tensors if t.shape.rank} - {None}
+        if is_static and known - {own}:
+            # Sizes of other branches would hide those that are known.
+            return by_sizes()
+        result: list[list[Any]] = tf.cond(all_fit, by_rows, by_sizes)
         return result
 
     def _gather_ragged(self, tensors: Sequence[Any]) -> list[list[Any]]:
@@ -289,10 +304,20 @@ class TensorFlowWorkers(Workers):
 
     def _reduced(self, flat: Any) -> Any:
         known = flat.shape.num_elements()
-        if known is not None and known > _MOST:
+        if not known:
+            # TensorFlow crashes where nothing is summed. Another worker may
+            # know the size where this one does not: both send as much.
+            size = tf.size(flat)
+            missing = tf.cast(tf.equal(size, 0), tf.int32)
+            return self._sent(tf.pad(flat, [[0, missing]]))[:size]
+        if known > _MOST:
             return tf.concat(
                 [self._reduced(flat[:_MOST]), self._reduced(flat[_MOST:])], 0
             )
+        return self._sent(flat)
+
+    def _sent(self, flat: Any) -> Any:
+        """Sums a flat tensor with at least one element."""
         with self.explaining():
             reduced = tf.raw_ops.CollectiveReduceV2(
                 input=flat,
@@ -357,6 +382,30 @@ def _received(total: Any, like: Any) -> Any:
 def _like(tensor: Any, like: Any) -> Any:
     tensor.set_shape(like.shape)
     return tensor
+
+
+def _of_known_size(tensor: Any, like: Any, worker: int) -> Any:
+    """A worker's tensor, refused if its size isn't what a graph says of it.
+
+    The other rows of a batch of known size have known sizes too, and what
+    comes after it may depend on them, as on one device.
+    """
+    known = like.shape[0] if like.shape.rank else None
+    if known is None:
+        return tensor
+    size = tf.shape(tensor)[0]
+    message = (
+        "Workers gather tensors of other sizes. Received: from worker "
+        f"{worker}, this number of rows:"
+    )
+    advice = (
+        f"Expected: {known}, as here. Sizes that differ between replicas must "
+        "be found while the graph runs, for instance by `tf.boolean_mask`, "
+        "not in Python."
+    )
+    check = tf.debugging.Assert(tf.equal(size, known), [message, size, advice])
+    with tf.control_dependencies([check]):
+        return _like(tf.identity(tensor), like)
 
 
 def _padded(tensor: Any, rows: Any) -> Any:

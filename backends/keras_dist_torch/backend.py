@@ -74,12 +74,20 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
         return ReplicaExecutor(plan, workers)
 
     def random_state(self) -> str:
-        state: str = torch.get_rng_state().numpy().tobytes().hex()
-        return state
+        # The CPU's, and those of the GPUs in order.
+        gpus = range(torch.cuda.device_count())
+        states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
+        return " ".join(each.numpy().tobytes().hex() for each in states)
 
     def set_random_state(self, state: str) -> None:
-        data = bytearray.fromhex(state)
-        torch.set_rng_state(torch.frombuffer(data, dtype=torch.uint8))
+        cpu, *gpus = [
+            torch.frombuffer(bytearray.fromhex(each), dtype=torch.uint8)
+            for each in state.split(" ")
+        ]
+        torch.set_rng_state(cpu)
+        # Another worker may have more GPUs, or fewer.
+        for index, own in enumerate(gpus[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(own, index)
 
     def compiler(self) -> TorchCompiler:
         return self._compiler

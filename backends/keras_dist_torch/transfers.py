@@ -149,7 +149,7 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     pieces: list[list[torch.Tensor]] = []
     room = 0
     for tensor in tensors:
-        if tensor.nbytes > room:
+        if not pieces or tensor.nbytes > room:
             pieces.append([])
             room = PIECE
         pieces[-1].append(tensor)

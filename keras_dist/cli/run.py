@@ -98,6 +98,7 @@ def run(
     from keras_dist.launch.launcher.addresses import Layout
     from keras_dist.launch.launcher.addresses import parse_hosts
     from keras_dist.launch.launcher.environment import with_threads
+    from keras_dist.launch.launcher.gpus import GpusError
     from keras_dist.launch.launcher.job import Job
     from keras_dist.launch.launcher.job import python
     from keras_dist.launch.launcher.job import run_job
@@ -151,6 +152,8 @@ def run(
         with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
             joined = None if independent else Path(folder)
             code = run_job(dataclasses.replace(job, joined=joined), screen)
+    except GpusError as error:
+        fail(str(error))
     finally:
         screen.end_waiting()
     raise typer.Exit(code)

@@ -133,13 +133,20 @@ def count_gpus(environ: Mapping[str, str]) -> int:
         return len(visible)
     if not shutil.which("nvidia-smi"):
         return 0
-    listed = subprocess.run(
-        ["nvidia-smi", "--list-gpus"],
-        capture_output=True,
-        check=False,
-        encoding="utf-8",
-        timeout=60,
-    )
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            check=False,
+            encoding="utf-8",
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(
+            "Could not get the number of GPUs: nvidia-smi did not end within "
+            f"{error.timeout:g} seconds. Pass `gpus_per_node`, or set "
+            f"{VISIBLE}."
+        ) from error
     if listed.returncode:
         raise RuntimeError(
             "Could not get the number of GPUs from nvidia-smi. Pass "

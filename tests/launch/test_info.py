@@ -150,6 +150,48 @@ def test_hosts_are_the_same_everywhere_but_not_told():
     assert masks("a.corporation stays") == "a.corporation stays"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "shown", "others"),
+    [
+        ("node[1,3]", "host1,host2", {"node3": "host2", "node1": "host1"}),
+        (
+            "rack[1-2]n[08-09],login1",
+            "host1,host2,host3,host4,host5",
+            {"rack2n08": "host3", "login1": "host5", "rack1n10": "host6"},
+        ),
+        ("n[1-3]-ib,n2", "host1,host2,host3,host4", {"n2-ib": "host2"}),
+        # Of many, hosts are numbered as they are met.
+        ("node[1-2000000000]", "host1", {"node77": "host2"}),
+        ("node[1,3", "host1", {"SLURM": "SLURM"}),
+    ],
+)
+def test_hosts_of_slurm_are_not_told(nodes, shown, others):
+    environ = {
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_NTASKS": "3",
+        "SLURM_PROCID": "1",
+    }
+    assert cluster_variables(environ) == {
+        "SLURM_NTASKS": "3",
+        "SLURM_PROCID": "1",
+        "SLURM_STEP_NODELIST": shown,
+    }
+    masks = Masks(environ)
+    for host, name in others.items():
+        assert masks(f"no answer of {host}:9000") == f"no answer of {name}:9000"
+
+
+def test_numbers_are_no_hosts():
+    environ = {"TF_CONFIG": '{"cluster": alpha, "index": 1', "RANK": "1"}
+    assert cluster_variables(environ)["RANK"] == "1"
+
+
+def test_hosts_named_as_masks_are_not_mixed_up():
+    environ = {"KERAS_DIST_WORKERS": "host2:1,host1:1"}
+    shown = {"KERAS_DIST_WORKERS": "host1:1,host2:1"}
+    assert cluster_variables(environ) == shown
+
+
 def test_what_is_on_this_machine_is_told():
     environ = {"KERAS_DIST_WORKERS": "127.0.0.1:9000,localhost:9001"}
     assert cluster_variables(environ) == environ

@@ -6,6 +6,7 @@ import os
 import pkgutil
 import pty
 import re
+import shutil
 import subprocess
 import sys
 
@@ -14,9 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_dist.cli.main import app
+from keras_dist.cluster_resolver import slurm
 from keras_dist.launch import launcher as launcher_package
 from keras_dist.launch.launcher import environment
 from keras_dist.launch.launcher import gpus
+from keras_dist.launch.launcher.addresses import Layout
+from keras_dist.launch.launcher.job import Job
+from keras_dist.launch.launcher.output import Screen
 
 MODULES = [
     f"keras_dist.launch.launcher.{found.name}"
@@ -157,6 +162,44 @@ def test_gpus_that_nvidia_smi_lists(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert gpus.gpus({}) == ["0", "1"]
+
+
+def test_gpus_are_listed_once(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho called >> {calls}\necho 'GPU 0: A'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    made = Job(("true",), Layout(3, (), 0), keras.backend.backend(), {})
+    screen = Screen(sys.stdout, sys.stderr)
+    for restarts in range(2):
+        made.group(made.layout.addresses(), restarts, screen, print)
+    assert calls.read_text().splitlines() == ["called"]
+
+
+def _never_ends(command, timeout, **options):
+    raise subprocess.TimeoutExpired(command, timeout)
+
+
+@pytest.mark.parametrize("count", [gpus.gpus, slurm.count_gpus])
+def test_a_list_of_gpus_that_never_ends_is_an_error(monkeypatch, count):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", _never_ends)
+    with pytest.raises(
+        RuntimeError, match=r"within 60 seconds(?s:.*)CUDA_VISIBLE_DEVICES"
+    ):
+        count({})
+
+
+def test_run_says_that_gpus_are_not_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", _never_ends)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    script = tmp_path / "script.py"
+    script.touch()
+    done = CliRunner().invoke(app, ["run", "--workers", "2", str(script)])
+    assert done.exit_code == 2, done.output
+    assert "can't be found out" in " ".join(done.output.split())
 
 
 def test_one_worker_keeps_all_cores(launcher):

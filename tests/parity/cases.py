@@ -352,6 +352,11 @@ LAYERS = [
         full=True,
     ),
     layer(
+        "no_numbers",
+        models.sequence(models.NoNumbers, models.dense()),
+        compile=with_(optimizer=new(optimizers.Adam, 0.05)),
+    ),
+    layer(
         "add_loss",
         models.sequence(models.dense(5), models.RowPenalty, models.dense()),
         replicas=(2, 3),

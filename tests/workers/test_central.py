@@ -19,6 +19,7 @@ NAMES = [
     "optimizer_global_clipnorm",
     "optimizer_accumulation",
     "optimizer_ema",
+    "layer_no_numbers",
 ]
 BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
 

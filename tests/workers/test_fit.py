@@ -35,6 +35,7 @@ NAMES = [
     "layer_add_loss",
     "layer_regularizers",
     "layer_sums_over_rows",
+    "layer_no_numbers",
     "loss_own_call",
     "layer_own_compute_loss",
     "steps_per_execution",

@@ -26,6 +26,7 @@ NAMES = [
     "optimizer_global_clipnorm",
     "optimizer_accumulation",
     "optimizer_ema",
+    "layer_no_numbers",
     "layer_regularizers",
     "layer_frozen",
     "mixed_float16",

@@ -1,9 +1,11 @@
 """Environment variables of interest, without secrets and names of hosts."""
 
+import itertools
 import json
 import os
 import re
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 
 # Variables that cluster resolvers read.
@@ -59,6 +61,12 @@ _USER = re.compile(r"(?<=://)[^\s/]+@")
 # A host's name or address, with dots inside and without a port.
 _HOST = re.compile(r"[A-Za-z0-9_](?:[\w.-]*[\w\]])?")
 _OWN = ("localhost", "127.0.0.1")
+# A part of a list of addresses: commas in brackets don't end it.
+_ADDRESS = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\]?|\])+")
+# The brackets of Slurm's short forms, as in node[1-3,08].
+_RANGES = re.compile(r"\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]")
+# Of longer lists the short form is hidden as a whole.
+_MOST_HOSTS = 1000
 
 
 class Masks:
@@ -70,23 +78,74 @@ class Masks:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
+        self._count = 0
+        # Short forms, and a pattern of the hosts that each stands for.
+        patterns: list[str] = []
         for variable in _WITH_HOSTS:
             for address in _addresses(environ.get(variable, "")):
-                self._note(address)
+                if _RANGES.search(address):
+                    self._note_all(address)
+                    patterns.append(_pattern(address))
+                else:
+                    self._note(address)
+        known = sorted(self._names, key=len, reverse=True)
+        either = "|".join([*map(re.escape, known), *patterns]) or r"(?!)"
+        self._known = re.compile(rf"(?<![\w.-])(?:{either})(?![\w-]|\.\w)")
 
     def __call__(self, text: str) -> str:
         """Returns the text without names of hosts, users and passwords."""
-        for host in sorted(self._names, key=len, reverse=True):
-            pattern = rf"(?<![\w.-]){re.escape(host)}(?![\w-]|\.\w)"
-            text = re.sub(pattern, self._names[host], text)
+        text = self._known.sub(lambda found: self._name(found[0]), text)
         return _USER.sub("(not shown)@", text)
 
     def _note(self, address: str) -> None:
         host, colon, port = address.rpartition(":")
         host = host if colon and port.isdecimal() else address
         host = host.removeprefix("grpc://").strip("[]")
-        if host and host not in _OWN:
-            self._names.setdefault(host, f"host{len(self._names) + 1}")
+        # A number alone is no host, and may be a count in other variables.
+        if host and host not in _OWN and not host.isdecimal():
+            self._name(host)
+
+    def _note_all(self, short: str) -> None:
+        """Notes the hosts that a short form of Slurm stands for."""
+        hosts = [*itertools.islice(_expanded(short), _MOST_HOSTS + 1)]
+        if len(hosts) > _MOST_HOSTS:
+            self._name(short)
+            return
+        self._names[short] = ",".join(map(self._name, hosts))
+
+    def _name(self, host: str) -> str:
+        if host not in self._names:
+            self._count += 1
+            self._names[host] = f"host{self._count}"
+        return self._names[host]
+
+
+def _expanded(short: str) -> Iterator[str]:
+    """Yields the hosts that a short form such as `n[1-2,08]` stands for."""
+    # Text is at even places, and what is in brackets at odd ones.
+    parts = _RANGES.split(short)
+    choices = [
+        _numbers(part) if place % 2 else (part,)
+        for place, part in enumerate(parts)
+    ]
+    for names in itertools.product(*choices):
+        yield "".join(names)
+
+
+def _numbers(ranges: str) -> list[str]:
+    found: list[str] = []
+    for each in ranges.split(","):
+        first, _, last = each.partition("-")
+        numbers = range(int(first), int(last or first) + 1)
+        # One more than are shown, however many there are.
+        for number in numbers[: _MOST_HOSTS + 1]:
+            found.append(str(number).zfill(len(first)))
+    return found
+
+
+def _pattern(short: str) -> str:
+    """Returns a pattern of the hosts that a short form may stand for."""
+    return r"\d+".join(map(re.escape, _RANGES.split(short)[::2]))
 
 
 def _addresses(text: str) -> Iterable[str]:
@@ -104,7 +163,7 @@ def _addresses(text: str) -> Iterable[str]:
             )
             if isinstance(address, str)
         ]
-    return [part.strip() for part in text.split(",")]
+    return [part.strip() for part in _ADDRESS.findall(text)]
 
 
 def cluster_variables(

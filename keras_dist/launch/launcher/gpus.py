@@ -5,6 +5,11 @@ import subprocess
 from collections.abc import Mapping
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SECONDS = 60
+
+
+class GpusError(RuntimeError):
+    """Raised when the GPUs of a machine can't be found out."""
 
 
 def gpus(environ: Mapping[str, str]) -> list[str]:
@@ -12,6 +17,9 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
 
     They are read from CUDA_VISIBLE_DEVICES, or else from nvidia-smi. The list
     is empty if neither tells.
+
+    Raises:
+        GpusError: If nvidia-smi does not end.
     """
     if VISIBLE in environ:
         names = [name.strip() for name in environ[VISIBLE].split(",")]
@@ -20,13 +28,21 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
         return names[:end]
     if not shutil.which("nvidia-smi"):
         return []
-    listed = subprocess.run(
-        ["nvidia-smi", "--list-gpus"],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=60,
-    )
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise GpusError(
+            "The GPUs that workers share can't be found out. Received: no end "
+            f"of `nvidia-smi --list-gpus` within {_SECONDS} seconds. Expected: "
+            f"a list. Set {VISIBLE}, to an empty text for no GPU, or look "
+            "after the driver."
+        ) from error
     lines = [x for x in listed.stdout.splitlines() if x.startswith("GPU ")]
     return [str(index) for index in range(len(lines))]
 

@@ -1,5 +1,6 @@
 """A job: a command for several workers, and restarts when one fails."""
 
+import functools
 import sys
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -95,7 +96,7 @@ class Job:
             has_coordinator,
             restarts,
             self.devices,
-            self._own_gpus(index),
+            self._gpus[index],
             joined,
         )
         log = self._log(f"worker-{index}", restarts)
@@ -103,12 +104,17 @@ class Job:
             name, self.command, environment, stdout, stderr, log, joined
         )
 
-    def _own_gpus(self, index: int) -> list[str]:
-        local = list(self.layout.local)
+    @functools.cached_property
+    def _gpus(self) -> dict[int, list[str]]:
+        """The GPUs of each worker of this machine, by the worker's index."""
+        local = self.layout.local
         if len(local) == 1:
-            return []
-        position = local.index(index)
-        return share(gpus(self.environment), position, len(local))
+            return {local[0]: []}
+        names = gpus(self.environment)
+        return {
+            index: share(names, position, len(local))
+            for position, index in enumerate(local)
+        }
 
     def _coordinator(self, addresses: Addresses, restarts: int) -> Program:
         command = coordinator.command(

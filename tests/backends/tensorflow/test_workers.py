@@ -149,6 +149,12 @@ def test_numbers_of_any_dtype_travel(launched):
         assert found["joined"] == [columns, columns]
 
 
+def test_no_numbers_have_a_sum(launched):
+    n = launched.workers
+    for found in launched["nothing"]:
+        assert found == [[[], []], [[n, n], []]] * 4
+
+
 def test_rows_are_gathered_whatever_their_number(launched):
     for found in launched["ragged"]:
         for factor, everyone in zip((1, 3, 0) * 2, found, strict=True):
@@ -157,6 +163,35 @@ def test_rows_are_gathered_whatever_their_number(launched):
                 assert rows == [[worker, worker]] * count
                 assert number == worker
                 assert flat == [worker] * count
+
+
+@pytest.mark.parametrize("how", ["eager", "traced"])
+@pytest.mark.parametrize("sizes", ["as shares", "same total", "any"])
+def test_rows_are_gathered_whatever_equal_shares_say(launched, how, sizes):
+    for found in launched["even_shares"]:
+        own, expected = found[how, sizes]
+        assert own == expected
+
+
+def test_known_sizes_stay_known_and_others_are_an_error(launched):
+    n = launched.workers
+    for shapes, error in launched["known_sizes"]:
+        assert shapes == [[2, 3]] * n + [[5, 3]] * n
+        assert "Workers gather tensors of other sizes" in error
+        assert "Expected: " in error
+
+
+def test_metrics_of_chosen_rows_are_those_of_one_device(launched):
+    for found in launched["masked"]:
+        for eagerly, history in found.items():
+            expected = worker_cases.chosen_rows(
+                worker_cases.Chosen(), run_eagerly=eagerly
+            )
+            assert history.keys() == expected.keys()
+            for name in history:
+                np.testing.assert_allclose(
+                    history[name], expected[name], rtol=1e-5, err_msg=name
+                )
 
 
 def test_fit_evaluate_and_predict_give_the_numbers_of_one_device(

@@ -171,6 +171,22 @@ def dtypes(strategy):
     }
 
 
+def nothing(strategy):
+    """Sums of no numbers, and of sizes that a graph does not know."""
+    workers = strategy.executor.workers
+
+    def fn(size):
+        own = tf.ones([size], tf.int64), tf.zeros([0, 3])
+        return [tf.identity(each) for each in workers.sum(own)]
+
+    traced = tf.function(fn)
+    return [
+        [each.numpy().tolist() for each in call(size)]
+        for call in (fn, traced)
+        for size in (0, 2, tf.constant(0), tf.constant(2))
+    ]
+
+
 def ragged(strategy):
     """gather_rows where sizes are those of the workers' rows, and not."""
     workers = strategy.executor.workers
@@ -194,6 +210,93 @@ def ragged(strategy):
             everyone = call(tf.constant(factor))
             results.append([[t.numpy().tolist() for t in e] for e in everyone])
     return results
+
+
+def even_shares(strategy):
+    """gather_rows where all workers have 2 rows, and tensors have others."""
+    workers = strategy.executor.workers
+    index, count = workers.cluster.index, workers.cluster.num_workers
+    shares = [Share(2, 2 * count)] * count
+
+    def rows_of(own):
+        others = count - 1 - own
+        return {"as shares": (2, 2), "same total": (own, others), "any": (own,)}
+
+    def fn(sizes):
+        tensors = [tf.fill([size, 2], float(index)) for size in sizes]
+        everyone = workers.gather_rows([*tensors, tf.constant(index)], shares)
+        return [[tf.identity(t) for t in each] for each in everyone]
+
+    results = {}
+    for how, call in (("eager", fn), ("traced", tf.function(fn))):
+        for name, sizes in rows_of(index).items():
+            everyone = call([tf.constant(size) for size in sizes])
+            own = [[t.numpy().tolist() for t in each] for each in everyone]
+            expected = [
+                [[[float(worker)] * 2] * size for size in rows_of(worker)[name]]
+                + [worker]
+                for worker in range(count)
+            ]
+            results[how, name] = own, expected
+    return results
+
+
+def known_sizes(strategy):
+    """gather_rows where a graph knows sizes, and where they are others."""
+    workers = strategy.executor.workers
+    index, count = workers.cluster.index, workers.cluster.num_workers
+    shares = [Share(2, 2 * count)] * count
+    shapes = []
+
+    @tf.function
+    def fn(rows):
+        everyone = workers.gather_rows([tf.fill([rows, 3], 1.0)], shares)
+        shapes.extend(each[0].shape.as_list() for each in everyone)
+        return [tf.identity(each[0]) for each in everyone]
+
+    fn(2)
+    fn(5)
+    try:
+        fn(index + 1)
+    except tf.errors.InvalidArgumentError as error:
+        return shapes[: 2 * count], str(error)
+    return shapes[: 2 * count], ""
+
+
+class Chosen(keras.Model):
+    """A model with a metric of some rows only."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(
+            1, kernel_initializer="ones", name="dense"
+        )
+        self.chosen = keras.metrics.Mean(name="chosen")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, *args, **kwargs):
+        self.chosen.update_state(tf.boolean_mask(y, y > 2.5))
+        return super().compute_loss(x, y, *args, **kwargs)
+
+
+def chosen_rows(model, **options):
+    """Trains on batches of known size, of which each worker chooses others."""
+    y = np.arange(12, dtype="float32")[:, None] % 7
+    data = tf.data.Dataset.from_tensor_slices((y / 7, y))
+    data = data.batch(6, drop_remainder=True)
+    model.compile("sgd", "mse", **options)
+    return model.fit(data, epochs=2, verbose=0, shuffle=False).history
+
+
+def masked(strategy):
+    found = {}
+    for eagerly in (False, True):
+        with strategy.scope():
+            model = Chosen()
+        found[eagerly] = chosen_rows(model, run_eagerly=eagerly)
+    return found
 
 
 def make_model():
@@ -338,7 +441,11 @@ CASES = (
     collectives,
     variables,
     dtypes,
+    nothing,
     ragged,
+    even_shares,
+    known_sizes,
+    masked,
     fit,
     embeddings,
     collectives_of_a_step,

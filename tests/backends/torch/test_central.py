@@ -40,6 +40,7 @@ NAMES = (
     "loss_sum",
     "loss_dice",
     "layer_add_loss",
+    "layer_no_numbers",
     "layer_regularizers",
     "mixed_float16",
 )
