@@ -171,8 +171,11 @@ class StepExecutor(Executor, StepRunner):
         if self.workers is not None:
             others += [each[0] for each in self.workers.gather([first])]
         for other in others:
-            near = tf.experimental.numpy.allclose(first, other, rtol=1e-4)
-            wait_for(tf.debugging.Assert(near, [message, first, other]))
+            if first.dtype.is_floating or first.dtype.is_complex:
+                same = tf.experimental.numpy.allclose(first, other, rtol=1e-4)
+            else:
+                same = tf.reduce_all(tf.equal(first, other))
+            wait_for(tf.debugging.Assert(same, [message, first, other]))
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         internals.set_native_strategy(model, OneReplica())

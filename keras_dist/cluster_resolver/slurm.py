@@ -167,7 +167,11 @@ def own_gpus(
     The result is `None` if the variable has to stay as it is: if it names
     another number of GPUs than the node has, the task has its own already.
     """
-    visible = visible_gpus(environ) or [str(i) for i in range(gpus_per_node)]
+    visible = visible_gpus(environ)
+    if not visible and not environ.get(VISIBLE):
+        visible = [str(i) for i in range(gpus_per_node)]
+    if not visible:  # -1 hides them all
+        return None
     if len(visible) != gpus_per_node:
         return None
     start = local_rank * gpus_per_task

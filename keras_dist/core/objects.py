@@ -5,6 +5,7 @@ named tuples and mappings. A dataclass, or an object of any other class, is one
 leaf: tensors in it would be missed.
 """
 
+import contextlib
 import dataclasses
 import numbers
 import types
@@ -53,7 +54,8 @@ def held_in(value: Any) -> Iterator[Any]:
     """
     if isinstance(value, types.FunctionType):
         for cell in value.__closure__ or ():
-            yield cell.cell_contents
+            with contextlib.suppress(ValueError):  # not assigned yet
+                yield cell.cell_contents
     elif isinstance(value, types.GeneratorType):
         frame = value.gi_frame
         yield from (frame.f_locals if frame else {}).values()

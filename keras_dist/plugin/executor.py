@@ -258,7 +258,7 @@ class Executor(ABC):
     ) -> None:
         """Raises `error()` unless all replicas' values are equal.
 
-        Equal means up to a relative difference of 1e-4.
+        Floating-point numbers are equal up to a relative difference of 1e-4.
 
         Args:
             values: Sequence with each local replica's tensor. They are also
@@ -271,7 +271,7 @@ class Executor(ABC):
             everyone += [each[0] for each in self.workers.gather([tensor])]
         first, *others = [ops.convert_to_numpy(value) for value in everyone]
         for other in others:
-            if not np.allclose(first, other, rtol=1e-4, equal_nan=True):
+            if not _is_equal(first, other):
                 raise error()
 
     @abstractmethod
@@ -323,6 +323,12 @@ class Executor(ABC):
 
     def release(self, model: keras.Model) -> None:
         """Releases resources after `fit`, `evaluate` and so on, even failed."""
+
+
+def _is_equal(first: np.ndarray, other: np.ndarray) -> bool:
+    if first.dtype.kind in "biu":
+        return np.array_equal(first, other)
+    return np.allclose(first, other, rtol=1e-4, equal_nan=True)
 
 
 def with_first_seen(batches: Any, see: Callable[[Any], None]) -> Iterator[Any]:

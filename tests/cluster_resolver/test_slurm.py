@@ -304,6 +304,13 @@ def test_own_gpus_are_some_of_those_that_are_visible(
 
 
 @contract("R-17", native=False)
+def test_gpus_that_the_user_hides_stay_hidden(environ, step):
+    step(1, "2(x2),1", SLURM_GPUS_ON_NODE="4", CUDA_VISIBLE_DEVICES="-1")
+    SlurmClusterResolver().cluster_spec()
+    assert environ["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+@contract("R-17", native=False)
 def test_without_gpus_nothing_is_set(environ, step):
     step(1, "2(x2),1", CUDA_VISIBLE_DEVICES="-1")
     resolver = SlurmClusterResolver()

@@ -1,5 +1,6 @@
 """Variables: every synchronization and aggregation against every write."""
 
+import numpy as np
 import pytest
 
 import keras_dist
@@ -174,6 +175,24 @@ def test_integers_have_no_mean(api, mirrored):
     v = variable(api, mirrored, 0, dtype="int32", trainable=False)
     with refuses(keras_dist.ReplicaDivergenceError, v):
         mirrored.run(lambda: v.assign(replica_id(api)))
+
+
+@contract(123, native=False)
+def test_large_integers_that_differ_by_one_come_apart(api, mirrored):
+    v = variable(api, mirrored, 0, dtype="int32", trainable=False)
+    offset = np.arange(20000, 20004, dtype="int32")
+    values = mirrored.experimental_distribute_values_from_function(
+        lambda context: offset[context.replica_id_in_sync_group]
+    )
+
+    def assign(value):
+        v.assign(value)
+
+    with refuses(keras_dist.ReplicaDivergenceError, v):
+        mirrored.run(assign, args=(values,))
+    # A graph of TensorFlow raises its own error, with this text in it.
+    with pytest.raises(Exception, match="left different values"):
+        mirrored.run(keras_dist.function(assign), args=(values,))
 
 
 @contract(123, native=False)

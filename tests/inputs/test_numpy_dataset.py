@@ -51,8 +51,14 @@ def test_batches():
     ]
 
 
-def test_repeated_for_ever():
-    endless = numpy_dataset(np.arange(3)).repeat().batch(2)
+def test_a_negative_count_is_refused():
+    with pytest.raises(ValueError, match="`count`.*Received: -2"):
+        numpy_dataset(np.arange(3)).repeat(-2)
+
+
+@pytest.mark.parametrize("count", [(), (None,), (-1,)])
+def test_repeated_for_ever(count):
+    endless = numpy_dataset(np.arange(3)).repeat(*count).batch(2)
     assert endless.cardinality == -1
     assert endless.element_spec.shape == (2,)
     read = iter(endless)

@@ -93,20 +93,26 @@ class NumpyDataset:
         """Repeats the rows; has to be called before `batch`.
 
         Args:
-            count: Integer, number of repetitions, or `None` for ever.
+            count: Integer, number of repetitions; `None` or -1 for ever.
 
         Returns:
             A `NumpyDataset` of rows.
 
         Raises:
-            ValueError: If rows are in batches already.
+            ValueError: If rows are in batches already, or if `count` is below
+                -1.
         """
+        if count is not None and count < -1:
+            raise ValueError(
+                f"`count` must be at least 0, or -1 or None to repeat for "
+                f"ever. Received: {count!r}."
+            )
         if self.batch_size is not None:
             raise ValueError(
                 "`repeat` comes before `batch`, whose batches it would not "
                 f"fill. Received: a dataset in batches of {self.batch_size}."
             )
-        if count is None or self.repeats is None:
+        if count in (None, -1) or self.repeats is None:
             return NumpyDataset(self.columns, None)
         return NumpyDataset(self.columns, self.repeats * count)
 
