@@ -124,13 +124,17 @@ class JaxCompiler(Compiler):
         found: list[list[Any]] = [[] for _ in batches]
         if self.agrees:
             self._agree(tuple(batches))
-        structures = [
-            flatten(batch, leaves, self._join)
-            for batch, leaves in zip(batches, found, strict=True)
-        ]
-        # One program runs steps of one structure only.
+        try:
+            structures = [
+                flatten(batch, leaves, self._join)
+                for batch, leaves in zip(batches, found, strict=True)
+            ]
+        except IsTracedError:  # in a transformation of the user's own
+            return super().scan(strategy, function, batches)
+        # One program runs steps of one structure only, along their arrays.
         if (
             len(batches) == 1
+            or not found[0]
             or function.jit_compile is False
             or values_are_replaced()
             or any(each != structures[0] for each in structures)
@@ -138,7 +142,11 @@ class JaxCompiler(Compiler):
             return super().scan(strategy, function, batches)
         leaves = [leaf for each in found for leaf in each]
         key = ("scan", len(batches)), structures[0], None
-        result = self._ran(function, strategy, key, leaves)
+        try:
+            result = self._ran(function, strategy, key, leaves)
+        except _UnhashableError as error:
+            check_arguments(function, batches[0], {})
+            raise _unhashable(function) from error
 
         def stack(leaf: Any) -> Any:
             if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):
@@ -165,9 +173,9 @@ class JaxCompiler(Compiler):
         )
         try:
             return self._ran(function, strategy, key, leaves)
-        except _UnhashableError:
+        except _UnhashableError as error:
             check_arguments(function, args, kwargs or {})
-            raise
+            raise _unhashable(function) from error
 
     def _ran(
         self,
@@ -289,6 +297,16 @@ def _check_again(
 
 class _UnhashableError(Exception):
     """An argument that can't be a part of a program's key."""
+
+
+def _unhashable(function: Function) -> TypeError:
+    """Returns the error of arguments that name nothing that can't be hashed."""
+    return TypeError(
+        f"Arguments of the compiled function '{function.name}' can't be "
+        "hashed, and are no tensors. Expected: tensors or arrays, which are "
+        "traced, or something hashable, of which each value is compiled on its "
+        "own. Let the function close over it."
+    )
 
 
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:

@@ -115,13 +115,14 @@ class WatchedGate(Gate):
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         with self._gate.lock:
-            self._depth += 1
-            self._watch.enter()
+            outside = self._depth
             try:
+                self._depth = outside + 1
+                self._watch.enter()
                 yield
             finally:
-                self._depth -= 1
-                if not self._depth:
+                self._depth = outside
+                if not outside:
                     self._watch.exit(self._pending)
                     self._pending = None
 

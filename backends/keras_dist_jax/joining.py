@@ -159,8 +159,12 @@ def _answer(cluster: Cluster, coordinator: str, timeout: float) -> None:
             try:
                 if _is_complete(connection, cluster, deadline, present):
                     return
+            except TimeoutError:
+                continue
             except OSError:
                 time.sleep(0.2)
+        # Who was present then has to come again.
+        present.clear()
 
 
 def _is_complete(

@@ -131,9 +131,10 @@ class JaxWorkers(Workers):
         Raises:
             ReplicaDivergenceError: If another worker has more, or less.
         """
-        # Up to 63 numbers fit the smallest buffer, so that workers with
+        # The first numbers fit the smallest buffer, so that workers with
         # different counts run the same program, and find the difference.
-        own = np.array([len(numbers), *numbers], "int32")
+        first, rest = numbers[: _SMALLEST - 1], numbers[_SMALLEST - 1 :]
+        own = np.array([len(numbers), *first], "int32")
         (found,) = self._met(self._gathered, [own])
         counts = [int(count) for count in found[:, 0]]
         if len(set(counts)) > 1:
@@ -143,7 +144,12 @@ class JaxWorkers(Workers):
                 "Expected: the same structure and ranks on each. Look for "
                 "data that ends earlier on one of them."
             )
-        return [[int(n) for n in each[1:]] for each in found]
+        everyone = [[int(n) for n in each[1:]] for each in found]
+        if rest:
+            (found,) = self._met(self._gathered, [np.array(rest, "int32")])
+            for each, more in zip(everyone, found, strict=True):
+                each.extend(int(n) for n in more)
+        return everyone
 
     def explain(self, error: BaseException) -> BaseException:
         if isinstance(error, WorkerLostError):

@@ -127,3 +127,44 @@ def test_in_a_replica_function_it_is_refused():
 
     with pytest.raises(RuntimeError, match="cross-replica"):
         strategy.run(step)
+
+
+class Options:
+    """Two of them are equal if they say the same; they have no hash."""
+
+    def __eq__(self, other):
+        return True
+
+
+@pytest.mark.parametrize("make", [lambda: {1}, Options, lambda: bytearray(2)])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_batch_without_a_hash_is_refused_by_name(number, num_replicas, make):
+    def step(x, how):
+        return x
+
+    ones = np.ones(2, "float32")
+    with (
+        strategy_of(num_replicas).scope(),
+        pytest.raises(TypeError, match="`how`.*'step'"),
+    ):
+        keras_dist.scan_steps(step, iter([(ones, make())] * number), number)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_batches_without_tensors_are_steps_too(num_replicas):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        total = keras.Variable(0.0, trainable=False)
+
+    def step(by):
+        total.assign_add(by)
+        return total + 0.0
+
+    with strategy.scope():
+        found = keras_dist.scan_steps(step, iter([2.0, 2.0, 2.0]), 3)
+        for part in strategy.experimental_local_results(found):
+            assert array(part).tolist() == [2.0, 4.0, 6.0]
+        nothing = keras_dist.scan_steps(lambda: total + 0.0, iter([(), ()]), 2)
+        for part in strategy.experimental_local_results(nothing):
+            assert array(part).tolist() == [6.0, 6.0]

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import re
+import threading
 
 import jax
 import keras
@@ -14,12 +15,15 @@ import keras_dist
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
+from keras_dist_cli.launcher.addresses import free_addresses
 from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
 from keras_dist_jax.addresses import AddressError
 from keras_dist_jax.addresses import listen
 from keras_dist_jax.addresses import numeric
 from keras_dist_jax.addresses import split
+from keras_dist_jax.gate import OneAtATime
+from keras_dist_jax.gate import WatchedGate
 
 
 @functools.cache
@@ -84,6 +88,11 @@ def test_gathered_values_are_in_worker_order():
         np.testing.assert_array_equal([first, second], [[0, 1, 2], [1, 2, 3]])
         assert first.dtype == np.int8
         assert each["collectives"]["exchange"] == [[0, 5], [1, 5]]
+        many = each["collectives"]["exchange of many"]
+        assert many == [[0] * 150, [1] * 150]
+        # In buffers of their own sizes, workers would wait for ever.
+        others = each["collectives"]["exchange of others"]
+        assert "Received: [70, 170] sizes" in others
 
 
 def test_a_worker_may_have_nothing_to_concatenate():
@@ -166,3 +175,49 @@ def test_a_port_that_is_taken():
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(AddressError, match="is taken"):
             listen(address, patience=0)
+
+
+def test_who_left_the_roll_call_is_missing():
+    """The coordinator named worker 0, and ended."""
+    (address,) = free_addresses(1)
+    cluster = Cluster(2, address, ("a:1", "b:2", "c:3"))
+    with listen(address) as listener:
+
+        def call():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"0 2\n")
+            listener.close()
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        with pytest.raises(keras_dist.WorkerLostError) as caught:
+            joining._answer(cluster, address, 2.0)
+        thread.join(timeout=60)
+    assert "Missing: worker 0 (a:1), worker 1 (b:2)" in str(caught.value)
+    assert "Nobody answered" in str(caught.value)
+
+
+def test_a_gate_that_was_not_entered_is_left():
+    class Watched:
+        """Notes what a gate tells, and fails once."""
+
+        told, fails = (), True
+
+        def enter(self):
+            if self.fails:
+                raise KeyboardInterrupt
+            self.told += ("enter",)
+
+        def exit(self, pending=None):
+            self.told += ("exit",)
+
+    watch = Watched()
+    gate = WatchedGate(OneAtATime(), watch)
+    with pytest.raises(KeyboardInterrupt), gate.lock:
+        pass
+    watch.fails, watch.told = False, ()
+    with gate.lock, gate.lock:
+        pass
+    assert watch.told == ("enter", "enter", "exit")

@@ -13,6 +13,7 @@ import numpy as np
 from keras import ops
 
 import keras_dist
+from keras_dist.errors import ReplicaDivergenceError
 from workers.count_jobs import listening
 
 X = np.random.default_rng(0).normal(size=(37, 6)).astype("float32")
@@ -96,8 +97,18 @@ def collectives(workers):
         "rows": np.asarray(workers.concatenate(rows, 0)),
         "columns": np.asarray(workers.concatenate(rows.T, 1)),
         "exchange": workers.exchange([index, 5]),
+        "exchange of many": workers.exchange([index] * 150),
+        "exchange of others": other_counts(workers),
         "programs": programs[-1] - programs[0],
     }
+
+
+def other_counts(workers):
+    """The error of workers with many numbers, and not as many each."""
+    try:
+        return workers.exchange([1] * (70 + 100 * workers.cluster.index))
+    except ReplicaDivergenceError as error:
+        return str(error)
 
 
 def compiled_programs():
