@@ -32,11 +32,34 @@ _OF_KERAS = "Exception encountered when calling"
 _PROVE = "`strategy.verify(model, x, y)` compares with one device."
 
 
+class Known:
+    """What is known of objects, by their identity, for as long as they live.
+
+    An object that is made later may get the id of one that is gone.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[Any], Any]] = {}
+
+    def get(self, about: Any) -> Any:
+        """Returns what is known of an object, or `None`."""
+        ref, value = self._found.get(id(about), (None, None))
+        return value if ref is not None and ref() is about else None
+
+    def set(self, about: Any, value: Any) -> None:
+        """Notes a value of an object."""
+        self._found[id(about)] = weakref.ref(about), value
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._found.clear()
+
+
 class Kinds:
     """The kinds of a model's losses and variables, as they become known.
 
     Attributes:
-        variables: Dict from the ids of variables to their `Kind`.
+        variables: `Known` with the `Kind` of each variable.
         looks_at_gradients: Boolean, whether the next step remembers its
             gradients when they are computed.
     """
@@ -46,11 +69,11 @@ class Kinds:
         self._calls: weakref.WeakKeyDictionary[
             keras.Layer, dict[bool | None, Found]
         ] = weakref.WeakKeyDictionary()
-        self.variables: dict[int, Kind] = {}
+        self.variables = Known()
         self.looks_at_gradients = True
-        self._told: set[Any] = set()
+        self._told = Known()
         self._watched: set[str] = set()
-        self._looked_at: set[int] = set()
+        self._looked_at = Known()
 
     def term(self, step: ReplicaStep, owner: keras.Layer, loss: Any) -> Any:
         """Scales a layer's loss so that its mean over rows is the global loss.
@@ -91,12 +114,12 @@ class Kinds:
         ):
             found = self._found(step, call)
         # Not before all replicas have met: others would think it known.
-        self.variables[id(variable)] = Kind.MEAN
+        self.variables.set(variable, Kind.MEAN)
         if call is None or found is None:
             return
-        for key, (_, each) in found.variables.items():
-            self.variables[key] = each
-        kind = self.variables[id(variable)]
+        for each, kind in found.variables.values():
+            self.variables.set(each, kind)
+        kind = self.variables.get(variable)
         if id(variable) not in found.variables and found.error is not None:
             self._warn_of_variable(variable, call, _because(found))
         elif kind is Kind.COUPLED or (kind is Kind.SUM and variable.trainable):
@@ -112,14 +135,15 @@ class Kinds:
 
     def is_new(self, layer: keras.Layer) -> bool:
         """Returns `True` once for each layer, at its first call in the step."""
-        is_new = id(layer) not in self._looked_at
-        self._looked_at.add(id(layer))
+        is_new = not self._looked_at.get(layer)
+        self._looked_at.set(layer, True)
         return is_new
 
     def warn_of_coupling(self, strategy: Any, layer: keras.Layer) -> None:
         """Warns, once, of a layer in which rows depend on each other."""
         self._tell(
-            (id(layer), "rows"),
+            layer,
+            "rows",
             f"Layer '{layer.name}' of class {type(layer).__name__} couples "
             "the rows of a batch: what it gives for a row depends on the rows "
             f"beside it. A replica of {strategy!r} calls it on its own rows, "
@@ -186,7 +210,8 @@ class Kinds:
             owner = call.layer
             because = _because(self._found(step, call))
         self._tell(
-            (id(owner), "term"),
+            owner,
+            "term",
             f"Layer '{owner.name}' adds a loss of which can't be told whether "
             f"it is a sum or a mean over rows: {because}. It is taken as a "
             "mean. Add a value a row, whose first axis is that of rows, or a "
@@ -203,7 +228,8 @@ class Kinds:
         ]
         if names:
             self._tell(
-                (id(owner), "rows"),
+                owner,
+                "rows",
                 f"Layer '{owner.name}' adds a loss with a value a row, which "
                 f"Keras sums, and model '{model.name}' has its own "
                 f"`{names[0]}`. Each replica's values are scaled so that "
@@ -220,7 +246,8 @@ class Kinds:
             "of its halves"
         )
         self._tell(
-            id(variable),
+            variable,
+            "value",
             f"Layer '{call.layer.name}' assigns variable '{variable.path}' in "
             "its call, where a replica sees its own rows only: "
             f"{because}. The variable gets the mean over rows of the "
@@ -229,9 +256,10 @@ class Kinds:
             f"{_PROVE}",
         )
 
-    def _tell(self, about: Any, text: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
+    def _tell(self, about: Any, what: str, text: str) -> None:
+        told = self._told.get(about) or ()
+        if what not in told:
+            self._told.set(about, (*told, what))
             warnings.warn(text, stacklevel=2)
 
 

@@ -323,12 +323,12 @@ class ReplicaStep(ReplicaState):
             variable.assign(values_of.get(id(variable), values[0]))
 
     def _is_sum(self, variable: Any) -> bool:
-        kind = self.kinds.variables.get(id(variable))
+        kind = self.kinds.variables.get(variable)
         return kind is Kind.SUM and not variable.trainable
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         key = id(variable)
-        if key not in self.alike and key not in self.kinds.variables:
+        if key not in self.alike and not self.kinds.variables.get(variable):
             self.kinds.learn_variable(self, variable)
         held = self.replica.hold(variable, value)
         if held is not None:

@@ -69,9 +69,9 @@ LAYERS = {cls.__name__: cls for cls in (Adds, CountsFloats, CountsIntegers)}
 
 
 def data():
-    """Rows of which the first worker's have a zero in the second column."""
+    """Rows; the first worker's first ones are zero in the second column."""
     rng = np.random.default_rng(0)
-    x = rng.uniform(0.1, 1.0, (8, 4)).astype("float32")
+    x = rng.uniform(0.1, 1.0, (16, 4)).astype("float32")
     x[:, 0] += LEAST
     x[:4, 1] = 0.0
     return x, x[:, 1:].sum(axis=1, keepdims=True)

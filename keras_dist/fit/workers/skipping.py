@@ -1,6 +1,7 @@
 """Skips the steps of an epoch that were trained before a restart."""
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,8 +73,19 @@ class Skipping:
         *state, data = args
         batch = None
         if hasattr(data, "__next__"):
-            for _ in range(executions):
-                batch = next(data)
+            batch = _last_of(data, executions)
         if self._left <= 0:
             self._then(batch)
         return ({}, *state) if state else {}
+
+
+def _last_of(data: Iterator[Any], executions: int) -> Any:
+    """Reads the batches of an execution; the last of data may have fewer.
+
+    Raises:
+        StopIteration: If there is none, as for the trainer.
+    """
+    batch = next(data)
+    for _ in range(executions - 1):
+        batch = next(data, batch)
+    return batch

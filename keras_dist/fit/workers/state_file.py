@@ -135,7 +135,9 @@ def _build_optimizer(model: keras.Model) -> None:
     if optimizer is None or optimizer.built:
         return
     variables = model.trainable_variables
-    strategy = vars(variables[0]).get("distribute_strategy")
+    strategy = None
+    if variables:
+        strategy = vars(variables[0]).get("distribute_strategy")
     with contextlib.nullcontext() if strategy is None else strategy.scope():
         optimizer.build(variables)
 
