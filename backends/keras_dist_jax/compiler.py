@@ -299,7 +299,7 @@ class _UnhashableError(Exception):
     """An argument that can't be a part of a program's key."""
 
 
-def _unhashable(function: Function) -> TypeError:
+def _unhashable(function: CompiledFunction) -> TypeError:
     """Returns the error of arguments that name nothing that can't be hashed."""
     return TypeError(
         f"Arguments of the compiled function '{function.name}' can't be "

@@ -116,7 +116,10 @@ class CentralExecutor(StepExecutor):
         kept = dict.fromkeys(self.devices_of(variable), whole)
         strategy = vars(variable).get("distribute_strategy")
         if strategy is not None and id(variable) in strategy.has_components:
-            kept[self.owners.of(variable)] += whole * len(self.plan.replicas)
+            owner = self.owners.of(variable)
+            parts = whole * len(self.plan.replicas)
+            # The variable itself may not have moved to its owner yet.
+            kept[owner] = kept.get(owner, 0) + parts
         return kept
 
     def component(

@@ -12,6 +12,7 @@ import struct
 import sys
 
 from keras_dist.core.plan import Cluster
+from keras_dist.errors import ClusterError
 from keras_dist_tensorflow.addresses import IPAddress
 from keras_dist_tensorflow.addresses import ip_addresses
 from keras_dist_tensorflow.addresses import is_of_this_machine
@@ -36,11 +37,21 @@ def listen_to_own_address(cluster: Cluster) -> None:
 
     The server has started. Nothing is done where the address belongs to no
     interface of this machine, as behind a forwarded port.
+
+    Raises:
+        ClusterError: If the worker's own host can't be looked up.
     """
     if not sys.platform.startswith("linux"):
         return
     host, port = split(cluster.addresses[cluster.index])
     ips = ip_addresses(host)
+    if not ips:
+        raise ClusterError(
+            "This worker's host can't be looked up any more, so its server "
+            "can't be kept to one address. Received: "
+            f"'{cluster.addresses[cluster.index]}'. Expected: a name or an IP "
+            "address that this machine can look up each time."
+        )
     if not all(is_of_this_machine(ip) and not ip.is_unspecified for ip in ips):
         return
     if all(ip.is_loopback for ip in ips) and not _all_are_here(cluster):
@@ -53,11 +64,8 @@ def listen_to_own_address(cluster: Cluster) -> None:
 
 
 def _all_are_here(cluster: Cluster) -> bool:
-    return all(
-        ip.is_loopback
-        for address in cluster.addresses
-        for ip in ip_addresses(split(address)[0])
-    )
+    found = [ip_addresses(split(each)[0]) for each in cluster.addresses]
+    return all(ips and all(ip.is_loopback for ip in ips) for ips in found)
 
 
 def _narrow(number: int, port: int, program: list[_Instruction]) -> None:

@@ -52,9 +52,12 @@ class TorchWorkers(Workers):
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
-        self._is_nccl = _uses_nccl(options.implementation)
         self._has_lost = False
-        self.store = _store(cluster, self._timeout)
+        wants_nccl = _wants_nccl(options.implementation)
+        self.store = _store(cluster, self._timeout, wants_nccl)
+        self._is_nccl = all(
+            self.store.get(key) == b"nccl" for key in _joined(cluster)
+        )
         with self._named():
             self.group = self._group()
         self._beats = Heartbeats(
@@ -271,8 +274,18 @@ def _tensors_of(
     ]
 
 
-def _uses_nccl(implementation: CommunicationImplementation) -> bool:
-    has_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+def _has_nccl() -> bool:
+    """Returns whether this worker could use NCCL."""
+    return bool(torch.cuda.is_available() and dist.is_nccl_available())
+
+
+def _wants_nccl(implementation: CommunicationImplementation) -> bool:
+    """Returns whether this worker uses NCCL, if all the others do.
+
+    Raises:
+        ClusterError: If it was told to, and can't.
+    """
+    has_nccl = _has_nccl()
     if implementation is CommunicationImplementation.NCCL and not has_nccl:
         raise ClusterError(
             "NCCL needs GPUs. Received: implementation=NCCL on a worker "
@@ -293,12 +306,20 @@ def _own_host(cluster: Cluster) -> str:
         return _split(own)[0]
     # The address from which this host would reach the chief. Connecting a
     # datagram socket sends nothing.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(_split(cluster.leader))
+    family, _, _, _, where = socket.getaddrinfo(
+        *_split(cluster.leader), type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)
         return str(probe.getsockname()[0])
 
 
-def _store(cluster: Cluster, timeout: float) -> Any:
+def _joined(cluster: Cluster) -> list[str]:
+    """Returns the keys where each worker says that it came, and what it has."""
+    return [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]
+
+
+def _store(cluster: Cluster, timeout: float, wants_nccl: bool) -> Any:
     """Opens the store of the rendezvous and waits for all workers there."""
     host, port = _split(cluster.leader)
     try:
@@ -311,8 +332,8 @@ def _store(cluster: Cluster, timeout: float) -> Any:
         ) from error
     deadline = time.monotonic() + timeout
     store = _served(cluster) if cluster.is_chief else _client(cluster, timeout)
-    keys = [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]
-    store.set(keys[cluster.index], "yes")
+    keys = _joined(cluster)
+    store.set(keys[cluster.index], "nccl" if wants_nccl else "gloo")
     try:
         left = max(deadline - time.monotonic(), 0.1)
         store.wait(keys, datetime.timedelta(seconds=left))

@@ -1,5 +1,6 @@
 """Loops that run in one process for each replica."""
 
+import contextlib
 import json
 import shutil
 import socket
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from typing import NoReturn
 
 from keras_dist.bench.loops import Loop
 from keras_dist.errors import KerasDistError
@@ -55,16 +57,22 @@ class Processes:
         Raises:
             ProcessesError: If a worker fails.
         """
-        for file in self._files:
-            _send(file, [name, steps])
-        losses = [self._answer(file) for file in self._files]
+        try:
+            for file in self._files:
+                _send(file, [name, steps])
+            losses = [self._answer(file) for file in self._files]
+        except OSError:
+            # A worker that has ended does not read any more.
+            self._fail()
         return sum(losses) / len(losses)
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
-        for file in self._files:
-            file.close()
-        self._files = []
+        files, self._files = self._files, []
+        for file in files:
+            # What was not sent to a worker that has ended is sent again here.
+            with contextlib.suppress(OSError):
+                file.close()
         if self._thread is not None:
             self._thread.join()
 
@@ -117,7 +125,7 @@ class Processes:
             self._fail()
         return float(json.loads(line))
 
-    def _fail(self) -> None:
+    def _fail(self) -> NoReturn:
         self.close()
         raise ProcessesError(
             f"One of {self._num_workers} worker processes has failed: "

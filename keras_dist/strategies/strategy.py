@@ -203,7 +203,8 @@ class Strategy(V1Methods, LogicalDeviceMethods):
             class_weight: Dict from class to weight, or `None`.
             batch_size: Integer, number of rows of an even batch. Default 4 for
                 each replica.
-            steps: Integer of at least 1, number of batches. Default 3.
+            steps: Integer of at least 1, number of batches. Default 3. If the
+                only one divides among the replicas, an uneven one is added.
 
         Returns:
             A `keras_dist.verification.report.Report`; `print` shows it. Its

@@ -131,10 +131,16 @@ def _rows_of(index: Any, leaf: Any) -> Any:
 
 
 def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
-    """Returns sizes: full, odd, fewer rows than replicas, then full again."""
-    odd = max(size - 1 if size % 2 == 0 else size - 2, 1)
+    """Returns sizes: full, odd, fewer rows than replicas, then full again.
+
+    An odd one does not divide among the replicas. It is there even if the only
+    step asked for is an even one.
+    """
+    odd = size - 1 if (size - 1) % max(num_replicas, 2) else size - 2
     few = max(min(num_replicas - 1, size), 1)
-    return [size, odd, few, *[size] * steps][:steps]
+    sizes = [size, max(odd, 1), few, *[size] * steps]
+    is_even = num_replicas > 1 and size % num_replicas == 0
+    return sizes[: max(steps, 2) if is_even else steps]
 
 
 def _of_dataset(

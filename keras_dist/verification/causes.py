@@ -43,6 +43,14 @@ def cause_of(difference: Difference, clues: Clues) -> Cause:
             "Something draws from no seed of Keras: use `keras.random` with "
             "a `keras.random.SeedGenerator`, or switch it off to compare.",
         )
+    if difference.only:
+        side = "one device" if difference.only == "one_device" else "strategy"
+        return Cause(
+            "a value of one side",
+            f"'{name}' comes from the copy on the {side} only. Let no log, "
+            "metric or gradient depend on whether there is a strategy, on the "
+            "number of rows, or on what a replica sees.",
+        )
     if kind == "metric":
         return Cause(
             "a metric",

@@ -65,19 +65,48 @@ def compare(
         default=0.0,
     )
     found = []
-    for key, value in own.found.items():
+    for key in [*own.found, *(k for k in other.found if k not in own.found)]:
+        if key not in own.found or key not in other.found:
+            found.append(_of_one_side(own, other, key))
+            continue
         noise = None if noisy is None else noisy.found.get(key)
         found.append(
-            _difference(own, key, value, other.found, noise, tolerance, least)
+            _difference(
+                own,
+                key,
+                own.found[key],
+                other.found[key],
+                noise,
+                tolerance,
+                least,
+            )
         )
     return found
+
+
+def _of_one_side(own: Step, other: Step, key: Key) -> Difference:
+    """Returns the difference of a value that only one of the steps has."""
+    is_own = key in own.found
+    value = _floats((own if is_own else other).found[key]).reshape(-1)
+    first = float(value[0]) if value.size else 0.0
+    return Difference(
+        *key,
+        own.phase,
+        own.index,
+        own.rows,
+        one_device=first if is_own else np.nan,
+        strategy=np.nan if is_own else first,
+        relative=np.inf,
+        allowed=0.0,
+        only="one_device" if is_own else "strategy",
+    )
 
 
 def _difference(
     step: Step,
     key: Key,
     value: Any,
-    others: dict[Key, Any],
+    other: Any,
     noise: Any,
     tolerance: Tolerance,
     least: float,
@@ -95,11 +124,8 @@ def _difference(
         if step.phase == "training" or moved <= _most_noise(scale, least):
             rounding += _OF_NOISE * moved
     share = tolerance.trained if step.phase == "training" else tolerance.once
-    if key not in others:
-        distance, theirs = np.inf, np.full(own.shape, np.nan)
-    else:
-        theirs = _floats(others[key])
-        distance = _distance(own, theirs)
+    theirs = _floats(other)
+    distance = _distance(own, theirs)
     at = _place(own, theirs)
     unit = scale or _largest(own) or 1.0
     return Difference(
@@ -128,7 +154,8 @@ def depends_on_order(own: Step, noisy: Step) -> bool:
     gradients = {k: v for k, v in own.found.items() if k[0] == "gradient"}
     least = _OF_LARGEST * max(map(_largest, gradients.values()), default=0.0)
     return any(
-        _distance(_floats(value), _floats(noisy.found[key]))
+        key not in noisy.found
+        or _distance(_floats(value), _floats(noisy.found[key]))
         > _most_noise(_largest(value), least)
         for key, value in gradients.items()
     )

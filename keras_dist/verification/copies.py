@@ -1,6 +1,8 @@
 """Copies of a user's model, and the state that they start with."""
 
+import types
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,6 +113,7 @@ def copy_of(model: keras.Model) -> keras.Model:
             config = type(model).get_config(model)
             copy = type(model).from_config(config)
             _compile_like(copy, model)
+            _check_classes(copy, model)
     except Exception as error:
         told = " ".join(str(error).split())
         raise UnsupportedModelError(
@@ -191,7 +194,24 @@ def _another(thing: Any) -> Any:
 
 
 def _classes_of(model: keras.Model) -> dict[str, Any]:
-    """Returns the user's classes and functions, by their names in configs."""
+    """Returns the user's classes and functions, by their names in configs.
+
+    A name that is registered, or that has no other owner, comes first. Names
+    that several have are found out afterwards, by `_check_classes`.
+    """
+    found: dict[str, Any] = {}
+    registered: dict[str, Any] = {}
+    for thing in _things_of(model):
+        named = _named(thing)
+        module = getattr(named, "__module__", None) or ""
+        if module.split(".")[0] not in ("keras", "builtins"):
+            found[named.__name__] = named
+            registered[keras.saving.get_registered_name(named)] = named
+    return found | registered
+
+
+def _things_of(model: keras.Model) -> list[Any]:
+    """Returns all that a model and its `compile` may have of the user's."""
     config = keras_internals.compile_arguments(model) or {}
     things: list[Any] = [
         *model._flatten_layers(),
@@ -199,20 +219,74 @@ def _classes_of(model: keras.Model) -> dict[str, Any]:
         *optimizers_of(model).values(),
         *keras_internals.all_metrics(model),
     ]
-    for layer in list(things):
+    for thing in list(things):
         # Initializers, regularizers, activations and schedules.
         things += (
-            list(vars(layer).values()) if hasattr(layer, "__dict__") else []
+            list(vars(thing).values()) if hasattr(thing, "__dict__") else []
         )
-    found = {}
-    for thing in things:
-        named = (
-            thing
-            if callable(thing) and hasattr(thing, "__name__")
-            else type(thing)
+    return things
+
+
+def _named(thing: Any) -> Any:
+    """Returns a function or class itself, and the class of anything else."""
+    is_named = callable(thing) and hasattr(thing, "__name__")
+    return thing if is_named else type(thing)
+
+
+def _check_classes(copy: keras.Model, model: keras.Model) -> None:
+    """Refuses a copy in which one class or function stands for another one.
+
+    A configuration has their names, and several may have the same.
+    """
+    functions = {
+        id(thing)
+        for thing in _things_of(model)
+        if isinstance(thing, types.FunctionType)
+    }
+    for own, other in _pairs_of(copy, model):
+        _check_class(own, other)
+        if not hasattr(own, "__dict__") or not hasattr(other, "__dict__"):
+            continue
+        for name, value in vars(other).items():
+            copied = vars(own).get(name)
+            if copied is value or copied is None:
+                continue
+            if hasattr(value, "get_config"):
+                _check_class(copied, value)
+            # A layer may make a function of its own, which no other one has.
+            elif isinstance(value, types.FunctionType) and (
+                id(copied) in functions
+            ):
+                _refuse(value)
+
+
+def _pairs_of(
+    copy: keras.Model, model: keras.Model
+) -> Iterator[tuple[Any, Any]]:
+    """Yields each layer, optimizer and metric of a copy, and the original."""
+    yield from zip(
+        copy._flatten_layers(), model._flatten_layers(), strict=False
+    )
+    ours = keras_internals.compile_arguments(copy) or {}
+    theirs = keras_internals.compile_arguments(model) or {}
+    for name in ("optimizer", "metrics", "weighted_metrics"):
+        yield from zip(
+            keras.tree.flatten(ours.get(name)),
+            keras.tree.flatten(theirs.get(name)),
+            strict=False,
         )
-        module = getattr(named, "__module__", None) or ""
-        if module.split(".")[0] not in ("keras", "builtins"):
-            found[named.__name__] = named
-            found[keras.saving.get_registered_name(named)] = named
-    return found
+
+
+def _check_class(own: Any, other: Any) -> None:
+    if type(own) is not type(other):
+        _refuse(type(other))
+
+
+def _refuse(named: Any) -> None:
+    """Raises the error for a class or function that another one replaced."""
+    raise TypeError(
+        f"it tells classes and functions by their names, and "
+        f"'{named.__name__}' of module '{named.__module__}' became another "
+        "one. Give each a name of its own, or register them with "
+        "`keras.saving.register_keras_serializable`"
+    )

@@ -43,6 +43,8 @@ class Difference:
             weights, slots and states, relative to the largest change by
             training.
         allowed: Float, the largest `relative` that counts as rounding.
+        only: String, `"one_device"` or `"strategy"` if only there the value
+            exists, or empty. The other one is NaN then.
     """
 
     kind: str
@@ -54,6 +56,7 @@ class Difference:
     strategy: float
     relative: float
     allowed: float
+    only: str = ""
 
     @property
     def differs(self) -> bool:
@@ -61,9 +64,22 @@ class Difference:
         return not self.relative <= self.allowed
 
     def __str__(self) -> str:
-        return (
+        where = (
             f"{self.kind} '{self.name}' in step {self.step} of {self.phase}, "
-            f"a batch of {self.rows} rows: {self.strategy:.6g}, on one device "
+            f"a batch of {self.rows} rows: "
+        )
+        if self.only == "strategy":
+            return (
+                f"{where}{self.strategy:.6g} under the strategy, and no such "
+                f"{self.kind} on one device"
+            )
+        if self.only == "one_device":
+            return (
+                f"{where}{self.one_device:.6g} on one device, and no such "
+                f"{self.kind} under the strategy"
+            )
+        return (
+            f"{where}{self.strategy:.6g}, on one device "
             f"{self.one_device:.6g}; relative difference {self.relative:.1e}, "
             f"allowed {self.allowed:.1e}"
         )
@@ -76,8 +92,8 @@ class Cause:
     Args:
         name: String: `"a sum over rows"`, `"an override of Loss.__call__"`,
             `"a state counted in shares"`, `"rows coupled in a layer"`,
-            `"sparse gradients"`, `"the optimizer"`, `"a metric"` or
-            `"randomness"`.
+            `"sparse gradients"`, `"the optimizer"`, `"a metric"`,
+            `"a value of one side"` or `"randomness"`.
         text: String, the observation, and what to write instead.
     """
 

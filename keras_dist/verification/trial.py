@@ -95,6 +95,13 @@ class Trial:
 
     def run(self) -> Found:
         """Runs all phases, and returns the differences."""
+        parts = self._pair.num_replicas
+        rows = [batch.rows for batch in self._batches]
+        if parts > 1 and not any(count % parts for count in rows):
+            self.notes.append(
+                f"Every batch had the same number of rows for each of {parts} "
+                "replicas: uneven batches were not compared."
+            )
         with (
             equal_draws() as drawn,
             _noting_losses(self._adding),
@@ -132,8 +139,10 @@ class Trial:
         )
 
     def _without_training(self, name: str) -> None:
-        # The second batch of arrays is uneven.
-        index = min(1, len(self._batches) - 1)
+        # An uneven batch, if there is one.
+        parts = self._pair.num_replicas
+        uneven = [i for i, b in enumerate(self._batches) if b.rows % parts]
+        index = uneven[0] if uneven else min(1, len(self._batches) - 1)
         batch = self._batches[index]
         try:
             own = getattr(self._pair.own, name)(batch, index)
@@ -214,6 +223,8 @@ class Trial:
         if (twice := batch.twice()) is None:
             return
         once, doubled = run(batch, first.step), run(twice, first.step)
+        if key not in once.found or key not in doubled.found:
+            return
         before, after = change(once, key), change(doubled, key)
         unit = float(np.max(np.abs(before))) or 1.0
         self._doubles = bool(np.max(np.abs(after - before)) > 1e-2 * unit)

@@ -45,3 +45,54 @@ def test_a_worker_that_fails_is_an_error():
     ):
         Processes(make, 1).loop("any")
     assert set(threading.enumerate()) == before
+
+
+class Gone:
+    """Stands for the connection to a worker that has ended."""
+
+    def __init__(self):
+        self.closed = 0
+
+    def write(self, text):
+        return len(text)
+
+    def flush(self):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def close(self):
+        self.closed += 1
+        self.flush()
+
+    def readline(self):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+
+@pytest.mark.parametrize("flush", [True, False], ids=["send", "answer"])
+def test_a_worker_that_ended_between_two_runs_is_an_error(monkeypatch, flush):
+    if not flush:
+        monkeypatch.setattr(Gone, "flush", lambda self: None)
+    processes, gone = Processes(None, 2), [Gone(), Gone()]
+    processes._files = list(gone)
+    with pytest.raises(
+        ProcessesError, match="One of 2 worker processes has failed"
+    ):
+        processes.run("any", 1)
+    processes.close()
+    assert [each.closed for each in gone] == [1, 1]
+
+
+def test_a_worker_that_fails_in_a_loop_is_an_error():
+    @contextlib.contextmanager
+    def make():
+        class Fails(Loop):
+            def run(self, steps):
+                raise OSError("no such step")
+
+        yield {"fails": Fails()}
+
+    before = set(threading.enumerate())
+    loop = Processes(make, 1).loop("fails")
+    with pytest.raises(ProcessesError, match="no such step"):
+        loop.run(1)
+    loop.close()
+    assert set(threading.enumerate()) == before

@@ -5,6 +5,8 @@ couple rows where no replica has the others', or part of keras_dist is taken
 out. So the tests don't depend on a defect that will be mended.
 """
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from keras_dist.core.rows import scaled_gradient
 from keras_dist.fit import losses
 from keras_dist.fit.metrics import MetricUpdate
 from keras_dist.replica.state import ReplicaState
+from keras_dist.verification.report import Report
 from parity.harness import BACKEND
 from verification import models
 from verification.models import TARGETS
@@ -139,6 +142,29 @@ def test_the_first_thing_that_differs_is_named(name):
         assert first.strategy == pytest.approx(first.one_device / 2, rel=1e-3)
     if name == "state":
         assert (first.one_device, first.strategy) == (8.0, 4.0)
+
+
+def _another_metric(side):
+    def make():
+        model = models.regressor()
+        metrics = ["mae"] if is_wrong() == (side == "strategy") else []
+        model.compile("sgd", "mse", metrics=metrics)
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("side", ["strategy", "one_device"])
+def test_a_log_of_one_side_only_is_a_difference(side):
+    report = verify(_another_metric(side), steps=1)
+    first = report.first
+    assert (first.kind, first.name, first.only) == ("metric", "mae", side)
+    assert report.cause.name == "a value of one side"
+    assert np.isfinite(getattr(first, side))
+    with pytest.raises(keras_dist.NumbersDifferError, match="and no such"):
+        report.raise_if_different()
+    read = Report.from_dict(json.loads(report.to_json()))
+    assert (read.first.only, read.same) == (side, False)
 
 
 def test_embeddings_are_known_to_have_sparse_gradients():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from keras_dist.verification.copies import maker_of
 from verification import models
 from verification.models import TARGETS
 from verification.models import X
@@ -56,6 +57,85 @@ def _without_config():
 def test_a_model_that_has_no_copy_is_refused(strategy, make, says):
     with pytest.raises(keras_dist.UnsupportedModelError, match=re.escape(says)):
         strategy.verify(make(), X, TARGETS)
+
+
+@keras.saving.register_keras_serializable("first_of_two")
+class Own(keras.layers.Layer):
+    def call(self, x):
+        return 2.0 * x
+
+
+def _own(factor):
+    class Own(keras.layers.Layer):
+        def call(self, x):
+            return x * factor
+
+    return Own
+
+
+def _activation(factor):
+    def own(x):
+        return x * factor
+
+    return own
+
+
+def _two_layers():
+    return [_own(2.0)(), _own(0.5)()]
+
+
+def _two_initializers():
+    class Own(keras.initializers.Initializer):
+        pass
+
+    class Ones(Own):
+        def __call__(self, shape, dtype=None):
+            return keras.ops.ones(shape, dtype)
+
+    class Zeros(Own):
+        def __call__(self, shape, dtype=None):
+            return keras.ops.zeros(shape, dtype)
+
+    Ones.__name__ = Zeros.__name__ = "Own"
+    return [
+        keras.layers.Dense(4, kernel_initializer=kind())
+        for kind in (Ones, Zeros)
+    ]
+
+
+def _two_activations():
+    return [
+        keras.layers.Dense(4, activation=_activation(factor))
+        for factor in (2.0, 0.5)
+    ]
+
+
+@pytest.mark.parametrize(
+    "make", [_two_layers, _two_initializers, _two_activations]
+)
+def test_what_shares_a_name_is_not_mixed_up(strategy, make):
+    layers = make()
+
+    def compiled():
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(
+        keras_dist.UnsupportedModelError, match="a name of its own"
+    ) as raised:
+        strategy.verify(compiled(), X, X)
+    assert "Pass `verify` the function" in str(raised.value)
+
+
+def test_registered_classes_of_one_name_are_told_apart():
+    first, second = Own, _own(0.5)
+    model = keras.Sequential(
+        [keras.Input((6,)), second(), first(), keras.layers.Dense(2)]
+    )
+    model.compile("sgd", "mse")
+    kinds = [type(layer) for layer in maker_of(model)().layers]
+    assert kinds[:2] == [second, first]
 
 
 def test_a_function_has_to_make_the_same_model_again(strategy):

@@ -9,6 +9,8 @@ import pytest
 
 import keras_dist
 from keras_dist.internals import keras_internals
+from keras_dist.verification.batches import Batch
+from keras_dist.verification.batches import batches_of
 from keras_dist.verification.report import Report
 from parity import harness
 from sharded.helpers import shards
@@ -167,12 +169,49 @@ def test_the_copies_start_with_the_state_of_the_model():
     with strategy.scope():
         model = models.regressor(keras.optimizers.Adam(0.1))
     model.fit(X, TARGETS, batch_size=10, verbose=0)
-    expected = model.evaluate(X[:4], TARGETS[:4], verbose=0, batch_size=4)
-    report = strategy.verify(model, X, TARGETS, batch_size=4, steps=1)
+    expected = model.evaluate(X[:5], TARGETS[:5], verbose=0, batch_size=5)
+    report = strategy.verify(model, X, TARGETS, batch_size=5, steps=1)
     (loss,) = [d for d in report.differences if d.phase == "evaluate"]
     assert loss.one_device == pytest.approx(expected, rel=1e-5)
     (count,) = [d for d in report.differences if d.name.endswith("/iteration")]
     assert count.one_device == 5.0
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "size", "steps", "expected"),
+    [
+        (2, 8, 1, (8, 7)),
+        (2, 7, 1, (7,)),
+        (2, 7, 2, (7, 5)),
+        (2, 1, 2, (1, 1)),
+        (3, 6, 1, (6, 5)),
+        (3, 5, 3, (5, 4, 2)),
+        (3, 4, 3, (4, 2, 2)),
+        (1, 4, 3, (4, 3, 1)),
+        (1, 4, 1, (4,)),
+    ],
+)
+def test_uneven_batches_are_uneven_for_the_replicas(
+    num_replicas, size, steps, expected
+):
+    found = batches_of(X, Y, None, None, size, steps, num_replicas)
+    assert tuple(batch.rows for batch in found) == expected
+
+
+def test_an_uneven_batch_is_added_to_an_only_even_one():
+    report = mirrored().verify(models.regressor(), X, TARGETS, steps=1)
+    assert report.same, report
+    assert report.batches == (8, 7)
+    assert {d.rows for d in report.differences if d.phase == "evaluate"} == {7}
+
+
+def test_a_report_says_that_no_batch_was_uneven(monkeypatch):
+    # Rows of some data, such as sparse tensors, can't be taken out.
+    monkeypatch.setattr(Batch, "first", lambda self, rows: None)
+    data = [(X[:8], TARGETS[:8])]
+    report = mirrored().verify(models.regressor(), data)
+    assert report.same, report
+    assert "uneven batches were not compared" in "".join(report.notes)
 
 
 def test_a_report_is_read_again_from_json():

@@ -398,3 +398,17 @@ def test_sharded_optimizer_state_is_refused_by_name():
         keras_dist.MirroredStrategy(
             ["cpu:0", "cpu:1"], optimizer_state="sharded"
         )
+
+
+def test_bytes_of_a_variable_that_has_not_moved_yet(monkeypatch):
+    strategy = central(2)
+    with strategy.scope():
+        counted = keras.Variable(
+            0.0, synchronization="on_read", aggregation="sum"
+        )
+    strategy.run(lambda: counted.assign_add(1.0))
+    executor = strategy.executor
+    here, owner = strategy.plan.devices[0], executor.owners.of(counted)
+    assert executor.bytes_on(counted) == {owner: 3 * 4}
+    monkeypatch.setattr(executor, "devices_of", lambda variable: (here,))
+    assert executor.bytes_on(counted) == {here: 4, owner: 2 * 4}

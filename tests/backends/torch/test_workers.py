@@ -1,12 +1,15 @@
 """What workers on PyTorch send, and when."""
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
+from keras_dist.core.cluster import Cluster
 
 import keras_dist
+from keras_dist_torch import workers
 from workers import count_jobs
 
 STEPS = 4
@@ -94,3 +97,52 @@ def test_nccl_without_gpus_is_refused():
         check=True,
     )
     assert "NCCL needs GPUs" in done.stdout
+
+
+def _where_one_has_gpus():
+    """What workers agree on, if the chief's host alone has a GPU."""
+    import os
+
+    import keras_dist
+    from keras_dist.plugin.backend import get_backend
+    from keras_dist_torch import workers
+
+    own = os.environ["KERAS_DIST_WORKER_INDEX"] == "0"
+    workers._has_nccl = lambda: own
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    group = get_backend()._workers.group
+    return type(group).__name__, float(strategy.reduce("SUM", 1.0, axis=None))
+
+
+def test_nccl_takes_gpus_on_every_worker():
+    found = keras_dist.launch(
+        _where_one_has_gpus, workers=2, devices=1, timeout=200
+    )
+    assert found == [("ProcessGroupGloo", 2.0)] * 2
+
+
+def _has_address(host):
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("leader", "own"),
+    [
+        ("127.0.0.1:9000", "127.0.0.1"),
+        pytest.param(
+            "[::1]:9000",
+            "::1",
+            marks=pytest.mark.skipif(
+                not _has_address("::1"), reason="No IPv6 on this machine."
+            ),
+        ),
+    ],
+)
+def test_a_worker_without_an_address_finds_its_own(leader, own):
+    cluster = Cluster(1, leader, (leader, ""))
+    assert workers._own_host(cluster) == own
