@@ -3,8 +3,8 @@
 import ipaddress
 
 import pytest
-from keras_dist.core.cluster import Cluster
 
+from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist_tensorflow import listening
 

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from keras_dist.core.cluster import Cluster
 
 import keras_dist
+from keras_dist.core.plan import Cluster
 from keras_dist_torch import workers
 from workers import count_jobs
 
