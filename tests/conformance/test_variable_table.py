@@ -191,7 +191,7 @@ def test_large_integers_that_differ_by_one_come_apart(api, mirrored):
     with refuses(keras_dist.ReplicaDivergenceError, v):
         mirrored.run(assign, args=(values,))
     # A graph of TensorFlow raises its own error, with this text in it.
-    with pytest.raises(Exception, match="different values in variable"):
+    with pytest.raises(Exception, match="different values in"):
         mirrored.run(keras_dist.function(assign), args=(values,))
 
 

@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-from keras_dist import errors
-from keras_dist.launch import launcher as package
 from keras_dist.launch.launcher.failures import Failure
 from keras_dist.launch.launcher.failures import first
 from keras_dist.launch.launcher.failures import last_lines
@@ -131,10 +129,6 @@ def test_the_last_traceback():
     lost = Failure("a", 1, stderr=f"{trace}keras_dist.WorkerLostError: x")
     assert lost.lost_a_peer
     assert not Failure("a", 1, stderr=f"{trace}ValueError").lost_a_peer
-
-
-def test_the_restart_code_is_that_of_keras_dist():
-    assert package.RESTART_EXIT_CODE == errors.RESTART_EXIT_CODE
 
 
 def test_a_worker_that_ignores_sigterm_is_killed(launcher):
