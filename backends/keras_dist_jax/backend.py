@@ -33,7 +33,7 @@ from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
-from keras_dist_jax.sharded_executor import ShardedExecutor
+from keras_dist_jax.sharded_executor import JaxShardedExecutor
 from keras_dist_jax.wide import WideLayout
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
@@ -94,7 +94,7 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
         layout = layout_of(plan, self._workers)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
         shards = plan.shards_optimizer and plan.num_replicas > 1
-        make = ShardedExecutor if shards else JaxExecutor
+        make = JaxShardedExecutor if shards else JaxExecutor
         if plan.cluster is None:
             return make(plan, layout, gate)
         if self._workers is None:

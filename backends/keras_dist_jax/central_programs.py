@@ -136,7 +136,7 @@ class UpdatePart:
         return self._donate if donates else self._keep
 
 
-class Parts:
+class StepParts:
     """The programs of a training step for one kind of batch.
 
     `values` is the state in groups, as shapes; `owners` are the `jax.Device`s

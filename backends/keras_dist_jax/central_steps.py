@@ -12,14 +12,14 @@ from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.central import CentralRunning
 from keras_dist_jax.central_programs import FirstPart
-from keras_dist_jax.central_programs import Parts
+from keras_dist_jax.central_programs import StepParts
 from keras_dist_jax.central_programs import UpdatePart
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import OptimizerCalls
 from keras_dist_jax.optimizer_calls import is_update
 from keras_dist_jax.partition import Partition
 from keras_dist_jax.partition import Update
-from keras_dist_jax.steps import Step
+from keras_dist_jax.steps import FitStep
 from keras_dist_jax.steps import all_values
 from keras_dist_jax.steps import any_of
 from keras_dist_jax.trainer import Trainer
@@ -37,13 +37,13 @@ class CentralTrainer(Trainer):
 
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
-    ) -> Step:
+    ) -> FitStep:
         if trains and internals.compiles(self._central.model):
             return CentralStep(self._central, fn)
         return super()._step(fn, trains, gather)
 
 
-class CentralStep(Step):
+class CentralStep(FitStep):
     """A training step that is split between two kinds of devices.
 
     A step is traced once for each kind of batch, and split in two
@@ -63,7 +63,7 @@ class CentralStep(Step):
         self._fn = step
         self._calls = OptimizerCalls()
         self._router = router
-        self._programs: dict[Any, Parts] = {}
+        self._programs: dict[Any, StepParts] = {}
         self._updates: dict[Any, UpdatePart] = {}
         self._token: Any = None
         self._kinds: Any = None
@@ -96,7 +96,7 @@ class CentralStep(Step):
         sharding: Any,
         data: Any,
         rows: int | None,
-    ) -> Parts:
+    ) -> StepParts:
         running = self._central
         if self._token is not running.token:
             self._token = running.token
@@ -111,7 +111,7 @@ class CentralStep(Step):
 
     def _compiled(
         self, values: Any, sharding: Any, data: Any, rows: int | None
-    ) -> Parts:
+    ) -> StepParts:
         running = self._central
         mesh = running.mesh
         step = guarded(all_values(self._fn), running.failures)
@@ -136,7 +136,7 @@ class CentralStep(Step):
             for each in partition.updates(owners, primary)
         ]
         structure = jax.tree.structure(shapes[0])
-        return Parts(first, updates, values, owners, structure)
+        return StepParts(first, updates, values, owners, structure)
 
     def _update(
         self,

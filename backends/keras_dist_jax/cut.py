@@ -21,7 +21,7 @@ _HELD = "_keras_dist_held"
 _SLOT = "_keras_dist_is_slot"
 
 
-class Slots(Owners):
+class OptimizerSlots(Owners):
     """Owners that mark variables of the same shape as their reference."""
 
     def keep_together(

@@ -47,7 +47,7 @@ class StepOfParts(ABC):
         """
 
 
-class Program(ABC):
+class BatchRouter(ABC):
     """A step compiled for a layout, with a program for each kind of batch."""
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Layout(ABC):
         donate: bool = False,
         gather: bool = False,
         parts: "StepOfParts | None" = None,
-    ) -> Program:
+    ) -> BatchRouter:
         """Compiles a step.
 
         Args:
@@ -168,7 +168,7 @@ class Layout(ABC):
         """
 
     @abstractmethod
-    def eager(self, step: StepFn) -> Program:
+    def eager(self, step: StepFn) -> BatchRouter:
         """Makes a step that runs operation by operation, for debugging."""
 
 
@@ -202,12 +202,12 @@ class SingleLayout(Layout):
         donate: bool = False,
         gather: bool = False,
         parts: "StepOfParts | None" = None,
-    ) -> Program:
+    ) -> BatchRouter:
         call = _ignoring_rows(step)
         donated = 0 if donate else ()
         return _Direct(jax.jit(call, donate_argnums=donated, static_argnums=2))
 
-    def eager(self, step: StepFn) -> Program:
+    def eager(self, step: StepFn) -> BatchRouter:
         return _Direct(_ignoring_rows(step))
 
 
@@ -243,7 +243,7 @@ class MeshLayout(Layout):
         donate: bool = False,
         gather: bool = False,
         parts: "StepOfParts | None" = None,
-    ) -> Program:
+    ) -> BatchRouter:
         traced = guarded(step, failures)
         outputs = self.whole if gather or self.is_wide else None
         # With parts, the state has the shardings of the arrays that come in,
@@ -271,7 +271,7 @@ class MeshLayout(Layout):
 
         return self._program(on(self.cut), on(self.whole))
 
-    def routed(self, cut: Any, whole: Any) -> Program:
+    def routed(self, cut: Any, whole: Any) -> BatchRouter:
         """Makes a router of batches to one of two values.
 
         It puts a batch on devices, and gives `cut` for batches that are cut,
@@ -281,10 +281,10 @@ class MeshLayout(Layout):
 
     def _program(
         self, cut: Callable[..., Any], whole: Callable[..., Any]
-    ) -> Program:
+    ) -> BatchRouter:
         return _Cut(self, cut, whole)
 
-    def eager(self, step: StepFn) -> Program:
+    def eager(self, step: StepFn) -> BatchRouter:
         return _Whole(self, _ignoring_rows(step))
 
 
@@ -300,7 +300,7 @@ def _ignoring_rows(step: StepFn) -> Callable[..., Any]:
     return call
 
 
-class _Direct(Program):
+class _Direct(BatchRouter):
     """A step that takes batches as they are."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -310,7 +310,7 @@ class _Direct(Program):
         return self._call, data, None
 
 
-class _Whole(Program):
+class _Whole(BatchRouter):
     """A step of which each replica gets the whole batch.
 
     If batches were cut, operations that run one by one would each have a

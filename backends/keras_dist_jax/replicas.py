@@ -16,8 +16,8 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.replica import ALONE
-from keras_dist.plugin.replica import Group
 from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
@@ -58,7 +58,7 @@ class JaxReplicas(ReplicaRunner):
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         devices = self._layout.devices
         round_ = Round(len(devices))
-        group = Group(self._workers, self._first)
+        group = ReplicaGroup(self._workers, self._first)
 
         def on_device(index: int) -> T:
             with default_device(devices[index]):
@@ -108,7 +108,7 @@ class JaxReplica(Replica):
         index: int,
         round_: Round,
         devices: Sequence[Any],
-        group: Group = ALONE,
+        group: ReplicaGroup = ALONE,
         home: Any = None,
     ) -> None:
         super().__init__(index, WHOLE, group)

@@ -37,7 +37,7 @@ from keras_dist_jax.placement import take
 Values = list[list[Any]]
 
 
-class Group:
+class StateGroup:
     """A stand-in for one group of the state, which Keras passes to the steps.
 
     It is no list: Keras would go through a list's arrays at every step.
@@ -77,7 +77,7 @@ class Running:
         self.layout = layout
         self.gate = gate
         self.failures = Failures()
-        self.token: tuple[Group, ...] | None = None
+        self.token: tuple[StateGroup, ...] | None = None
         self.last: collections.deque[tuple[Any, Values]] = collections.deque(
             maxlen=1
         )
@@ -106,7 +106,7 @@ class Running:
 
     def begin(
         self, names: Sequence[str], take_away: bool, donate: bool
-    ) -> tuple[Group, ...]:
+    ) -> tuple[StateGroup, ...]:
         """Takes the state from the variables.
 
         Args:
@@ -126,7 +126,9 @@ class Running:
         self._fallback = self._way_back(values, donate)
         self.donating, self.suspect, self._spoiled = donate, False, None
         self.last.append((None, values))
-        self.token = token = tuple(Group(self, i) for i in range(len(names)))
+        self.token = token = tuple(
+            StateGroup(self, i) for i in range(len(names))
+        )
         if take_away:
             for variable in itertools.chain(*self._variables):
                 on_read = functools.partial(self._read, variable)

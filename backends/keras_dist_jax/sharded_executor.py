@@ -25,7 +25,7 @@ from keras_dist_jax.trainer import Trainer
 from keras_dist_jax.workers import JaxWorkers
 
 
-class ShardedExecutor(JaxExecutor, KeepsParts):
+class JaxShardedExecutor(JaxExecutor, KeepsParts):
     """The executor that cuts the variables of optimizers over the replicas.
 
     `fit` and `optimizer.apply` in `strategy.run` update parts where they are. A
@@ -42,7 +42,7 @@ class ShardedExecutor(JaxExecutor, KeepsParts):
         workers: JaxWorkers | None = None,
     ) -> None:
         super().__init__(plan, layout, gate, workers)
-        self.owners = cut.Slots(plan.variable_devices)
+        self.owners = cut.OptimizerSlots(plan.variable_devices)
         self._replicas = ShardedReplicas(
             layout, gate, plan.first_replica, workers
         )

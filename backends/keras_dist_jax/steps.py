@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from keras_dist_jax.gate import OpenGate
-from keras_dist_jax.layout import Program
+from keras_dist_jax.layout import BatchRouter
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.running import Running
 
 
-class Step:
+class FitStep:
     """One step of a model, on the state that `Running` keeps.
 
     Args:
@@ -24,8 +24,8 @@ class Step:
     def __init__(
         self,
         running: Running,
-        keep: Program,
-        donate: Program | None = None,
+        keep: BatchRouter,
+        donate: BatchRouter | None = None,
         eager: bool = False,
     ) -> None:
         self._running = running

@@ -12,7 +12,7 @@ from keras_dist_jax.layout import StepFn
 from keras_dist_jax.layout import StepOfParts
 from keras_dist_jax.running import Running
 from keras_dist_jax.stateful import stateless
-from keras_dist_jax.steps import Step
+from keras_dist_jax.steps import FitStep
 from keras_dist_jax.steps import all_values
 from keras_dist_jax.steps import changed_values
 
@@ -114,7 +114,7 @@ class Trainer:
 
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
-    ) -> Step:
+    ) -> FitStep:
         running = self._running
         layout, failures = running.layout, running.failures
         parts = None
@@ -123,8 +123,8 @@ class Trainer:
             fn = parts.of_parts(fn)
         keep = changed_values(fn)
         if not internals.compiles(running.model):
-            return Step(running, layout.eager(keep), eager=True)
-        return Step(
+            return FitStep(running, layout.eager(keep), eager=True)
+        return FitStep(
             running,
             layout.compile(keep, failures, gather=gather, parts=parts),
             layout.compile(all_values(fn), failures, donate=True, parts=parts)

@@ -18,9 +18,9 @@ from jax.sharding import SingleDeviceSharding
 
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
+from keras_dist_jax.layout import BatchRouter
 from keras_dist_jax.layout import Call
 from keras_dist_jax.layout import MeshLayout
-from keras_dist_jax.layout import Program
 from keras_dist_jax.layout import Shapes
 
 
@@ -111,7 +111,7 @@ class WideLayout(MeshLayout):
 
     def _program(
         self, cut: Callable[..., Any], whole: Callable[..., Any]
-    ) -> Program:
+    ) -> BatchRouter:
         return _Shares(self, cut, whole)
 
 
@@ -119,7 +119,7 @@ def _is_local(array: Any) -> bool:
     return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
-class _Shares(Program):
+class _Shares(BatchRouter):
     """A step for which each worker puts its rows of a batch on its devices.
 
     `cut` is the step for batches that are cut, padded or not, and `whole` the

@@ -25,8 +25,8 @@ from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.differentiation import differentiate
-from keras_dist_tensorflow.one_device import OneDeviceExecutor
-from keras_dist_tensorflow.replicas import ReplicaExecutor
+from keras_dist_tensorflow.one_device import TensorFlowOneDeviceExecutor
+from keras_dist_tensorflow.replicas import TensorFlowReplicaExecutor
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _TAKEN_OVER = (
@@ -85,11 +85,11 @@ class TensorFlowBackend(Backend, Differentiates):
 
     def executor(self, plan: Plan) -> Executor:
         if plan.is_one_device:
-            return OneDeviceExecutor(plan)
+            return TensorFlowOneDeviceExecutor(plan)
         workers = self._workers if plan.num_workers > 1 else None
         if plan.is_central:
             return CentralExecutor(plan, workers)
-        return ReplicaExecutor(plan, workers)
+        return TensorFlowReplicaExecutor(plan, workers)
 
     def random_state(self) -> str:
         return internals.random_state()

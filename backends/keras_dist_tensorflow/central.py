@@ -19,8 +19,8 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
-from keras_dist.plugin.replica import Group
 from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
 from keras_dist.plugin.threads import BatonPool
 from keras_dist_tensorflow import internals
@@ -31,7 +31,7 @@ from keras_dist_tensorflow.hosted import capture_thread
 from keras_dist_tensorflow.hosted import played
 from keras_dist_tensorflow.meetings import TensorFlowReplica
 from keras_dist_tensorflow.steps import StepExecutor
-from keras_dist_tensorflow.variables import VariableComponent
+from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
@@ -125,13 +125,13 @@ class CentralExecutor(StepExecutor):
     def component(
         self, variable: keras.Variable, index: int, value: Callable[[], Any]
     ) -> Component:
-        return VariableComponent(value, self.owners.of(variable))
+        return NativeComponent(value, self.owners.of(variable))
 
     def play(
         self,
         fn: Callable[[int, Replica], T],
         shares: Sequence[Share],
-        group: Group,
+        group: ReplicaGroup,
     ) -> dict[int, T]:
         round_ = HostedRound(len(shares), self.plan.primary)
         self._new.clear()

@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_dist_tensorflow.operation_internals import is_eager
 from keras_dist_tensorflow.operation_internals import is_made_outside
 from keras_dist_tensorflow.origins import SAME
-from keras_dist_tensorflow.origins import Node
+from keras_dist_tensorflow.origins import OriginNode
 from keras_dist_tensorflow.origins import through
 
 SECTION = "The numbers differ"
@@ -54,7 +54,7 @@ class Owner(enum.IntEnum):
     REPLICA = 3
 
 
-def owner_of(nodes: Sequence[Node], sizes: StepSizes, name: str) -> Any:
+def owner_of(nodes: Sequence[OriginNode], sizes: StepSizes, name: str) -> Any:
     """Returns the `Owner` of indices, or an integer tensor of its value.
 
     `nodes` are each replica's indices, taken to be the same on all. A tensor
@@ -82,13 +82,13 @@ def owner_of(nodes: Sequence[Node], sizes: StepSizes, name: str) -> Any:
     return Owner.ROWS
 
 
-def _as_made(node: Node) -> Node:
+def _as_made(node: OriginNode) -> OriginNode:
     """Returns the indices before they were flattened to a vector."""
     inner, how = through(node, ("Identity", "Cast"))
     return inner if how is None or how.kind != "Reshape" else how.inputs[0]
 
 
-def _length(node: Node, start: int) -> int | None:
+def _length(node: OriginNode, start: int) -> int | None:
     """Returns the static length of indices, `None` if not made in the step."""
     source, how = through(node, SAME)
     # A variable's value has the variable's shape, whatever the batch.

@@ -16,8 +16,8 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.replica import ALONE
-from keras_dist.plugin.replica import Group
 from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import current_replica
@@ -38,7 +38,7 @@ class Meetings(Protocol):
         """Waits for the other replicas; returns `fn(values)`, called once."""
 
 
-class Round:
+class MeetingRound:
     """One run of a step's replicas under a native `MirroredStrategy`.
 
     Values pass between replicas through this object rather than through
@@ -89,7 +89,11 @@ class TensorFlowReplica(Replica):
     """
 
     def __init__(
-        self, index: int, share: Share, meetings: Meetings, group: Group = ALONE
+        self,
+        index: int,
+        share: Share,
+        meetings: Meetings,
+        group: ReplicaGroup = ALONE,
     ) -> None:
         super().__init__(index, share, group)
         self._meetings = meetings
@@ -186,7 +190,11 @@ class MirroredReplica(TensorFlowReplica):
     """A replica with its own copy of each variable."""
 
     def __init__(
-        self, index: int, share: Share, round_: Round, group: Group = ALONE
+        self,
+        index: int,
+        share: Share,
+        round_: MeetingRound,
+        group: ReplicaGroup = ALONE,
     ) -> None:
         super().__init__(index, share, round_, group)
         self._round = round_

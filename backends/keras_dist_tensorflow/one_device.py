@@ -29,7 +29,7 @@ from keras_dist_tensorflow.variables import put
 from keras_dist_tensorflow.variables import snapshot
 
 
-class OneDeviceExecutor(Executor):
+class TensorFlowOneDeviceExecutor(Executor):
     """Runs Keras' own steps on one device, without splitting batches."""
 
     def __init__(self, plan: Plan) -> None:

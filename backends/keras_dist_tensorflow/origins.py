@@ -30,7 +30,7 @@ SAME = tuple(_PASSED_ON)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
-class Node(NamedTuple):
+class OriginNode(NamedTuple):
     """A tensor, and the calls of functions in whose bodies it is."""
 
     tensor: Any
@@ -41,7 +41,7 @@ class Made(NamedTuple):
     """The operation that made a tensor: its type, inputs and attributes."""
 
     kind: str
-    inputs: list[Node]
+    inputs: list[OriginNode]
     output: int = 0
     # True if it may give another value each time, and on each replica.
     is_stateful: bool = True
@@ -74,7 +74,7 @@ def noting() -> Iterator[None]:
         yield
 
 
-def made(node: Node) -> Made | None:
+def made(node: OriginNode) -> Made | None:
     """Returns the operation that made a tensor, `None` if not recorded.
 
     Calls of functions are followed into their bodies, and out of them.
@@ -88,22 +88,22 @@ def made(node: Node) -> Made | None:
         body = body_of(operation)
         if body is not None:
             inner = body.outputs[tensor.value_index]
-            return Made("Identity", [Node(inner, (*calls, operation))])
+            return Made("Identity", [OriginNode(inner, (*calls, operation))])
     if operation.type == "Placeholder" and calls:
         *outer, call = calls
         for own, given in zip(tensor.graph.inputs, call.inputs, strict=False):
             if own is tensor:
-                return Made("Identity", [Node(given, tuple(outer))])
+                return Made("Identity", [OriginNode(given, tuple(outer))])
     return Made(
         operation.type,
-        [Node(each, calls) for each in operation.inputs],
+        [OriginNode(each, calls) for each in operation.inputs],
         tensor.value_index,
         operation.op_def is None or operation.op_def.is_stateful,
         operation.node_def.attr,
     )
 
 
-def depends_on_rows(start: Node) -> bool:
+def depends_on_rows(start: OriginNode) -> bool:
     """Returns whether a tensor was computed from marked rows.
 
     Sizes of axes other than the first don't count: all replicas have the same.
@@ -125,7 +125,7 @@ def depends_on_rows(start: Node) -> bool:
     return False
 
 
-def are_equal(first: Node, second: Node) -> bool:
+def are_equal(first: OriginNode, second: OriginNode) -> bool:
     """Returns whether two tensors were computed alike, so have equal values.
 
     False if that is not known.
@@ -147,7 +147,9 @@ def are_equal(first: Node, second: Node) -> bool:
     return True
 
 
-def through(node: Node, kinds: tuple[str, ...]) -> tuple[Node, Made | None]:
+def through(
+    node: OriginNode, kinds: tuple[str, ...]
+) -> tuple[OriginNode, Made | None]:
     """Goes back through operations of the given kinds that pass a tensor on.
 
     Returns the tensor before them, and the operation that made it.
@@ -189,7 +191,7 @@ def _is_size_of_another_axis(how: Made) -> bool:
     return bool((begin % (axes[0] or begin.max() + 1)).min() > 0)
 
 
-def _is_shape(node: Node) -> bool:
+def _is_shape(node: OriginNode) -> bool:
     node, how = through(node, ("Identity", "Cast"))
     if _mark_of(node) == _SHAPE:
         return True
@@ -200,7 +202,7 @@ def _mark(tensor: Any, what: str) -> None:
     setattr(tensor, _MARK, what)
 
 
-def _mark_of(node: Node) -> str | None:
+def _mark_of(node: OriginNode) -> str | None:
     mark: str | None = getattr(node.tensor, _MARK, None)
     return mark
 
@@ -220,12 +222,12 @@ def _note(
     has_rows: bool | None = None
     for place, output in enumerate(outputs):
         if output.dtype.is_integer or output.dtype.is_bool:
-            nodes = [Node(each) for each in inputs]
+            nodes = [OriginNode(each) for each in inputs]
             setattr(output, _MADE, Made(kind, nodes, place))
             continue
         # Recording inputs keeps them alive, and those of other dtypes may be
         # large.
         if has_rows is None:
-            has_rows = any(depends_on_rows(Node(each)) for each in inputs)
+            has_rows = any(depends_on_rows(OriginNode(each)) for each in inputs)
         if has_rows:
             _mark(output, _ROWS)

@@ -14,14 +14,14 @@ from keras_dist.core.rows import Share
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.replica import Group
 from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
 from keras_dist.plugin.replica import named
 from keras_dist_tensorflow import internals
 from keras_dist_tensorflow import update_internals
+from keras_dist_tensorflow.meetings import MeetingRound
 from keras_dist_tensorflow.meetings import MirroredReplica
-from keras_dist_tensorflow.meetings import Round
 from keras_dist_tensorflow.operation_internals import install_conversions
 from keras_dist_tensorflow.steps import StepExecutor
 from keras_dist_tensorflow.variables import apart
@@ -36,7 +36,7 @@ from keras_dist_tensorflow.workers import TensorFlowWorkers
 T = TypeVar("T")
 
 
-class ReplicaExecutor(StepExecutor):
+class TensorFlowReplicaExecutor(StepExecutor):
     """Keeps a copy of each variable on each device.
 
     `tf.distribute.MirroredStrategy` keeps the copies and runs the replicas.
@@ -91,11 +91,11 @@ class ReplicaExecutor(StepExecutor):
         self,
         fn: Callable[[int, Replica], T],
         shares: Sequence[Share],
-        group: Group,
+        group: ReplicaGroup,
     ) -> dict[int, T]:
         with tf.init_scope():
             state = thread_state()
-        round_ = Round(len(shares))
+        round_ = MeetingRound(len(shares))
         results: dict[int, T] = {}
 
         def on_replica() -> None:

@@ -23,7 +23,7 @@ from keras_dist_tensorflow.constant_indices import Owner
 from keras_dist_tensorflow.constant_indices import StepSizes
 from keras_dist_tensorflow.constant_indices import owner_of
 from keras_dist_tensorflow.origins import SAME
-from keras_dist_tensorflow.origins import Node
+from keras_dist_tensorflow.origins import OriginNode
 from keras_dist_tensorflow.origins import are_equal
 from keras_dist_tensorflow.origins import depends_on_rows
 from keras_dist_tensorflow.origins import through
@@ -113,7 +113,7 @@ def summed_rows(
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
     if any(other != kinds[0] for other in kinds):  # replicas differ in lookups
-        lists = [[(_ROWS, Node(g.indices), g)] for g in gradients]
+        lists = [[(_ROWS, OriginNode(g.indices), g)] for g in gradients]
     parts = []
     for column in zip(*lists, strict=True):
         kind = column[0][0]
@@ -127,12 +127,12 @@ def summed_rows(
     return SparseSum(parts, dense_shape)
 
 
-def _split(gradient: tf.IndexedSlices) -> list[tuple[str, Node, Any]]:
+def _split(gradient: tf.IndexedSlices) -> list[tuple[str, OriginNode, Any]]:
     """Splits a gradient into parts: kind, origin of the indices, and rows."""
-    nodes = _places(Node(gradient.indices))
+    nodes = _places(OriginNode(gradient.indices))
     kinds = [_kind_of(node) for node in nodes]
     if len(nodes) == 1 or (set(kinds) == {_ROWS}):
-        return [(kinds[0], Node(gradient.indices), gradient)]
+        return [(kinds[0], OriginNode(gradient.indices), gradient)]
     sizes = [_size(node) for node in nodes]
     if any(size is None for size in sizes):
         warnings.warn(
@@ -156,7 +156,7 @@ def _split(gradient: tf.IndexedSlices) -> list[tuple[str, Node, Any]]:
     ]
 
 
-def _places(start: Node) -> list[Node]:
+def _places(start: OriginNode) -> list[OriginNode]:
     """Returns the indices of each lookup, which tapes concatenate."""
     node, how = through(start, SAME)
     if how is None or how.kind != "ConcatV2":
@@ -167,14 +167,14 @@ def _places(start: Node) -> list[Node]:
     return [place for each in inputs for place in _places(each)]
 
 
-def _size(node: Node) -> Any:
+def _size(node: OriginNode) -> Any:
     size = node.tensor.shape.num_elements()
     if size is None and not node.calls:
         return tf.size(node.tensor)
     return size
 
 
-def _kind_of(node: Node) -> str:
+def _kind_of(node: OriginNode) -> str:
     if not depends_on_rows(node):
         return _COMMON
     _, how = through(node, SAME)
@@ -184,7 +184,7 @@ def _kind_of(node: Node) -> str:
 
 
 def _common_part(
-    nodes: Sequence[Node],
+    nodes: Sequence[OriginNode],
     values: Sequence[Any],
     indices: Sequence[Any],
     sizes: StepSizes,

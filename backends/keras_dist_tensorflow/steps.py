@@ -30,8 +30,8 @@ from keras_dist.fit.steps import check_layers
 from keras_dist.fit.steps import step_overrides
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.replica import Group
 from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist.plugin.replica import StepRunner
 from keras_dist.plugin.replica import group_of
@@ -53,7 +53,7 @@ from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.trainer import install_plain_models
 from keras_dist_tensorflow.variables import Moves
-from keras_dist_tensorflow.variables import VariableComponent
+from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import default_device
 from keras_dist_tensorflow.variables import device_of
@@ -104,7 +104,7 @@ class StepExecutor(Executor, StepRunner):
         self,
         fn: Callable[[int, Replica], T],
         shares: Sequence[Share],
-        group: Group,
+        group: ReplicaGroup,
     ) -> dict[int, T]:
         """Calls `fn(index, replica)` on the device of each local replica.
 
@@ -151,7 +151,7 @@ class StepExecutor(Executor, StepRunner):
     def component(
         self, variable: keras.Variable, index: int, value: Callable[[], Any]
     ) -> Component:
-        return VariableComponent(value, self.plan.devices[index])
+        return NativeComponent(value, self.plan.devices[index])
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
         with tf.device(native_name(self.plan.primary)):
@@ -239,7 +239,7 @@ class StepExecutor(Executor, StepRunner):
             with noting():
                 return fn(replica)
 
-        group = Group(self.workers, self.plan.first_replica)
+        group = ReplicaGroup(self.workers, self.plan.first_replica)
         results = self.play(on_replica, [WHOLE] * count, group)
         return [results[index] for index in range(count)]
 

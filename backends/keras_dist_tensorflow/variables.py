@@ -167,7 +167,7 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
     return result
 
 
-class VariableComponent(Component):
+class NativeComponent(Component):
     """One replica's value of a variable, kept in a plain `tf.Variable`.
 
     So traced functions read and write it each time they run.

@@ -20,9 +20,9 @@ from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.differentiation import differentiate
-from keras_dist_torch.one_device import OneDeviceExecutor
-from keras_dist_torch.replicas import ReplicaExecutor
-from keras_dist_torch.sharded import ShardedExecutor
+from keras_dist_torch.one_device import TorchOneDeviceExecutor
+from keras_dist_torch.replicas import TorchReplicaExecutor
+from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
@@ -67,11 +67,11 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
 
     def executor(self, plan: Plan) -> Executor:
         if plan.is_one_device:
-            return OneDeviceExecutor(plan)
+            return TorchOneDeviceExecutor(plan)
         workers = self._workers if plan.cluster else None
         if plan.shards_optimizer:
-            return ShardedExecutor(plan, workers)
-        return ReplicaExecutor(plan, workers)
+            return TorchShardedExecutor(plan, workers)
+        return TorchReplicaExecutor(plan, workers)
 
     def random_state(self) -> str:
         # The CPU's, and those of the GPUs in order.

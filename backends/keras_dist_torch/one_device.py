@@ -110,7 +110,7 @@ class TorchExecutor(Executor):
         return parameter.detach().to(torch_device(self.plan.devices[index]))
 
 
-class OneDeviceExecutor(TorchExecutor):
+class TorchOneDeviceExecutor(TorchExecutor):
     """Runs Keras' own steps on one device, without splitting batches."""
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:

@@ -14,7 +14,7 @@ import torch
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.pieces import Cut
+from keras_dist_torch.pieces import CutVariable
 from keras_dist_torch.pieces import piece
 
 # For each local replica, its part of each variable, or `None`.
@@ -24,7 +24,7 @@ PartsOfAll = list[list[Any]]
 class Exchange(ABC):
     """Sums of gradients in parts, and assignments of parts to variables."""
 
-    def __init__(self, sharded: ShardedOptimizer, cut: Cut) -> None:
+    def __init__(self, sharded: ShardedOptimizer, cut: CutVariable) -> None:
         self.sharded = sharded
         self.cut = cut
         self.sizes = [parts.size for parts in sharded.parts]
@@ -127,7 +127,7 @@ class LocalExchange(Exchange):
 class WorkerExchange(Exchange):
     """Exchange between workers: a reduce-scatter and an all-gather by dtype."""
 
-    def __init__(self, sharded: ShardedOptimizer, cut: Cut) -> None:
+    def __init__(self, sharded: ShardedOptimizer, cut: CutVariable) -> None:
         super().__init__(sharded, cut)
         by_dtype: dict[torch.dtype, list[int]] = {}
         for index in range(len(self.sizes)):

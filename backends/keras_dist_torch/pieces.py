@@ -13,7 +13,7 @@ from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.workers import TorchWorkers
 
 
-class Cut:
+class CutVariable:
     """The places of the parts of variables: one on each replica's device.
 
     Args:
@@ -47,7 +47,7 @@ class Pieces:
         held: The whole value, while it is used in place of the parts.
     """
 
-    def __init__(self, cut: Cut, value: torch.Tensor) -> None:
+    def __init__(self, cut: CutVariable, value: torch.Tensor) -> None:
         self._cut = cut
         self._parts = Parts(tuple(value.shape), cut.num_parts)
         self.held: torch.Tensor | None = None
@@ -143,7 +143,7 @@ def piece(flat: torch.Tensor, part: int, size: int) -> torch.Tensor:
     return flat[part * size : (part + 1) * size]
 
 
-def cut_variable(variable: Any, cut: Cut) -> None:
+def cut_variable(variable: Any, cut: CutVariable) -> None:
     """Turns a `MirroredVariable` into a `ShardedVariable`, in place.
 
     Nothing is done without a value.

@@ -24,8 +24,8 @@ from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.steps import check_layers
 from keras_dist.fit.steps import step_overrides
 from keras_dist.plugin.replica import SEED_STRIDE
-from keras_dist.plugin.replica import Group
 from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist.plugin.replica import StepRunner
 from keras_dist.plugin.replica import group_of
@@ -60,7 +60,7 @@ _all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
 _delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
 
-class ReplicaExecutor(TorchExecutor, StepRunner):
+class TorchReplicaExecutor(TorchExecutor, StepRunner):
     """Runs each step of a model once on each replica.
 
     Replicas on the variables' device read the same memory; those on another
@@ -196,7 +196,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         count = self.plan.num_local_replicas
-        group = Group(self.workers, self.plan.first_replica)
+        group = ReplicaGroup(self.workers, self.plan.first_replica)
         round_ = Round(count)
         with self._transfers(range(count)) as moved, self._own_randomness():
             fns = [
@@ -237,7 +237,7 @@ class ReplicaExecutor(TorchExecutor, StepRunner):
         share: Share,
         round_: Round,
         position: int,
-        group: Group,
+        group: ReplicaGroup,
         moved: Transfers | None,
         overlap: Overlap | None = None,
     ) -> Replica:
@@ -304,7 +304,7 @@ class TorchReplica(Replica):
         self,
         index: int,
         share: Share,
-        group: Group,
+        group: ReplicaGroup,
         device: torch.device,
         round_: Round,
         position: int,

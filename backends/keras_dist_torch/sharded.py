@@ -24,12 +24,12 @@ from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.part_exchange import Exchange
 from keras_dist_torch.part_exchange import LocalExchange
 from keras_dist_torch.part_exchange import WorkerExchange
-from keras_dist_torch.pieces import Cut
+from keras_dist_torch.pieces import CutVariable
 from keras_dist_torch.pieces import Pieces
 from keras_dist_torch.pieces import ShardedVariable
 from keras_dist_torch.pieces import cut_variable
 from keras_dist_torch.pieces import in_parts
-from keras_dist_torch.replicas import ReplicaExecutor
+from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 # Attribute of a variable that is an optimizer's slot.
@@ -76,8 +76,8 @@ class _Whole(threading.local):
 _whole = _Whole()
 
 
-class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
-    """A `ReplicaExecutor` whose replicas each update a part of each variable.
+class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
+    """Replicas that each update a part of each variable.
 
     The gradients of a part are summed on its replica's device, which updates
     the part and gives it back to the variable. Gradients are sent when the
@@ -87,7 +87,7 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
         self.owners = _Slots(plan.variable_devices)
-        self._cut = Cut(
+        self._cut = CutVariable(
             plan.num_replicas,
             plan.first_replica,
             self._devices,
@@ -216,7 +216,7 @@ class ShardedExecutor(ReplicaExecutor, UpdatesParts, KeepsParts):
 class _OptimizerParts:
     """This worker's parts of one optimizer's variables."""
 
-    def __init__(self, sharded: ShardedOptimizer, cut: Cut) -> None:
+    def __init__(self, sharded: ShardedOptimizer, cut: CutVariable) -> None:
         self.sharded = sharded
         self._cut = cut
         for position, variable in enumerate(sharded.variables):
@@ -225,7 +225,7 @@ class _OptimizerParts:
         kind = LocalExchange if cut.workers is None else WorkerExchange
         self.exchange: Exchange = kind(sharded, cut)
 
-    def is_of(self, optimizer: Any, cut: Cut) -> bool:
+    def is_of(self, optimizer: Any, cut: CutVariable) -> bool:
         return self._cut is cut and self.sharded.is_of(optimizer)
 
     def states(self) -> list[list[torch.Tensor]]:
@@ -264,7 +264,7 @@ class _Slots(Owners):
         super().keep_together(variable, reference)
 
 
-def _take_chiefs(pieces: Pieces, cut: Cut) -> None:
+def _take_chiefs(pieces: Pieces, cut: CutVariable) -> None:
     assert cut.workers is not None
     own = pieces.held
     value = pieces.like() if own is None else own.to(cut.primary)

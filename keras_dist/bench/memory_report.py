@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from keras_dist.bench.output import Report
+from keras_dist.bench.output import BenchReport
 from keras_dist.bench.plot import draw_bytes
 from keras_dist.bench.report import header
 from keras_dist.bench.report import where
@@ -39,13 +39,13 @@ class MeasuredMemory:
 
 def report_of_memory(
     measured: Sequence[MeasuredMemory], counted: str
-) -> Report:
+) -> BenchReport:
     """Returns the report on the bytes that devices hold in each arm.
 
     The first item of `measured` is plain Keras; `counted` says what the backend
     counts.
     """
-    return Report(
+    return BenchReport(
         tables=[memory_table(measured)],
         text=[
             where(),

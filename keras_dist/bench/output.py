@@ -24,7 +24,7 @@ from keras_dist.bench.report import where
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """The results of a command.
 
     `text` has paragraphs that explain the tables, `content` all numbers in
@@ -48,7 +48,7 @@ class Output:
     plot: pathlib.Path | None = None
     markdown: bool = False
 
-    def publish(self, report: Report) -> None:
+    def publish(self, report: BenchReport) -> None:
         """Shows a report and writes its files."""
         if self.markdown:
             print(markdown_of(report))
@@ -71,14 +71,14 @@ def report_of(
     native: str,
     text: Sequence[str],
     **more: Any,
-) -> Report:
+) -> BenchReport:
     """Returns the report of a command that compares times.
 
     `native` describes the framework's own arms, and `text` the others. `more`
     is added to the JSON.
     """
     base = measured[0].base
-    return Report(
+    return BenchReport(
         tables=[ratio_table(measured), arm_table(measured)],
         text=[
             where(),
@@ -93,7 +93,7 @@ def report_of(
     )
 
 
-def markdown_of(report: Report) -> str:
+def markdown_of(report: BenchReport) -> str:
     """Returns a report as Markdown, to be pasted into a page."""
     parts = [markdown_table(table) for table in report.tables]
     parts += [textwrap.fill(paragraph, 80) for paragraph in report.text]

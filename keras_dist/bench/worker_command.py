@@ -8,12 +8,12 @@ from keras_dist.bench.benchmarks import lacking
 from keras_dist.bench.command import check_shares
 from keras_dist.bench.command import size_of
 from keras_dist.bench.loops import Setting
+from keras_dist.bench.output import BenchReport
 from keras_dist.bench.output import Output
-from keras_dist.bench.output import Report
 from keras_dist.bench.output import report_of
 from keras_dist.bench.progress import in_turn
 from keras_dist.bench.worker_measure import LACK
-from keras_dist.bench.worker_measure import Result
+from keras_dist.bench.worker_measure import WorkersResult
 from keras_dist.bench.worker_measure import measure_on_worker
 from keras_dist.launch.function import launch
 
@@ -52,8 +52,8 @@ def run_workers(
     before = load()
     title = f"{', '.join(models)}, {workers} workers"
 
-    def start(on_round: object) -> Result:
-        found: list[Result] = launch(
+    def start(on_round: object) -> WorkersResult:
+        found: list[WorkersResult] = launch(
             measure_on_worker,
             (settings, rounds, seconds),
             workers=workers,
@@ -70,7 +70,9 @@ def load() -> list[float] | None:
     return list(os.getloadavg()) if hasattr(os, "getloadavg") else None
 
 
-def report_of_workers(result: Result, before: list[float] | None) -> Report:
+def report_of_workers(
+    result: WorkersResult, before: list[float] | None
+) -> BenchReport:
     """Returns the report: ratios, then times and traffic, then explanations.
 
     `before` is the result of `load` before the workers were started.

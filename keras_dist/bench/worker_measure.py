@@ -34,7 +34,7 @@ LACK = "has no distribution over workers to compare with"
 
 
 @dataclass(frozen=True)
-class Result:
+class WorkersResult:
     """The result of one worker.
 
     `measured` has an item for each model; `native_text` describes the native
@@ -47,7 +47,7 @@ class Result:
 
 def measure_on_worker(
     settings: Sequence[Setting], rounds: int, seconds: float
-) -> Result:
+) -> WorkersResult:
     """Measures all settings; each worker calls it.
 
     Settings have one device of each worker. A block of the native loop takes
@@ -63,7 +63,7 @@ def measure_on_worker(
     assert workers is not None and native_workers is not None
     native = native_workers(workers)
     try:
-        return Result(
+        return WorkersResult(
             [
                 _measure(strategy, workers, native, setting, rounds, seconds)
                 for setting in settings

@@ -95,7 +95,7 @@ def run(
     first; 1 if a worker ended without having joined the others, 2 if nothing
     could be started.
     """
-    from keras_dist.launch.launcher.addresses import Layout
+    from keras_dist.launch.launcher.addresses import AddressLayout
     from keras_dist.launch.launcher.addresses import parse_hosts
     from keras_dist.launch.launcher.environment import with_threads
     from keras_dist.launch.launcher.gpus import GpusError
@@ -115,7 +115,7 @@ def run(
             "file; write -m before the name of a module."
         )
     try:
-        layout = Layout(
+        layout = AddressLayout(
             workers, parse_hosts(hosts) if hosts else (), host_index or 0
         )
     except ValueError as error:

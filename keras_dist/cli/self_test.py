@@ -12,7 +12,7 @@ import typer
 
 from keras_dist.cli.environment import fail
 from keras_dist.environment.packages import BACKEND_VARIABLE
-from keras_dist.environment.packages import Backend
+from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
 
 ALL = "all"
@@ -77,23 +77,23 @@ def self_test(
     from keras_dist.cli.trial.report import number_of
     from keras_dist.cli.trial.report import show
     from keras_dist.cli.trial.report import states_of
-    from keras_dist.cli.trial.rows import Result
+    from keras_dist.cli.trial.rows import RowResult
     from keras_dist.cli.trial.rows import Settings
     from keras_dist.cli.trial.rows import Status
-    from keras_dist.cli.trial.trial import Trial
+    from keras_dist.cli.trial.trial import CommandTrial
 
     console = Console(highlight=False)
     settings = Settings(workers, devices, timeout, model)
-    results: list[Result] = []
+    results: list[RowResult] = []
     seen: dict[str, Any] = {}
     with Bar(console) as bar:
 
-        def end(result: Result) -> None:
+        def end(result: RowResult) -> None:
             results.append(result)
             bar.end(result)
 
         for each in chosen:
-            seen[each.name] = Trial(each, settings, bar.begin, end).run()
+            seen[each.name] = CommandTrial(each, settings, bar.begin, end).run()
     _say_what_there_is(console, seen)
     show(console, results)
     problem = problem_of(picked or None, states_of(results, list(seen)))
@@ -105,7 +105,7 @@ def self_test(
     raise typer.Exit(1 if failed else 0)
 
 
-def _chosen(name: str) -> list[Backend]:
+def _chosen(name: str) -> list[InstalledBackend]:
     known = backends()
     if name != ALL:
         found = [each for each in known if each.name == name]
@@ -145,7 +145,7 @@ def _say_what_there_is(console: Any, seen: dict[str, Any]) -> None:
     console.print()
 
 
-def _versions(chosen: list[Backend]) -> dict[str, str]:
+def _versions(chosen: list[InstalledBackend]) -> dict[str, str]:
     return {
         "keras-dist": version("keras-dist"),
         "keras": version("keras"),

@@ -16,7 +16,7 @@ _GROUP = "keras_dist.backends"
 
 
 @dataclass(frozen=True)
-class Backend:
+class InstalledBackend:
     """A registered backend.
 
     `name` is also the name of the framework's module, `plugin` is the class in
@@ -44,11 +44,13 @@ class Backend:
         return f"pip install --force-reinstall 'keras-dist[{self.name}]'"
 
 
-def backends() -> list[Backend]:
+def backends() -> list[InstalledBackend]:
     """Returns all registered backends, sorted by name."""
     found = {each.name: each.value for each in entry_points(group=_GROUP)}
     return [
-        Backend(name, found[name], version_of(name) if find_spec(name) else "")
+        InstalledBackend(
+            name, found[name], version_of(name) if find_spec(name) else ""
+        )
         for name in sorted(found)
     ]
 

@@ -17,7 +17,7 @@ from keras_dist.inputs.feed_choice import policy_of
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
-from keras_dist.inputs.placement import Placement
+from keras_dist.inputs.placement import BatchPlacement
 from keras_dist.inputs.sources.choice import source_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.traced import reduce_in_graph
@@ -50,7 +50,7 @@ class DistributedDataset(StepsOfData):
 
     Args:
         feed: The `Feed` of each replica's part.
-        placement: The `Placement` of the parts on devices.
+        placement: The `BatchPlacement` of the parts on devices.
         options: The `InputOptions`.
         strategy: The `Strategy` of the replicas.
 
@@ -69,7 +69,7 @@ class DistributedDataset(StepsOfData):
     def __init__(
         self,
         feed: Feed,
-        placement: Placement,
+        placement: BatchPlacement,
         options: InputOptions,
         strategy: "StrategyBase | None" = None,
     ) -> None:
@@ -215,7 +215,7 @@ def distribute_dataset(
     source = source_of(dataset, "experimental_distribute_dataset")
     return DistributedDataset(
         feed_of_batches(strategy, source),
-        Placement(strategy.executor, checked),
+        BatchPlacement(strategy.executor, checked),
         checked,
         strategy,
     )
@@ -244,7 +244,7 @@ def distribute_from_function(
     mode = checked.experimental_replication_mode
     return DistributedDataset(
         feed_of_function(strategy, source, mode),
-        Placement(strategy.executor, checked),
+        BatchPlacement(strategy.executor, checked),
         checked,
         strategy,
     )

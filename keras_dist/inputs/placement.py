@@ -19,7 +19,7 @@ from keras_dist.plugin.executor import Executor
 HOST = Device("cpu", 0)
 
 
-class Placement:
+class BatchPlacement:
     """A callable that puts each replica's part on the device of the options."""
 
     def __init__(self, executor: Executor, options: InputOptions) -> None:

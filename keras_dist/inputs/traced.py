@@ -7,12 +7,12 @@ import keras
 
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import GlobalFeed
-from keras_dist.inputs.placement import Placement
+from keras_dist.inputs.placement import BatchPlacement
 
 
 def reduce_in_graph(
     feed: Feed,
-    placement: Placement,
+    placement: BatchPlacement,
     initial_state: Any,
     reduce_func: Callable[[Any, Any], Any],
 ) -> Any:

@@ -73,7 +73,7 @@ def launch(
     """
     _check(fn, workers, devices, start_method)
     from keras_dist.launch.launcher import call
-    from keras_dist.launch.launcher.addresses import Layout
+    from keras_dist.launch.launcher.addresses import AddressLayout
     from keras_dist.launch.launcher.environment import with_threads
     from keras_dist.launch.launcher.job import Job
     from keras_dist.launch.launcher.job import python
@@ -86,7 +86,7 @@ def launch(
         call.write_call(folder, fn, args, kwargs or {})
         job = Job(
             command=python("-P", "-m", call.MODULE, name),
-            layout=Layout(workers),
+            layout=AddressLayout(workers),
             backend=environment["KERAS_BACKEND"],
             environment=environment,
             devices=devices,

@@ -67,7 +67,7 @@ def named(index: int, total: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Group:
+class ReplicaGroup:
     """The workers that take part in a step, and each one's rows.
 
     Args:
@@ -86,26 +86,26 @@ class Group:
     said: dict[Any, int] = field(default_factory=dict, compare=False)
 
 
-ALONE = Group()
+ALONE = ReplicaGroup()
 
 
 def group_of(
     plan: "Plan", workers: "Workers | None", edges: Sequence[Any]
-) -> Group:
+) -> ReplicaGroup:
     """Returns the workers of a step's replicas, and the rows of each.
 
     `edges` has, for each replica of all workers, the row where its share
     begins, and at the end the number of rows.
     """
     if workers is None:
-        return Group()
+        return ReplicaGroup()
     each = plan.num_local_replicas
     ends = edges[::each]
     shares = tuple(
         Share(stop - start, edges[-1])
         for start, stop in zip(ends[:-1], ends[1:], strict=True)
     )
-    return Group(workers, plan.first_replica, shares)
+    return ReplicaGroup(workers, plan.first_replica, shares)
 
 
 class Replica(ABC):
@@ -114,10 +114,12 @@ class Replica(ABC):
     Args:
         index: Integer, its position among the replicas of this worker.
         share: `Share`, its rows of the step's batch.
-        group: `Group`, the workers that this one is among.
+        group: `ReplicaGroup`, the workers that this one is among.
     """
 
-    def __init__(self, index: int, share: Share, group: Group = ALONE) -> None:
+    def __init__(
+        self, index: int, share: Share, group: ReplicaGroup = ALONE
+    ) -> None:
         self.index = index
         self.share = share
         self.group = group

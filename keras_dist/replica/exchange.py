@@ -11,7 +11,7 @@ from keras_dist.core import nests
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.internals import keras_internals
-from keras_dist.plugin.replica import Group
+from keras_dist.plugin.replica import ReplicaGroup
 
 Combine = Callable[[list[Any], list[Share]], Any]
 
@@ -156,7 +156,7 @@ Entry = tuple[list[Any], Share]
 
 
 def with_other_workers(
-    group: Group, own: list[Entry], combine: Combine, alike: bool = False
+    group: ReplicaGroup, own: list[Entry], combine: Combine, alike: bool = False
 ) -> list[Entry]:
     """Returns the entries of this worker's replicas and of other workers.
 

@@ -21,7 +21,7 @@ _ACCUMULATOR = "gradient_accumulator"
 
 
 @dataclass(frozen=True)
-class Slot:
+class OptimizerSlot:
     """An optimizer's variable that belongs to a variable that it updates.
 
     Args:
@@ -43,7 +43,7 @@ class Shadow:
     Attributes:
         optimizer: The new optimizer; its variables are at the same positions.
         inner: The new optimizer, without loss scaling around it.
-        slots: Dict with the `Slot` at each position that has one.
+        slots: Dict with the `OptimizerSlot` at each position that has one.
         accumulators: Dict from the index of each trainable variable to the
             position of its accumulated gradient.
         left_out: List of variables of the original that are not among its
@@ -144,17 +144,19 @@ class Shadow:
 
     def _build(
         self, flat: list[keras.Variable]
-    ) -> list[tuple[keras.Variable, Slot]]:
+    ) -> list[tuple[keras.Variable, OptimizerSlot]]:
         """Builds the optimizer, and returns its slots."""
         places = {id(variable): i for i, variable in enumerate(flat)}
-        made: list[tuple[keras.Variable, Slot]] = []
+        made: list[tuple[keras.Variable, OptimizerSlot]] = []
         original = self.inner.add_variable_from_reference
 
         def add(
             reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any
         ) -> Any:
             slot = original(reference_variable, name, *args, **kwargs)
-            made.append((slot, Slot(places[id(reference_variable)], name)))
+            made.append(
+                (slot, OptimizerSlot(places[id(reference_variable)], name))
+            )
             return slot
 
         vars(self.inner)["add_variable_from_reference"] = add

@@ -8,7 +8,7 @@ import numpy as np
 
 from keras_dist.verification.report import Difference
 from keras_dist.verification.runs import Key
-from keras_dist.verification.runs import Step
+from keras_dist.verification.runs import RecordedStep
 
 # Differences that count as rounding, by the dtype that a model computes in:
 # relative to the largest entry, after one step and after several.
@@ -49,7 +49,10 @@ class Tolerance:
 
 
 def compare(
-    own: Step, other: Step, noisy: Step | None, tolerance: Tolerance
+    own: RecordedStep,
+    other: RecordedStep,
+    noisy: RecordedStep | None,
+    tolerance: Tolerance,
 ) -> list[Difference]:
     """Compares each value of a step on one device and under the strategy.
 
@@ -84,7 +87,9 @@ def compare(
     return found
 
 
-def _of_one_side(own: Step, other: Step, key: Key) -> Difference:
+def _of_one_side(
+    own: RecordedStep, other: RecordedStep, key: Key
+) -> Difference:
     """Returns the difference of a value that only one of the steps has."""
     is_own = key in own.found
     value = _floats((own if is_own else other).found[key]).reshape(-1)
@@ -103,7 +108,7 @@ def _of_one_side(own: Step, other: Step, key: Key) -> Difference:
 
 
 def _difference(
-    step: Step,
+    step: RecordedStep,
     key: Key,
     value: Any,
     other: Any,
@@ -141,12 +146,12 @@ def _difference(
     )
 
 
-def change(step: Step, key: Key) -> Any:
+def change(step: RecordedStep, key: Key) -> Any:
     """Returns a value after a step, less the value before it."""
     return _floats(step.found[key]) - _floats(step.before.get(key, 0.0))
 
 
-def depends_on_order(own: Step, noisy: Step) -> bool:
+def depends_on_order(own: RecordedStep, noisy: RecordedStep) -> bool:
     """Returns whether another order of rows changes gradients noticeably.
 
     A change that may be rounding does not count.

@@ -24,7 +24,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Step:
+class RecordedStep:
     """The results of one step.
 
     Args:
@@ -88,7 +88,7 @@ class Copy:
         }
         self._random = state
 
-    def predict(self, batch: Batch, index: int) -> Step:
+    def predict(self, batch: Batch, index: int) -> RecordedStep:
         """Returns predictions."""
         self._reset()
         found: dict[Key, Any] = {}
@@ -97,15 +97,15 @@ class Copy:
         outputs = self.model.predict(verbose=0, **given)
         for number, leaf in enumerate(keras.tree.flatten(outputs)):
             found["prediction", f"output {number}"] = np.asarray(leaf)
-        return Step("predict", index, batch.rows, found, {})
+        return RecordedStep("predict", index, batch.rows, found, {})
 
-    def evaluate(self, batch: Batch, index: int) -> Step:
+    def evaluate(self, batch: Batch, index: int) -> RecordedStep:
         """Returns losses and metrics, without training."""
         self._reset()
         logs = self.model.evaluate(
             verbose=0, return_dict=True, **batch.arguments(trains=False)
         )
-        return Step("evaluate", index, batch.rows, _of_logs(logs), {})
+        return RecordedStep("evaluate", index, batch.rows, _of_logs(logs), {})
 
     def recorders(self) -> Recorders:
         """Puts recorders in place of the copy's optimizers."""
@@ -114,7 +114,9 @@ class Copy:
         self._build_optimizer()
         return recorders
 
-    def gradients(self, batch: Batch, index: int, recorders: Recorders) -> Step:
+    def gradients(
+        self, batch: Batch, index: int, recorders: Recorders
+    ) -> RecordedStep:
         """Returns losses, metrics, gradients and states of a first step."""
         self._reset()
         logs = self._fit(batch)
@@ -122,9 +124,11 @@ class Copy:
         for key, gradient in recorders.gradients().items():
             found["gradient", self.names[key]] = gradient
         found |= self._variables(("state",))
-        return Step("gradients", index, batch.rows, found, self._before())
+        return RecordedStep(
+            "gradients", index, batch.rows, found, self._before()
+        )
 
-    def train(self, batches: Sequence[Batch]) -> list[Step]:
+    def train(self, batches: Sequence[Batch]) -> list[RecordedStep]:
         """Returns losses, metrics and all variables after each step."""
         self._reset()
         steps = []
@@ -132,7 +136,9 @@ class Copy:
             found = _of_logs(self._fit(batch))
             found |= self._variables(("state", "weight", "slot"))
             steps.append(
-                Step("training", index, batch.rows, found, self._before())
+                RecordedStep(
+                    "training", index, batch.rows, found, self._before()
+                )
             )
         return steps
 

@@ -24,14 +24,14 @@ from keras_dist.verification.compare import depends_on_order
 from keras_dist.verification.pair import Pair
 from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
-from keras_dist.verification.runs import Step
+from keras_dist.verification.runs import RecordedStep
 
 _PLAIN_FAILED = (
     "`{name}` was not compared: on one device it raised {error}: {message}."
 )
 
 
-class Found:
+class TrialFindings:
     """The comparisons, in the order in which they were made."""
 
     def __init__(self) -> None:
@@ -87,13 +87,13 @@ class Trial:
         self._pair = pair
         self._batches = batches
         self._tolerance = Tolerance.of(pair.own.model)
-        self._found = Found()
+        self._found = TrialFindings()
         self._adding: list[str] = []
         self._is_random = False
         self._doubles: bool | None = None
         self.notes: list[str] = []
 
-    def run(self) -> Found:
+    def run(self) -> TrialFindings:
         """Runs all phases, and returns the differences."""
         parts = self._pair.num_replicas
         rows = [batch.rows for batch in self._batches]
@@ -187,7 +187,7 @@ class Trial:
 
     def _training(self, keeps_order: bool) -> None:
         own = self._pair.own.train(self._batches)
-        noisy: list[Step | None] = [None] * len(own)
+        noisy: list[RecordedStep | None] = [None] * len(own)
         turned = [batch.reordered() for batch in self._batches]
         known = [batch for batch in turned if batch is not None]
         if keeps_order and len(known) == len(turned):
@@ -196,7 +196,7 @@ class Trial:
         for step, theirs, noise in zip(own, other, noisy, strict=True):
             self._found.add(compare(step, theirs, noise, self._tolerance))
 
-    def _check_repeats(self, step: Step, again: Step) -> None:
+    def _check_repeats(self, step: RecordedStep, again: RecordedStep) -> None:
         again_differs = compare(step, again, None, self._tolerance)
         if any(each.differs for each in again_differs):
             self._is_random = True
@@ -210,7 +210,9 @@ class Trial:
             "evaluate",
         )
 
-    def _double(self, run: Callable[[Batch, int], Step], phase: str) -> None:
+    def _double(
+        self, run: Callable[[Batch, int], RecordedStep], phase: str
+    ) -> None:
         """Tries on one device whether doubling all rows changes the value.
 
         The value is that of the first difference, if it is in this phase.

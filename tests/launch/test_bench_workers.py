@@ -17,7 +17,7 @@ from keras_dist.bench.measurement import Measurement
 from keras_dist.bench.measurement import pairs_of
 from keras_dist.bench.output import Output
 from keras_dist.bench.worker_loops import rows_of
-from keras_dist.bench.worker_measure import Result
+from keras_dist.bench.worker_measure import WorkersResult
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
 from launch.bench_runs import BACKEND
@@ -159,7 +159,7 @@ def test_what_is_unknown_is_said_to_be(capsys):
         "least_bytes": dict.fromkeys(times, 0.0) | {"ours": GRADIENT_BYTES},
     }
     measured = Measurement(TWO, 10, times, {}, traffic, pairs_of(times))
-    result = Result([measured], "by hand.")
+    result = WorkersResult([measured], "by hand.")
     Output().publish(worker_command.report_of_workers(result, None))
     text = capsys.readouterr().out
     assert re.search(r"ours +1.000 +not counted +2.5 +9.6", text)

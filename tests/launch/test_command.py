@@ -16,7 +16,7 @@ from keras_dist.bench import fit_command
 from keras_dist.cli import main
 from keras_dist.cli.jobs import demo
 from keras_dist.cli.jobs import plan
-from keras_dist.cli.trial.trial import Trial
+from keras_dist.cli.trial.trial import CommandTrial
 
 BACKEND = keras.backend.backend()
 
@@ -98,7 +98,7 @@ def fail_by_ctrl_c(*arguments):
     [
         (fit_command, "run_fit", ("bench", "fit")),
         (demo, "run_demo", ("demo",)),
-        (Trial, "run", ("test", "--backend", BACKEND)),
+        (CommandTrial, "run", ("test", "--backend", BACKEND)),
         (plan, "load_of_named", ("plan", "--model", "users:make")),
     ],
 )

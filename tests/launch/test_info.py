@@ -26,9 +26,11 @@ CLUSTER = {
         }
     ),
 }
-HERE = packages.Backend(BACKEND, "plugin:Backend", version(BACKEND))
-ABSENT = packages.Backend("absent_engine", "absent_engine:Backend", "")
-BROKEN = packages.Backend("broken_engine", "broken_engine:Backend", "3.0")
+HERE = packages.InstalledBackend(BACKEND, "plugin:Backend", version(BACKEND))
+ABSENT = packages.InstalledBackend("absent_engine", "absent_engine:Backend", "")
+BROKEN = packages.InstalledBackend(
+    "broken_engine", "broken_engine:Backend", "3.0"
+)
 
 
 @pytest.fixture

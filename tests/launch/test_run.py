@@ -19,7 +19,7 @@ from keras_dist.cluster_resolver import slurm
 from keras_dist.launch import launcher as launcher_package
 from keras_dist.launch.launcher import environment
 from keras_dist.launch.launcher import gpus
-from keras_dist.launch.launcher.addresses import Layout
+from keras_dist.launch.launcher.addresses import AddressLayout
 from keras_dist.launch.launcher.job import Job
 from keras_dist.launch.launcher.output import Screen
 
@@ -170,7 +170,7 @@ def test_gpus_are_listed_once(tmp_path, monkeypatch):
     program.write_text(f"#!/bin/sh\necho called >> {calls}\necho 'GPU 0: A'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    made = Job(("true",), Layout(3, (), 0), keras.backend.backend(), {})
+    made = Job(("true",), AddressLayout(3, (), 0), keras.backend.backend(), {})
     screen = Screen(sys.stdout, sys.stderr)
     for restarts in range(2):
         made.group(made.layout.addresses(), restarts, screen, print)

@@ -17,10 +17,10 @@ from keras_dist.cli.inspection import report
 from keras_dist.cli.jobs.self_test import collectives
 from keras_dist.cli.jobs.self_test import parity
 from keras_dist.cli.main import app
-from keras_dist.cli.trial.rows import Place
+from keras_dist.cli.trial.rows import RowPlace
 from keras_dist.cli.trial.rows import Settings
 from keras_dist.cli.trial.rows import rows_for
-from keras_dist.environment.packages import Backend
+from keras_dist.environment.packages import InstalledBackend
 
 BACKEND = keras.backend.backend()
 
@@ -66,7 +66,7 @@ for line in sys.stdin:
 
 
 def backend(name, installed=True):
-    return Backend(name, f"{name}:Backend", "1.0" if installed else "")
+    return InstalledBackend(name, f"{name}:Backend", "1.0" if installed else "")
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_what_is_tried():
         "run, reduce, gather",
     ]
     assert rows["workers"].fix == "--workers 2"
-    assert all(row.place is Place.CPU for row in rows.values())
+    assert all(row.place is RowPlace.CPU for row in rows.values())
     alone = rows_for(backend("b"), seen, Settings(0, 1))
     devices = [row.arguments.get("devices") for row in alone if row.job]
     assert all(each == ["cpu:0"] for each in devices)
@@ -309,7 +309,7 @@ def test_other_weights_logs_or_no_numbers_fail():
     expected = parity.plain()
     assert parity.check_same(expected, 1e-5) == "equal weights"
     near = [weight + np.float32(1e-6) for weight in expected.weights]
-    found = parity.check_same(parity.Outcome(near, expected.logs), 1e-5)
+    found = parity.check_same(parity.ParityOutcome(near, expected.logs), 1e-5)
     assert found == "weights within 1e-06"
     worse = {**expected.logs, "loss": expected.logs["loss"] + 1e-3}
     for weights, logs in (
@@ -318,7 +318,7 @@ def test_other_weights_logs_or_no_numbers_fail():
         (expected.weights, worse),
     ):
         with pytest.raises(parity.DifferentNumbersError, match="differ by"):
-            parity.check_same(parity.Outcome(weights, logs), 1e-5)
+            parity.check_same(parity.ParityOutcome(weights, logs), 1e-5)
 
 
 def test_made_up_digits_do_as_well(monkeypatch):

@@ -9,7 +9,7 @@ import keras
 
 from keras_dist.cli.trial.rows import Settings
 from keras_dist.cli.trial.rows import rows_for
-from keras_dist.environment.packages import Backend
+from keras_dist.environment.packages import InstalledBackend
 
 BACKEND = keras.backend.backend()
 MODULE = """
@@ -67,7 +67,9 @@ def test_a_function_that_is_not_there_is_named(tmp_path):
 def test_each_way_is_tried_with_the_users_model():
     seen = {"devices": ["cpu:0", "gpu:0", "gpu:1"], "shards_optimizer": True}
     settings = Settings(workers=2, devices=2, model="mine:make")
-    rows = rows_for(Backend("there", "there:Backend", "1"), seen, settings)
+    rows = rows_for(
+        InstalledBackend("there", "there:Backend", "1"), seen, settings
+    )
     assert [(row.name, row.job) for row in rows] == [
         ("one device, cpu:0", "verify"),
         ("mirrored, cpu:0-1", "verify"),

@@ -19,7 +19,7 @@ from keras_dist.cli.inspection.variables import Masks
 from keras_dist.cli.inspection.variables import cluster_variables
 from keras_dist.cli.inspection.variables import other_variables
 from keras_dist.environment.packages import BACKEND_VARIABLE
-from keras_dist.environment.packages import Backend
+from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
 from keras_dist.environment.packages import picked_by_keras
 from keras_dist.environment.packages import related
@@ -71,7 +71,7 @@ def gather(timeout: float) -> dict[str, Any]:
     }
 
 
-def look(backend: Backend, timeout: float) -> dict[str, Any]:
+def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
     """Returns the state of a backend, and its devices if it starts in time."""
     found: dict[str, Any] = {
         "name": backend.name,

@@ -12,7 +12,7 @@ from rich.progress import TextColumn
 from rich.progress import TimeElapsedColumn
 from rich.text import Text
 
-from keras_dist.cli.trial.rows import Result
+from keras_dist.cli.trial.rows import RowResult
 from keras_dist.cli.trial.rows import Status
 from keras_dist.cli.trial.trial import STARTS
 from keras_dist.planning.tables import NUMBER
@@ -59,19 +59,19 @@ class Bar:
             total=total or None,
         )
 
-    def end(self, result: Result) -> None:
+    def end(self, result: RowResult) -> None:
         """Advances the bar of the result's backend."""
         if result.backend in self._tasks:
             self._progress.advance(self._tasks[result.backend])
 
 
-def show(console: Console, results: Sequence[Result]) -> None:
+def show(console: Console, results: Sequence[RowResult]) -> None:
     """Prints a table, the output of failed processes, and a count by status."""
     made = table(
         "",
         ("Backend", WORD),
         ("Tried", WORDS),
-        ("Result", WORD),
+        ("RowResult", WORD),
         ("Time", NUMBER),
         ("Details", WORDS),
     )
@@ -103,13 +103,13 @@ def show(console: Console, results: Sequence[Result]) -> None:
     console.print(counts)
 
 
-def number_of(results: Sequence[Result], status: Status) -> int:
+def number_of(results: Sequence[RowResult], status: Status) -> int:
     """Returns the number of results with a status."""
     return sum(each.status is status for each in results)
 
 
 def states_of(
-    results: Sequence[Result], names: Sequence[str]
+    results: Sequence[RowResult], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Returns the state of each backend, in the form that `problem_of` takes.
 
@@ -130,7 +130,7 @@ def states_of(
 
 
 def as_json(
-    results: Sequence[Result],
+    results: Sequence[RowResult],
     seen: dict[str, Any],
     versions: dict[str, str],
     problem: str,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-from keras_dist.environment.packages import Backend
+from keras_dist.environment.packages import InstalledBackend
 from keras_dist.planning.text import names_text
 
 # Another order of float32 sums changes weights by a few 1e-7. One batch whose
@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 ACCELERATOR_TOLERANCE = 2e-4
 
 
-class Place(enum.Enum):
+class RowPlace(enum.Enum):
     """The devices that the process of a row sees."""
 
     CPU = "cpu"
@@ -42,7 +42,7 @@ class Row:
     """
 
     name: str
-    place: Place = Place.CPU
+    place: RowPlace = RowPlace.CPU
     job: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Result:
+class RowResult:
     """The result of one row.
 
     `details` is a finding or a reason, and `fix` what to do. `last_lines` is
@@ -84,7 +84,7 @@ class Settings:
 
 
 def rows_for(
-    backend: Backend, seen: Mapping[str, Any], settings: Settings
+    backend: InstalledBackend, seen: Mapping[str, Any], settings: Settings
 ) -> list[Row]:
     """Returns the rows to try with a backend that starts.
 
@@ -133,14 +133,14 @@ def _training(
     name: str,
     kind: str,
     devices: Sequence[str],
-    place: Place = Place.CPU,
+    place: RowPlace = RowPlace.CPU,
     model: str = "",
 ) -> Row:
     name = f"{name}, {names_text(devices)}"
     if model:
         users = {"model": model, "kind": kind, "devices": devices}
         return Row(name, place, "verify", users)
-    is_cpu = place is Place.CPU
+    is_cpu = place is RowPlace.CPU
     tolerance = TOLERANCE if is_cpu else ACCELERATOR_TOLERANCE
     arguments = {"kind": kind, "devices": devices, "tolerance": tolerance}
     return Row(name, place, "train", arguments)
@@ -153,7 +153,7 @@ def _on_accelerators(devices: Sequence[str], model: str) -> list[Row]:
         fix = "if there is one, install the framework for it"
         return [Row(name, reason=reason, fix=fix)]
     training = _training(
-        "mirrored", "mirrored", devices, Place.ACCELERATORS, model
+        "mirrored", "mirrored", devices, RowPlace.ACCELERATORS, model
     )
     if model:
         return [training]
@@ -161,7 +161,7 @@ def _on_accelerators(devices: Sequence[str], model: str) -> list[Row]:
         training,
         Row(
             f"run, reduce, gather, {names_text(devices)}",
-            Place.ACCELERATORS,
+            RowPlace.ACCELERATORS,
             "collectives",
             {"devices": devices},
         ),
@@ -178,15 +178,19 @@ def _over_workers(num_accelerators: int, settings: Settings) -> list[Row]:
     arguments: dict[str, Any] = {"workers": count, "timeout": timeout}
     if settings.model:
         arguments |= {"model": settings.model, "devices": 1}
-        return [Row(f"{count} workers", Place.CPU, "verify workers", arguments)]
+        return [
+            Row(f"{count} workers", RowPlace.CPU, "verify workers", arguments)
+        ]
     on_cpu = {"devices": 1, "tolerance": TOLERANCE}
-    rows = [Row(f"{count} workers", Place.CPU, "workers", arguments | on_cpu)]
+    rows = [
+        Row(f"{count} workers", RowPlace.CPU, "workers", arguments | on_cpu)
+    ]
     if num_accelerators >= count and num_accelerators % count == 0:
         there = {"devices": None, "tolerance": ACCELERATOR_TOLERANCE}
         rows.append(
             Row(
                 f"{count} workers, all accelerators",
-                Place.ACCELERATORS,
+                RowPlace.ACCELERATORS,
                 "workers",
                 arguments | there,
             )

@@ -7,13 +7,13 @@ from typing import Any
 from keras_dist.cli.inspection.child import CPU_ONLY
 from keras_dist.cli.inspection.child import Child
 from keras_dist.cli.inspection.child import ChildError
-from keras_dist.cli.trial.rows import Place
-from keras_dist.cli.trial.rows import Result
 from keras_dist.cli.trial.rows import Row
+from keras_dist.cli.trial.rows import RowPlace
+from keras_dist.cli.trial.rows import RowResult
 from keras_dist.cli.trial.rows import Settings
 from keras_dist.cli.trial.rows import Status
 from keras_dist.cli.trial.rows import rows_for
-from keras_dist.environment.packages import Backend
+from keras_dist.environment.packages import InstalledBackend
 
 STARTS = "starts"
 REPORT = "report it, with what `keras-dist info` prints: it should not happen"
@@ -25,28 +25,28 @@ _EXACT = {
 }
 
 
-class Trial:
+class CommandTrial:
     """Runs the rows of one backend.
 
     A process does one row after another. If it ends, or takes too long, that
     row has failed, and a new process does the others. `begin` is called with
     the backend's name, the name of the row that begins, and the number of rows
-    (0 if not known yet); `end` with each `Result`.
+    (0 if not known yet); `end` with each `RowResult`.
     """
 
     def __init__(
         self,
-        backend: Backend,
+        backend: InstalledBackend,
         settings: Settings,
         begin: Callable[[str, str, int], None],
-        end: Callable[[Result], None],
+        end: Callable[[RowResult], None],
     ) -> None:
         self._backend = backend
         self._settings = settings
         self._begin = begin
         self._end = end
         self._child: Child | None = None
-        self._place = Place.ACCELERATORS
+        self._place = RowPlace.ACCELERATORS
         self._has_accelerators = False
 
     def run(self) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ class Trial:
         name = self._backend.name
         if not self._backend.is_installed:
             self._end(
-                Result(
+                RowResult(
                     name,
                     STARTS,
                     Status.SKIPPED,
@@ -75,13 +75,13 @@ class Trial:
     def _run(self) -> dict[str, Any] | None:
         start = time.monotonic()
         try:
-            seen = self._start(Place.ACCELERATORS)
+            seen = self._start(RowPlace.ACCELERATORS)
         except ChildError as error:
             self._end(self._failed(STARTS, start, error, self._backend.repair))
             return None
         rows = rows_for(self._backend, seen, self._settings)
         self._has_accelerators = any(
-            row.place is Place.ACCELERATORS for row in rows
+            row.place is RowPlace.ACCELERATORS for row in rows
         )
         # Sorted by place, because each place needs a process of its own.
         for row in sorted(rows, key=self._moves):
@@ -90,12 +90,14 @@ class Trial:
         return seen
 
     def _moves(self, row: Row) -> bool:
-        return self._has_accelerators and row.place is Place.CPU
+        return self._has_accelerators and row.place is RowPlace.CPU
 
-    def _try(self, row: Row) -> Result:
+    def _try(self, row: Row) -> RowResult:
         name, start = self._backend.name, time.monotonic()
         if not row.job:
-            return Result(name, row.name, Status.SKIPPED, row.reason, row.fix)
+            return RowResult(
+                name, row.name, Status.SKIPPED, row.reason, row.fix
+            )
         try:
             if self._child is None or self._place is not self._needed(row):
                 self._close()
@@ -110,7 +112,7 @@ class Trial:
             return self._failed(row.name, start, error, fix)
         seconds = time.monotonic() - start
         if "found" in answer:
-            return Result(
+            return RowResult(
                 name,
                 row.name,
                 Status.PASSED,
@@ -120,11 +122,11 @@ class Trial:
             )
         if "refused" in answer:
             refused, fix = answer["refused"], "leave it mirrored"
-            return Result(name, row.name, Status.SKIPPED, refused, fix)
+            return RowResult(name, row.name, Status.SKIPPED, refused, fix)
         fix = _LONGER if answer["is_late"] else REPORT
         if answer["is_ours"]:
             fix = "do what it says"
-        return Result(
+        return RowResult(
             name,
             row.name,
             Status.FAILED,
@@ -135,12 +137,12 @@ class Trial:
             answer.get("report"),
         )
 
-    def _needed(self, row: Row) -> Place:
+    def _needed(self, row: Row) -> RowPlace:
         """Returns a row's place; without accelerators, all rows share one."""
-        return row.place if self._has_accelerators else Place.ACCELERATORS
+        return row.place if self._has_accelerators else RowPlace.ACCELERATORS
 
-    def _start(self, place: Place) -> dict[str, Any]:
-        variables = dict(CPU_ONLY) if place is Place.CPU else dict(_EXACT)
+    def _start(self, place: RowPlace) -> dict[str, Any]:
+        variables = dict(CPU_ONLY) if place is RowPlace.CPU else dict(_EXACT)
         variables["KERAS_DIST_VIRTUAL_DEVICES"] = str(self._settings.devices)
         self._place = place
         self._child = Child(self._backend.name, variables)
@@ -157,8 +159,8 @@ class Trial:
 
     def _failed(
         self, name: str, start: float, error: ChildError, fix: str
-    ) -> Result:
-        return Result(
+    ) -> RowResult:
+        return RowResult(
             self._backend.name,
             name,
             Status.FAILED,

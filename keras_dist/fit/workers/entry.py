@@ -17,7 +17,7 @@ from keras_dist.fit.workers.backup import Save
 from keras_dist.fit.workers.chief import BACKUP
 from keras_dist.fit.workers.chief import flat_callbacks
 from keras_dist.fit.workers.chief import quiet_callbacks
-from keras_dist.fit.workers.same_data import Watch
+from keras_dist.fit.workers.same_data import DataWatch
 from keras_dist.fit.workers.same_data import check_arrays
 from keras_dist.fit.workers.same_data import is_wanted
 from keras_dist.fit.workers.together import Together
@@ -242,9 +242,9 @@ class Entry:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
 
-    def _watch(self) -> Watch:
+    def _watch(self) -> DataWatch:
         data = _data(self._arguments())
-        return Watch(data, self._executor, self._workers)
+        return DataWatch(data, self._executor, self._workers)
 
     def _join(self) -> None:
         """Adds the callbacks that keep the workers together."""

@@ -88,7 +88,7 @@ def check_arrays(
     _compare(arguments, numbers, workers)
 
 
-class Watch(contextlib.AbstractContextManager["Watch"]):
+class DataWatch(contextlib.AbstractContextManager["DataWatch"]):
     """A context in which the first batches of data are compared.
 
     `data` has arguments of `fit` or a relative, by name. Arrays are left out.
@@ -104,7 +104,7 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
         self._workers = workers
         self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "DataWatch":
         if self._data:
             self._stack.enter_context(first_passes.wrapped(self._wrapping))
         return self

@@ -33,7 +33,7 @@ class Addresses:
 
 
 @dataclass(frozen=True)
-class Layout:
+class AddressLayout:
     """All workers of a job, and those that this machine starts.
 
     `hosts` are `"host:port"`, with the port of the host's first worker; its

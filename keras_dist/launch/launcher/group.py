@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from keras_dist.launch.launcher.failures import Failure
 from keras_dist.launch.launcher.failures import first
+from keras_dist.launch.launcher.member import Command
 from keras_dist.launch.launcher.member import Member
-from keras_dist.launch.launcher.member import Program
 from keras_dist.launch.launcher.output import Screen
 from keras_dist.launch.launcher.watcher import Watcher
 from keras_dist.launch.launcher.watcher import watching
@@ -21,7 +21,7 @@ SETTLING_TIME = 2.0
 TURN = 0.05
 
 
-class Group:
+class ProcessGroup:
     """The workers of this machine, and the coordinator if there is one.
 
     `screen` holds output back until it is clear which worker failed first.
@@ -31,8 +31,8 @@ class Group:
 
     def __init__(
         self,
-        workers: Sequence[Program],
-        coordinator: Program | None,
+        workers: Sequence[Command],
+        coordinator: Command | None,
         screen: Screen,
         grace: float,
         on_failure: Callable[[Failure], None],
@@ -81,7 +81,7 @@ class Group:
             worker.kill()
 
     def _start(self, watcher: Watcher) -> None:
-        def start(program: Program) -> Member:
+        def start(program: Command) -> Member:
             return Member(program, self._selector, watcher, self._grace)
 
         if self._coordinator_program is not None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from keras_dist.launch.launcher import coordinator
 from keras_dist.launch.launcher.addresses import Addresses
-from keras_dist.launch.launcher.addresses import Layout
+from keras_dist.launch.launcher.addresses import AddressLayout
 from keras_dist.launch.launcher.environment import worker_environment
 from keras_dist.launch.launcher.failures import Failure
 from keras_dist.launch.launcher.gpus import gpus
 from keras_dist.launch.launcher.gpus import share
-from keras_dist.launch.launcher.group import Group
-from keras_dist.launch.launcher.member import Program
+from keras_dist.launch.launcher.group import ProcessGroup
+from keras_dist.launch.launcher.member import Command
 from keras_dist.launch.launcher.output import Screen
 from keras_dist.launch.launcher.output import Sink
 from keras_dist.launch.launcher.output import on_screen
@@ -42,7 +42,7 @@ class Job:
     """
 
     command: tuple[str, ...]
-    layout: Layout
+    layout: AddressLayout
     backend: str
     environment: Mapping[str, str]
     devices: int | None = None
@@ -57,7 +57,7 @@ class Job:
         restarts: int,
         screen: Screen,
         on_failure: Callable[[Failure], None],
-    ) -> Group:
+    ) -> ProcessGroup:
         """Returns the processes of this machine, not started yet.
 
         `restarts` counts the earlier starts.
@@ -70,7 +70,7 @@ class Job:
         serving = None
         if service and self.layout.host_index == 0:
             serving = self._coordinator(addresses, restarts)
-        return Group(workers, serving, screen, self.grace, on_failure)
+        return ProcessGroup(workers, serving, screen, self.grace, on_failure)
 
     def _worker(
         self,
@@ -79,7 +79,7 @@ class Job:
         has_coordinator: bool,
         restarts: int,
         screen: Screen,
-    ) -> Program:
+    ) -> Command:
         name = f"worker {index}"
         stdout: tuple[Sink, ...] = ()
         stderr: tuple[Sink, ...] = ()
@@ -100,7 +100,7 @@ class Job:
             joined,
         )
         log = self._log(f"worker-{index}", restarts)
-        return Program(
+        return Command(
             name, self.command, environment, stdout, stderr, log, joined
         )
 
@@ -116,12 +116,12 @@ class Job:
             for position, index in enumerate(local)
         }
 
-    def _coordinator(self, addresses: Addresses, restarts: int) -> Program:
+    def _coordinator(self, addresses: Addresses, restarts: int) -> Command:
         command = coordinator.command(
             self.backend, addresses.coordinator, self.layout.num_workers
         )
         log = self._log("coordinator", restarts)
-        return Program("the coordinator", command, self.environment, log=log)
+        return Command("the coordinator", command, self.environment, log=log)
 
     def _log(self, name: str, restarts: int) -> Path | None:
         if self.log_dir is None:

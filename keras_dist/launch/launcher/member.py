@@ -24,7 +24,7 @@ REAPING_TIME = 1.0
 
 
 @dataclass(frozen=True)
-class Program:
+class Command:
     """One process to start, with its environment and the sinks of its output.
 
     Args:
@@ -57,7 +57,7 @@ class Member:
 
     def __init__(
         self,
-        program: Program,
+        program: Command,
         selector: selectors.BaseSelector,
         watcher: Watcher,
         grace: float,

@@ -5,7 +5,7 @@ from types import FrameType
 from types import TracebackType
 from typing import Any
 
-from keras_dist.launch.launcher.group import Group
+from keras_dist.launch.launcher.group import ProcessGroup
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -20,7 +20,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self.group: Group | None = None
+        self.group: ProcessGroup | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Signals":

@@ -64,7 +64,7 @@ class JaxBenchmarks(Benchmarks):
         scope = distribution.scope
         return {
             "DataParallel": lambda: FitLoop(task, scope, scope),
-            "jit": lambda: fit.JittedLoop(task, devices),
+            "jit": lambda: fit.JittedModelLoop(task, devices),
         }
 
     def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:

@@ -14,7 +14,7 @@ from keras_dist.bench.native.jax.loops import shardings
 from keras_dist.bench.tasks import Task
 
 
-class JittedLoop(ModelLoop):
+class JittedModelLoop(ModelLoop):
     """A loop over the model's stateless `train_step`, in `jax.jit`."""
 
     def __init__(self, task: Task, devices: tuple[str, ...]) -> None:

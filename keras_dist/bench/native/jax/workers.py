@@ -24,7 +24,7 @@ from keras_dist.plugin.workers import Workers
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
 
 
-class DataParallelLoop(Loop):
+class ShardMapWorkersLoop(Loop):
     """A loop of `train_on_batch` under Keras' own distribution.
 
     It trains on the rows of the worker with the position `worker`.
@@ -49,7 +49,7 @@ class DataParallelLoop(Loop):
         return float(loss)
 
 
-class JittedLoop(Loop):
+class JittedWorkersLoop(Loop):
     """A loop of a Keras model's jitted stateless methods, on global arrays.
 
     It trains on the rows of the worker with the position `worker`.
@@ -111,13 +111,13 @@ class JaxNativeWorkers(NativeWorkers):
         )
 
     def loop(self, setting: Setting) -> Loop:
-        return DataParallelLoop(setting, self.worker, self._distribution)
+        return ShardMapWorkersLoop(setting, self.worker, self._distribution)
 
     def collectives(self, loop: Loop, steps: int) -> int:
         return collectives_run(loop, steps)
 
     def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        return {"jit": JittedLoop(setting, self.worker)}
+        return {"jit": JittedWorkersLoop(setting, self.worker)}
 
 
 def collectives_run(loop: Loop, steps: int) -> int:

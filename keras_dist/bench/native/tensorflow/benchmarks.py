@@ -12,7 +12,7 @@ from keras_dist.bench.fit_loops import ModelLoop
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.native.tensorflow.fit import CustomLoop
-from keras_dist.bench.native.tensorflow.loops import NativeLoop
+from keras_dist.bench.native.tensorflow.loops import GraphLoop
 from keras_dist.bench.native.tensorflow.loops import native_strategy
 from keras_dist.bench.native.tensorflow.workers import TensorFlowNativeWorkers
 from keras_dist.bench.tasks import Task
@@ -40,7 +40,7 @@ class TensorFlowBenchmarks(Benchmarks):
     native_workers = TensorFlowNativeWorkers
 
     def native_loop(self, setting: Setting) -> Loop:
-        return NativeLoop(setting)
+        return GraphLoop(setting)
 
     def native_fits(
         self, task: Task, devices: tuple[str, ...]

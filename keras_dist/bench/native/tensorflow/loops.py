@@ -14,7 +14,7 @@ from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
 
 
-class NativeLoop(Loop):
+class GraphLoop(Loop):
     """A tf.function and, with several devices, tf.distribute."""
 
     def __init__(self, setting: Setting) -> None:

@@ -18,7 +18,7 @@ from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import Workers
 
 
-class CustomLoop(Loop):
+class CustomWorkersLoop(Loop):
     """A tf.function around a Keras model, in tf.distribute.
 
     It trains on the rows of worker `worker`.
@@ -80,7 +80,7 @@ class TensorFlowNativeWorkers(NativeWorkers):
             )
 
     def loop(self, setting: Setting) -> Loop:
-        return CustomLoop(setting, self.worker, self._strategy)
+        return CustomWorkersLoop(setting, self.worker, self._strategy)
 
 
 def _resolver(cluster: Cluster) -> Any:

@@ -22,7 +22,7 @@ from keras_dist.plugin.workers import Workers
 from keras_dist_torch.workers import TorchWorkers
 
 
-class DataParallelLoop(Loop):
+class DataParallelWorkersLoop(Loop):
     """A Keras model in DistributedDataParallel, with torch's optimizer.
 
     It trains on the rows of worker `worker`.
@@ -79,7 +79,7 @@ class TorchNativeWorkers(NativeWorkers):
             )
 
     def loop(self, setting: Setting) -> Loop:
-        return DataParallelLoop(setting, self.worker)
+        return DataParallelWorkersLoop(setting, self.worker)
 
     def collectives(self, loop: Loop, steps: int) -> int:
         with torch.autograd.profiler.profile() as profile:

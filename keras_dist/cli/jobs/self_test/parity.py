@@ -33,7 +33,7 @@ class DifferentNumbersError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ParityOutcome:
     """The weights and the epoch's logs after a training."""
 
     weights: list[Array]
@@ -81,7 +81,7 @@ def build_model() -> keras.Model:
     return model
 
 
-def train(model: keras.Model, initial: Sequence[Array]) -> Outcome:
+def train(model: keras.Model, initial: Sequence[Array]) -> ParityOutcome:
     """Fits a model for one epoch, from the weights `initial` on."""
     model.set_weights(list(initial))
     x, y = data()
@@ -89,7 +89,7 @@ def train(model: keras.Model, initial: Sequence[Array]) -> Outcome:
         x, y, batch_size=BATCH_SIZE, epochs=1, shuffle=False, verbose=0
     ).history
     logs = {name: float(values[-1]) for name, values in history.items()}
-    return Outcome(model.get_weights(), logs)
+    return ParityOutcome(model.get_weights(), logs)
 
 
 @functools.cache
@@ -100,12 +100,12 @@ def initial_weights() -> list[Array]:
 
 
 @functools.cache
-def plain() -> Outcome:
+def plain() -> ParityOutcome:
     """Returns the outcome with plain Keras."""
     return train(build_model(), initial_weights())
 
 
-def check_same(outcome: Outcome, tolerance: float) -> str:
+def check_same(outcome: ParityOutcome, tolerance: float) -> str:
     """Compares an outcome with that of plain Keras, and describes the result.
 
     Raises:
@@ -152,7 +152,7 @@ def compare(kind: str, devices: Sequence[str], tolerance: float) -> str:
     return check_same(train(model, initial), tolerance)
 
 
-def as_worker(initial: Any) -> Outcome:
+def as_worker(initial: Any) -> ParityOutcome:
     """Trains on one of several workers, and returns the outcome."""
     from keras_dist.strategies.multi_worker_mirrored import (
         MultiWorkerMirroredStrategy,
