@@ -1,9 +1,12 @@
 """PyTorch: counts what workers send."""
 
+import os
+
 import keras
 import numpy as np
 
 import keras_dist
+from keras_dist.plugin.backend import get_backend
 
 
 class Counts:
@@ -218,3 +221,14 @@ def listening():
                     words = [packed[i : i + 4][::-1] for i in range(0, size, 4)]
                     found.add(socket.inet_ntop(family, b"".join(words)))
     return found
+
+
+def where_the_chief_has_gpus():
+    """The process group, and a sum, if the chief's host alone has a GPU."""
+    from keras_dist_torch import workers
+
+    own = os.environ["KERAS_DIST_WORKER_INDEX"] == "0"
+    workers._has_nccl = lambda: own
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    group = get_backend()._workers.group
+    return type(group).__name__, float(strategy.reduce("SUM", 1.0, axis=None))

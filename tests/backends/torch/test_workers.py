@@ -99,24 +99,9 @@ def test_nccl_without_gpus_is_refused():
     assert "NCCL needs GPUs" in done.stdout
 
 
-def _where_one_has_gpus():
-    """What workers agree on, if the chief's host alone has a GPU."""
-    import os
-
-    import keras_dist
-    from keras_dist.plugin.backend import get_backend
-    from keras_dist_torch import workers
-
-    own = os.environ["KERAS_DIST_WORKER_INDEX"] == "0"
-    workers._has_nccl = lambda: own
-    strategy = keras_dist.MultiWorkerMirroredStrategy()
-    group = get_backend()._workers.group
-    return type(group).__name__, float(strategy.reduce("SUM", 1.0, axis=None))
-
-
 def test_nccl_takes_gpus_on_every_worker():
     found = keras_dist.launch(
-        _where_one_has_gpus, workers=2, devices=1, timeout=200
+        count_jobs.where_the_chief_has_gpus, workers=2, devices=1, timeout=200
     )
     assert found == [("ProcessGroupGloo", 2.0)] * 2
 
