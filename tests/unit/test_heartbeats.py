@@ -1,17 +1,12 @@
 """Heartbeats, over a blackboard in memory."""
 
 import threading
-import types
-
-import pytest
 
 from keras_dist.core.cluster import Cluster
-from keras_dist.plugin import heartbeats
 from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import Heartbeats
 
 ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
-THREE = (*ADDRESSES, "127.0.0.1:3")
 
 
 class Memory(Blackboard):
@@ -75,43 +70,3 @@ def test_stopping_does_not_wait_for_ever():
     board.is_read.wait()
     beats.stop("ended", patience=0)
     board.is_open.set()
-
-
-def test_only_who_is_silent_is_named():
-    board = Memory()
-    alive = [
-        Heartbeats(Cluster(i, THREE[0], THREE), board, keeper=0, silence=2.0)
-        for i in range(2)
-    ]
-    for each in alive:
-        each.start()
-    assert alive[0].describe_lost() == (
-        "worker 2 at 127.0.0.1:3 gives no sign of life"
-    )
-    for each in alive:
-        each.stop("ended", patience=0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "is_lost"),
-    [([2.0] * 7, True), ([2.0, 60.0, 2.0, 2.0], False)],
-    ids=["silence", "suspended itself"],
-)
-def test_a_process_that_was_suspended_blames_nobody(
-    seconds, is_lost, monkeypatch
-):
-    now, rest, lost = [0.0], list(seconds), []
-
-    def wait(_):
-        now[0] += rest.pop(0) if rest else 0.0
-        return not rest
-
-    clock = types.SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(heartbeats, "time", clock)
-    cluster = Cluster(0, leader=ADDRESSES[0], addresses=ADDRESSES)
-    beats = Heartbeats(
-        cluster, Memory(), None, silence=10.0, on_loss=lambda: lost.append(1)
-    )
-    monkeypatch.setattr(beats, "_over", types.SimpleNamespace(wait=wait))
-    beats._watch()
-    assert bool(lost) == is_lost
