@@ -67,10 +67,11 @@ def test_several_jobs_and_selectors(api):
 
 
 @contract("R-18")
-def test_a_pod_that_does_not_run(api):
-    client = _Client(tensorflow=[_pod("t-abc", "10.1.2.3", "Failed")])
+@pytest.mark.parametrize("phase", ["Failed", "Pending"])
+def test_a_pod_that_does_not_run(api, phase):
+    client = _Client(tensorflow=[_pod("t-abc", "10.1.2.3", phase)])
     resolver = api.KubernetesClusterResolver(override_client=client)
-    message = 'Pod "t-abc" is not running; phase: "Failed"'
+    message = f'Pod "t-abc" is not running; phase: "{phase}"'
     with pytest.raises(RuntimeError, match=message):
         resolver.cluster_spec()
 

@@ -159,15 +159,17 @@ def test_variables_of_another_strategy_are_refused():
     assert float(variable) == 1.0
 
 
-def test_values_of_another_number_of_replicas_are_refused():
-    value = mirrored(2).run(lambda: replica_id() + 0.5)
-    other = mirrored(3)
+@pytest.mark.parametrize(("made", "number"), [(2, 3), (3, 2)])
+def test_values_of_another_number_of_replicas_are_refused(made, number):
+    value = mirrored(made).run(lambda: replica_id() + 0.5)
+    other = mirrored(number)
     for call in (
         lambda: other.run(lambda x: x, args=(value,)),
         lambda: other.reduce("SUM", value, axis=None),
         lambda: other.gather(value, axis=0),
     ):
-        with pytest.raises(ValueError, match="2 components(.|\n)*Expected: 3"):
+        told = f"{made} components(.|\n)*Expected: {number}"
+        with pytest.raises(ValueError, match=told):
             call()
 
 

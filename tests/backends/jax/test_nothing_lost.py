@@ -336,6 +336,16 @@ def test_interrupts_at_any_time(trained, data):
 
 
 @REPLICAS
+def test_an_array_that_was_read_outlives_the_steps(trained, data, num_replicas):
+    model = trained(num_replicas)
+    held = [variable.value for variable in model.trainable_variables]
+    before = [np.array(value) for value in held]
+    fit(model, data)
+    for value, old in zip(held, before, strict=True):
+        np.testing.assert_array_equal(value, old)
+
+
+@REPLICAS
 def test_callbacks_read_and_write_the_state(trained, data, num_replicas):
     model = trained(num_replicas)
     model.optimizer.iterations.assign(0)

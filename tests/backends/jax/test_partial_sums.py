@@ -120,6 +120,24 @@ def test_gradients_of_rows_that_are_looked_up():
     assert_adds_up(values, pairs, num_stacks=1)
 
 
+def test_rows_that_are_added_to_what_is_there():
+    def fn(table, x, rows):
+        return (table.at[x].add(rows),)
+
+    x = jnp.asarray(RNG.integers(0, 11, ROWS))
+    values, pairs = taken_apart(fn, normal(11, 4), x, normal(ROWS, 4))
+    assert_adds_up(values, pairs, num_stacks=1)
+
+
+def test_a_difference_of_gradients():
+    def fn(w, b, x):
+        return (jax.grad(dense)(w, b, x) - jax.grad(dense)(w, b, 2.0 * x),)
+
+    args = normal(3, 5), normal(5), normal(ROWS, 3)
+    values, pairs = taken_apart(fn, *args)
+    assert_adds_up(values, pairs, num_stacks=1)
+
+
 def test_rows_that_are_not_where_they_seem_to_be():
     """An axis of the same size, which is cut in place of the rows."""
 

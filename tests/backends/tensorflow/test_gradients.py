@@ -1,0 +1,19 @@
+"""Sums of the replicas' gradients."""
+
+import pytest
+import tensorflow as tf
+
+from keras_dist_tensorflow.constant_indices import StepSizes
+from keras_dist_tensorflow.gradients import weighted_sum
+
+
+@pytest.mark.parametrize("convert", [float, tf.constant])
+def test_a_replica_of_no_weight_adds_nothing_even_if_it_has_nan(convert):
+    nan, one = tf.fill((2,), float("nan")), tf.ones((2,))
+    found = weighted_sum(
+        [[nan, nan], [one, None]],
+        [convert(0.0), convert(0.5)],
+        StepSizes(),
+        ["first", "second"],
+    )
+    assert [each.numpy().tolist() for each in found] == [[0.5, 0.5], [0.0, 0.0]]
