@@ -5,6 +5,7 @@ name is loaded on its first use, so that `import keras_dist` loads neither
 Keras nor a framework: the command line picks a backend after it.
 """
 
+import importlib
 import os
 from typing import Any
 
@@ -26,14 +27,31 @@ def __getattr__(name: str) -> Any:
         raise error.with_traceback(None) from None
 
 
+def __reduce_ex__(protocol: Any) -> tuple[Any, ...]:
+    """Pickles the module by its name, with a function that uses it."""
+    return importlib.import_module, (__name__,)
+
+
+def _default_strategy() -> Any:
+    from keras_dist.strategies.default import default_strategy
+
+    return default_strategy()
+
+
 def _set_up() -> None:
-    """Makes virtual devices, and watches workers that would train alone."""
+    """Prepares what must be there before any name is used.
+
+    Makes virtual devices, registers the default strategy, and watches workers
+    that would train alone.
+    """
     if os.environ.get("KERAS_DIST_VIRTUAL_DEVICES"):
         from keras_dist.plugin.backend import apply_environment
 
         apply_environment()
+    from keras_dist.core import context
     from keras_dist.fit.alone import watch_training
 
+    context.register_default(_default_strategy)
     watch_training()
 
 

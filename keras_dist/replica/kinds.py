@@ -33,7 +33,7 @@ _PROVE = "`strategy.verify(model, x, y)` compares with one device."
 
 
 class Known:
-    """What is known of objects, by their identity, for as long as they live.
+    """Facts about objects, by their identity, for as long as the objects live.
 
     An object that is made later may get the id of one that is gone.
     """

@@ -113,9 +113,6 @@ def default_strategy() -> DefaultStrategy:
     return DefaultStrategy()
 
 
-context.register_default(default_strategy)
-
-
 def get_strategy() -> Strategy:
     """Returns the strategy whose scope this thread is in, or the default one.
 

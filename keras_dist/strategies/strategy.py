@@ -41,7 +41,7 @@ class Strategy(V1Methods, LogicalDeviceMethods):
 
     Example:
 
-    >>> from keras_dist.core.device import Device
+    >>> from keras_dist.plugins import Device, Plan
     >>> cpu = Device("cpu", 0)
     >>> strategy = keras_dist.Strategy(Plan(((cpu,),), (cpu,)))
     >>> strategy.num_replicas_in_sync

@@ -1,10 +1,13 @@
 """The public names are frozen, and importing them stays cheap."""
 
+import copy
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 
+import cloudpickle
 import pytest
 
 import keras_dist
@@ -93,3 +96,39 @@ def test_whatever_is_imported_first_devices_are_made(statement, monkeypatch):
         check=True,
     )
     assert "cpu:2" in done.stdout
+
+
+def test_a_function_is_compiled_where_no_strategy_was_made():
+    """The default strategy is there though its module was not loaded."""
+    code = (
+        "import keras_dist, keras\n"
+        "print(keras_dist.function(keras.ops.sum)(keras.ops.ones((3,))))\n"
+        "print(keras_dist.OneDeviceStrategy('cpu:0'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3." in done.stdout
+
+
+@pytest.mark.parametrize("pickler", [pickle, cloudpickle])
+def test_the_package_is_pickled_by_its_name(pickler):
+    assert pickle.loads(pickler.dumps(keras_dist)) is keras_dist
+
+
+def test_a_copy_of_the_package_is_itself():
+    assert copy.deepcopy(keras_dist) is keras_dist
+    assert copy.copy(keras_dist) is keras_dist
+
+
+def _uses_the_package():
+    return keras_dist.__name__
+
+
+def test_a_function_of_a_notebook_is_pickled_with_the_package():
+    # A notebook's functions are those of `__main__`, pickled by value.
+    _uses_the_package.__module__ = "__main__"
+    assert pickle.loads(cloudpickle.dumps(_uses_the_package))() == "keras_dist"

@@ -46,7 +46,7 @@ class AddressLayout:
 
     Example:
 
-    >>> layout = Layout(4, ("a:9000", "b:9000"), host_index=1)
+    >>> layout = AddressLayout(4, ("a:9000", "b:9000"), host_index=1)
     >>> list(layout.local)
     [2, 3]
     >>> layout.addresses().workers
