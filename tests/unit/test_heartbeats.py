@@ -1,12 +1,15 @@
 """Heartbeats, over a blackboard in memory."""
 
+import itertools
 import threading
+import time
 
 from keras_dist.core.plan import Cluster
+from keras_dist.plugin import heartbeats
 from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import Heartbeats
 
-ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2")
+ADDRESSES = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
 
 
 class Memory(Blackboard):
@@ -27,9 +30,38 @@ class Memory(Blackboard):
         return [self.texts.get(key, "") for key in keys]
 
 
-def beats_of(index, board, silence=1.0):
-    cluster = Cluster(index, leader=ADDRESSES[0], addresses=ADDRESSES)
-    return Heartbeats(cluster, board, keeper=0, silence=silence)
+class OneOfTwoLives(Blackboard):
+    """A blackboard on which worker 1 has always written, and worker 2 never."""
+
+    def __init__(self):
+        self.beats = itertools.count()
+
+    def write(self, key, text):
+        pass
+
+    def read(self, keys):
+        new = str(next(self.beats))
+        return [new if key.endswith("beat/1") else "" for key in keys]
+
+
+class Clock:
+    """Stands for the module `time`, and can leap."""
+
+    sleep = time.sleep
+
+    def __init__(self):
+        self.ahead = 0.0
+        self.looks = 0
+
+    def monotonic(self):
+        self.looks += threading.current_thread().name.endswith("watch")
+        return time.monotonic() + self.ahead
+
+
+def beats_of(index, board, silence=1.0, num_workers=2, **options):
+    addresses = ADDRESSES[:num_workers]
+    cluster = Cluster(index, leader=addresses[0], addresses=addresses)
+    return Heartbeats(cluster, board, 0, silence, **options)
 
 
 def test_the_others_are_told_why_a_worker_ends():
@@ -70,3 +102,30 @@ def test_stopping_does_not_wait_for_ever():
     board.is_read.wait()
     beats.stop("ended", patience=0)
     board.is_open.set()
+
+
+def test_the_silent_worker_is_named_and_no_other():
+    beats = beats_of(0, OneOfTwoLives(), num_workers=3)
+    beats.start()
+    assert beats.describe_lost() == (
+        "worker 2 at 127.0.0.1:3 gives no sign of life"
+    )
+    beats.stop("ended", patience=0)
+
+
+def test_a_process_that_was_suspended_blames_nobody(monkeypatch):
+    clock, board, lost = Clock(), Memory(), threading.Event()
+    monkeypatch.setattr(heartbeats, "time", clock)
+    beats = beats_of(0, board, silence=100.0, on_loss=lost.set)
+    beats.start()
+    # What the others wrote meanwhile is not read before time is looked at.
+    board.is_open.clear()
+    board.is_read.clear()
+    board.is_read.wait()
+    clock.ahead = 1000.0
+    looks = clock.looks
+    while clock.looks < looks + 3 and not lost.is_set():
+        time.sleep(0.01)
+    assert not lost.is_set()
+    board.is_open.set()
+    beats.stop("ended", patience=0)
