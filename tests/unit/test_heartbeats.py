@@ -2,7 +2,9 @@
 
 import itertools
 import threading
-import time
+import types
+
+import pytest
 
 from keras_dist.core.plan import Cluster
 from keras_dist.plugin import heartbeats
@@ -44,24 +46,11 @@ class OneOfTwoLives(Blackboard):
         return [new if key.endswith("beat/1") else "" for key in keys]
 
 
-class Clock:
-    """Stands for the module `time`, and can leap."""
-
-    sleep = time.sleep
-
-    def __init__(self):
-        self.ahead = 0.0
-        self.looks = 0
-
-    def monotonic(self):
-        self.looks += threading.current_thread().name.endswith("watch")
-        return time.monotonic() + self.ahead
-
-
 def beats_of(index, board, silence=1.0, num_workers=2, **options):
     addresses = ADDRESSES[:num_workers]
     cluster = Cluster(index, leader=addresses[0], addresses=addresses)
-    return Heartbeats(cluster, board, 0, silence, **options)
+    options.setdefault("keeper", 0)
+    return Heartbeats(cluster, board, silence=silence, **options)
 
 
 def test_the_others_are_told_why_a_worker_ends():
@@ -104,28 +93,38 @@ def test_stopping_does_not_wait_for_ever():
     board.is_open.set()
 
 
-def test_the_silent_worker_is_named_and_no_other():
+def test_the_silent_worker_is_named_and_no_other(monkeypatch):
     beats = beats_of(0, OneOfTwoLives(), num_workers=3)
-    beats.start()
+
+    def look(count):
+        for _ in range(count):
+            beats._look()
+
+    monkeypatch.setattr(beats, "_wait_for_rounds", look)
     assert beats.describe_lost() == (
         "worker 2 at 127.0.0.1:3 gives no sign of life"
     )
-    beats.stop("ended", patience=0)
 
 
-def test_a_process_that_was_suspended_blames_nobody(monkeypatch):
-    clock, board, lost = Clock(), Memory(), threading.Event()
+@pytest.mark.parametrize(
+    ("seconds", "is_lost"),
+    [([2.0] * 7, True), ([2.0, 60.0, 2.0, 2.0], False)],
+    ids=["silence", "suspended itself"],
+)
+def test_a_process_that_was_suspended_blames_nobody(
+    seconds, is_lost, monkeypatch
+):
+    now, rest, lost = [0.0], list(seconds), []
+
+    def wait(_):
+        now[0] += rest.pop(0) if rest else 0.0
+        return not rest
+
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(heartbeats, "time", clock)
-    beats = beats_of(0, board, silence=100.0, on_loss=lost.set)
-    beats.start()
-    # What the others wrote meanwhile is not read before time is looked at.
-    board.is_open.clear()
-    board.is_read.clear()
-    board.is_read.wait()
-    clock.ahead = 1000.0
-    looks = clock.looks
-    while clock.looks < looks + 3 and not lost.is_set():
-        time.sleep(0.01)
-    assert not lost.is_set()
-    board.is_open.set()
-    beats.stop("ended", patience=0)
+    beats = beats_of(
+        0, Memory(), silence=10.0, keeper=None, on_loss=lambda: lost.append(1)
+    )
+    monkeypatch.setattr(beats, "_over", types.SimpleNamespace(wait=wait))
+    beats._watch()
+    assert bool(lost) == is_lost
