@@ -30,6 +30,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [sys.path[-1], os.environ.get("PYTHONPATH")])
 )
 
+# It hides them, so that it comes before any framework is looked for.
+if os.environ.get("TESTS_WITHOUT"):
+    import without  # noqa: F401
+
 if importlib.util.find_spec("torch") and importlib.util.find_spec("tensorflow"):
     # The two only live in one process in this order.
     with contextlib.suppress(ImportError):
@@ -60,6 +64,24 @@ def pytest_configure(config):
     # The smoke tests run in the frameworks as they are.
     if config.option.markexpr != "smoke":
         quicker.compile_less()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what the run of another backend does.
+
+    `python -m runs` divides the tests that are marked `once` so. Whoever
+    starts pytest gets all.
+    """
+    if os.environ.get("TESTS_DIVIDED") != "1":
+        return
+    left_out = {
+        item
+        for item in items
+        for mark in item.iter_markers("once")
+        if keras.backend.backend() not in mark.args
+    }
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _set_aside():

@@ -4,6 +4,10 @@ import ast
 import importlib.util
 import pathlib
 
+import pytest
+
+pytestmark = pytest.mark.once("torch")
+
 PACKAGES = (
     "keras_dist",
     "keras_dist_jax",

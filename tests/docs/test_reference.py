@@ -12,6 +12,8 @@ import pytest
 from docs.pages import Page
 from public_names import PUBLIC
 
+pytestmark = pytest.mark.once("torch")
+
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):

@@ -23,6 +23,8 @@ from keras_dist.launch.launcher.addresses import AddressLayout
 from keras_dist.launch.launcher.job import Job
 from keras_dist.launch.launcher.output import Screen
 
+pytestmark = pytest.mark.once("torch")
+
 MODULES = [
     f"keras_dist.launch.launcher.{found.name}"
     for found in pkgutil.iter_modules(launcher_package.__path__)

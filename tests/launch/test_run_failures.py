@@ -9,6 +9,8 @@ from keras_dist.launch.launcher.failures import Failure
 from keras_dist.launch.launcher.failures import first
 from keras_dist.launch.launcher.failures import last_lines
 
+pytestmark = pytest.mark.once("torch")
+
 
 def told(text):
     """The launcher's own lines."""

@@ -5,6 +5,8 @@ import pytest
 from keras_dist.launch.launcher.failures import Failure
 from keras_dist.launch.launcher.failures import first
 
+pytestmark = pytest.mark.once("torch")
+
 JOIN = "pathlib.Path(os.environ['KERAS_DIST_JOINED_FILE']).touch()"
 
 

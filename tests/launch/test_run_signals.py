@@ -9,6 +9,8 @@ import pytest
 
 from keras_dist.launch.launcher import guard
 
+pytestmark = pytest.mark.once("torch")
+
 HANDLES = """
 def handler(number, frame):
     with open(here / f"got-{index}", "a") as file:

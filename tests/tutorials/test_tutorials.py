@@ -11,6 +11,7 @@ import nbformat
 import pytest
 
 from parity.harness import BACKEND
+from parity.harness import BACKENDS
 from tables import WRITES
 from tables import MarkdownTable
 
@@ -64,7 +65,17 @@ def test_each_has_a_line_in_the_index():
     ]
 
 
-@by_name
+def _shared_out():
+    """The scripts, each for one backend in CI, the one of workers for all."""
+    for index, script in enumerate(SCRIPTS):
+        backend = BACKENDS[index % len(BACKENDS)]
+        backends = BACKENDS if "many_workers" in script.stem else (backend,)
+        yield pytest.param(
+            script, marks=pytest.mark.once(*backends), id=script.stem
+        )
+
+
+@pytest.mark.parametrize("script", _shared_out())
 def test_the_notebook_runs(script, tmp_path):
     seconds, megabytes = run_notebook(script.with_suffix(".ipynb"), tmp_path)
     assert seconds <= MAX_CPU_SECONDS

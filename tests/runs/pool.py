@@ -1,0 +1,110 @@
+"""Runs side by side, and what is told of each."""
+
+import concurrent.futures
+import dataclasses
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from runs.runs import TESTS
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a run ended.
+
+    Args:
+        run: The `Run`.
+        status: Integer, its exit status.
+        seconds: Float, how long it took.
+        summary: String, the last line that it printed.
+    """
+
+    run: object
+    status: int
+    seconds: float
+    summary: str
+
+
+def run_all(runs, size):
+    """Starts runs in order, and shows how each one ended.
+
+    Args:
+        runs: List of `Run`.
+        size: Integer, how many there are at once.
+
+    Returns:
+        List, the `End` of each run. On an exception, those that still run are
+        ended first.
+    """
+    processes = _Processes()
+    threads = concurrent.futures.ThreadPoolExecutor(size)
+    with tempfile.TemporaryDirectory() as folder:
+        ends = [threads.submit(_end, run, folder, processes) for run in runs]
+        try:
+            return [end.result() for end in ends]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            processes.end()
+            threads.shutdown()
+
+
+class _Processes:
+    """Those that run, which are ended together."""
+
+    def __init__(self):
+        self._alive = set()
+        self._is_ended = False
+        self._lock = threading.Lock()
+
+    def start(self, command, **settings):
+        """Returns a process, unless all have been ended."""
+        with self._lock:
+            if self._is_ended:
+                raise concurrent.futures.CancelledError
+            process = subprocess.Popen(command, **settings)
+            self._alive.add(process)
+            return process
+
+    def wait(self, process):
+        """Returns its exit status."""
+        status = process.wait()
+        with self._lock:
+            self._alive.discard(process)
+        return status
+
+    def end(self):
+        """Ends those that run, and lets no more begin."""
+        with self._lock:
+            self._is_ended = True
+            for process in self._alive:
+                process.terminate()
+
+
+def _end(run, folder, processes):
+    environment = run.environment(folder)
+    start = time.monotonic()
+    _say(f"== {run.name}: starts")
+    with tempfile.TemporaryFile("w+", dir=folder, errors="replace") as output:
+        process = processes.start(
+            [sys.executable, *run.command],
+            cwd=TESTS.parent,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        status = processes.wait(process)
+        output.seek(0)
+        text = output.read().strip()
+    seconds = time.monotonic() - start
+    summary = text.rpartition("\n")[2]
+    _say(f"== {run.name}: status {status} after {seconds:.0f} s")
+    _say(text if status else summary)
+    return End(run, status, seconds, summary)
+
+
+def _say(text):
+    print(text, flush=True)

@@ -1,0 +1,106 @@
+"""The runs: what each one starts, and which packages it can see."""
+
+import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from runs import alone
+
+TESTS = pathlib.Path(__file__).parents[1]
+BACKENDS = ("tensorflow", "jax", "torch")
+# Folders whose tests are processes that they start, more than anything else.
+PROGRAMS = ("clients", "docs", "launch", "tutorials", "workers")
+OLDEST_KERAS = "3.14.0"
+# What tests leave out, and what they add.
+DIVIDED = {"TESTS_DIVIDED": "1"}
+FULL = {"KERAS_DIST_ORIGINAL": "1"}
+# What a package of each backend's extras would be used with.
+PYTEST = ("-P", "-m", "pytest")
+ALSO = {"tensorflow": ("tensorboard",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One process of one framework.
+
+    Args:
+        name: String, the only one of its kind.
+        backend: String, what KERAS_BACKEND is.
+        command: Strings, what follows the name of Python.
+        extras: Strings, what of keras-dist's extras can be imported, beside
+            the backend's. `None` for all that is installed.
+        keras: String, a version of Keras other than the one installed.
+    """
+
+    name: str
+    backend: str
+    command: tuple[str, ...]
+    extras: tuple[str, ...] | None = ("test",)
+    keras: str | None = None
+
+    def environment(self, folder):
+        """Variables of the process; what they need is put into a folder."""
+        paths = [os.environ.get("PYTHONPATH", "")]
+        if self.keras:
+            paths.insert(0, _installed(f"keras=={self.keras}", folder))
+        if self.command[:3] != PYTEST:
+            # The tests' own modules see to it in the tests' own process.
+            paths.append(str(TESTS / "lean"))
+        number = [run.name for run in RUNS].index(self.name)
+        return {
+            **os.environ,
+            "KERAS_BACKEND": self.backend,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "TESTS_PORTS": f"{number}/{len(RUNS)}",
+            "TESTS_WITHOUT": self._hidden(),
+        }
+
+    def _hidden(self):
+        if self.extras is None:
+            return ""
+        also = ("pip", *ALSO.get(self.backend, ()))
+        return alone.hidden(self.backend, *self.extras, also=also)
+
+
+def _installed(requirement, folder):
+    """The path of a folder that has one distribution in another version."""
+    target = tempfile.mkdtemp(dir=folder)
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet"),
+            *("--no-compile", "--no-deps", "--target", target, requirement),
+        ],
+        check=True,
+    )
+    return target
+
+
+def _pytest(*arguments):
+    return (*PYTEST, "-q", "-p", "no:cacheprovider", *arguments)
+
+
+def _runs():
+    """Yields the runs, the longest first."""
+    programs = [str(TESTS / folder) for folder in PROGRAMS]
+    others = [f"--ignore={path}" for path in [*programs, TESTS / "cross"]]
+    for backend in BACKENDS:
+        yield Run(backend, backend, _pytest(*others, str(TESTS)))
+    for backend in BACKENDS:
+        yield Run(f"{backend}-programs", backend, _pytest(*programs))
+    for backend in BACKENDS:
+        yield Run(
+            f"{backend}-oldest-keras",
+            backend,
+            _pytest("-m", "smoke", f"--ignore={TESTS / 'cross'}", str(TESTS)),
+            keras=OLDEST_KERAS,
+        )
+    for backend in BACKENDS:
+        demo = ("-P", "-m", "keras_dist.cli", "demo", "--backend", backend)
+        yield Run(f"{backend}-demo", backend, demo, extras=("demo",))
+    yield Run("cross", "jax", _pytest(str(TESTS / "cross")), extras=None)
+
+
+RUNS = tuple(_runs())
