@@ -24,11 +24,8 @@ _PLACE = "_keras_dist_bucket"
 class Order:
     """The assignment of an optimizer's gradients to buckets.
 
-    It is the same on every worker.
-
-    Args:
-        variables: Sequence of the variables.
-        limit: Integer, bytes of a bucket; a larger gradient is a bucket alone.
+    It is the same on every worker. A bucket has at most `limit` bytes, or one
+    larger gradient.
 
     Attributes:
         likes: List with the shape and dtype of each gradient.
@@ -121,12 +118,8 @@ class Overlap:
 
     It is a context. At its end it waits for buckets that were sent early and
     not asked for; after an error, when other workers may not have sent theirs,
-    it only forgets them.
-
-    Args:
-        workers: `TorchWorkers`.
-        device: `torch.device` of the sums.
-        weights: Sequence with the weight of each replica that takes part.
+    it only forgets them. The sums are on `device`, and `weights` are those of
+    the replicas that take part.
     """
 
     def __init__(
@@ -155,10 +148,8 @@ class Overlap:
     def watch(self, variable: Any, leaf: torch.Tensor, replica: int) -> None:
         """Sends a variable's bucket early, once its gradients are there.
 
-        Args:
-            variable: The `keras.Variable`.
-            leaf: Tensor with which the replica reads it.
-            replica: Integer, position among the replicas that take part.
+        `leaf` is the tensor with which the replica, the one at this position
+        among those that take part, reads the `keras.Variable`.
         """
         order, position = vars(variable).get(_PLACE, (None, 0))
         if order is None or not order.is_early or len(order.buckets) == 1:
@@ -177,13 +168,9 @@ class Overlap:
     ) -> list[Any]:
         """Sums gradients over workers, using buckets sent already.
 
-        Args:
-            gradients: For each replica that takes part, its gradients.
-            own: List with their weighted sums, `None` for variables without.
-            variables: Sequence of the gradients' variables.
-
-        Returns:
-            List like `own`, `None` where no worker has a gradient.
+        `gradients` are those of each replica that takes part, `own` their
+        weighted sums. Both have `None` for variables without; so has the
+        result, where no worker has a gradient.
         """
         if not variables:
             return own

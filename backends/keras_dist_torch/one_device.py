@@ -16,11 +16,11 @@ from keras_dist.core.tracing import inlines
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
+from keras_dist_torch.compiler import snapshot
+from keras_dist_torch.compiler import value_now
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.keras_internals import tensor_of
-from keras_dist_torch.snapshots import snapshot
-from keras_dist_torch.snapshots import value_now
 
 
 def torch_device(device: Device) -> torch.device:

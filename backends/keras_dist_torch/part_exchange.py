@@ -66,14 +66,10 @@ class OptimizerParts(ABC):
     ) -> tuple[PartsOfAll, list[bool]]:
         """Sums gradients over replicas.
 
-        Args:
-            gradients: For each local replica that takes part, a gradient of
-                each variable, or `None`.
-            weights: For each local replica that takes part, its weight.
-
-        Returns:
-            For each local replica, its part of each sum, on its device; and,
-            for each variable, whether any replica has a gradient.
+        Each local replica that takes part gives a gradient, or `None`, of each
+        variable, and its weight. Returns, for each local replica, its part of
+        each sum, on its device; and, for each variable, whether any replica has
+        a gradient.
         """
 
     def parameters(self) -> PartsOfAll:

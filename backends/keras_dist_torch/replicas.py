@@ -23,6 +23,8 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.steps import check_layers
 from keras_dist.fit.steps import step_overrides
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
@@ -44,7 +46,6 @@ from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.replica import Run
 from keras_dist_torch.replica import TorchReplica
-from keras_dist_torch.threads import capture_thread
 from keras_dist_torch.transfers import Transfers
 from keras_dist_torch.workers import TorchWorkers
 
@@ -282,3 +283,25 @@ def _check_memory(plan: Plan) -> None:
             "optimizer updates them together. Received: "
             f"parameter_device={names}. Expected: one GPU, or CPU devices."
         )
+
+
+def capture_thread() -> Callable[[], None]:
+    """Captures this thread's state in a function that sets it in another."""
+    state = thread_state()
+    gradients = torch.is_grad_enabled()
+    types = {"cpu"}
+    if torch.accelerator.is_available():
+        types.add(torch.accelerator.current_accelerator().type)
+    autocast = [
+        (each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each))
+        for each in sorted(types)
+    ]
+
+    def inherit() -> None:
+        inherit_thread_state(state)
+        torch.set_grad_enabled(gradients)
+        for each, enabled, dtype in autocast:
+            torch.set_autocast_enabled(each, enabled)
+            torch.set_autocast_dtype(each, dtype)
+
+    return inherit

@@ -89,9 +89,8 @@ class Pack:
         self._variables = [weakref.ref(variable) for variable in variables]
         self._addresses = []
         views = self._arrangement.views(self._flat)
-        for index, (variable, parameter, view) in enumerate(
-            zip(variables, parameters, views, strict=True)
-        ):
+        each = zip(variables, parameters, views, strict=True)
+        for index, (variable, parameter, view) in enumerate(each):
             # The Parameter stays the same object: torch modules know it.
             parameter.data = view.copy_(parameter.data)
             vars(variable)[_PLACE] = (self, index)
@@ -112,11 +111,8 @@ class Pack:
 
     def versions(self) -> list[int | None]:
         """Returns the variables' version counters, `None` for deleted ones."""
-        variables = [reference() for reference in self._variables]
-        return [
-            None if variable is None else tensor_of(variable)._version
-            for variable in variables
-        ]
+        found = [reference() for reference in self._variables]
+        return [None if v is None else tensor_of(v)._version for v in found]
 
     def send(self, device: torch.device) -> list[torch.Tensor]:
         """Starts to copy all variables to a device; returns the copies."""
@@ -147,12 +143,10 @@ def sent_together(
 
 
 class Delivery:
-    """The copies of variables that one replica was sent in a step.
+    """The copies of variables that one replica on `device` was sent in a step.
 
-    Args:
-        device: `torch.device` of the replica.
-        pending: List to which events of unfinished copies are added.
-        loose: Dict by id to which variables that are in no pack are added.
+    Events of unfinished copies are added to `pending`, and variables that are
+    in no pack, by id, to `loose`.
     """
 
     def __init__(
@@ -208,10 +202,8 @@ class Delivery:
 class Transfers:
     """Copies of variables and gradients during one round of replicas.
 
-    Args:
-        home: `torch.device` of the variables.
-        away: For each replica that takes part, its device, or `None` where it
-            shares memory with the variables.
+    `home` is the variables' device, and `away` has each replica's, or `None`
+    where it shares memory with the variables.
     """
 
     def __init__(

@@ -47,6 +47,15 @@ def test_two_backward_passes_for_one_update(counted):
     assert counted[0]["twice"]["weights"] == counted[1]["twice"]["weights"]
 
 
+def test_a_failed_step_leaves_no_bucket(counted):
+    for worker in counted:
+        found = worker["broken"]
+        assert found["early"] == 1
+        assert found["left"]
+        assert not any(found["left"])
+    assert counted[0]["broken"]["weights"] == counted[1]["broken"]["weights"]
+
+
 def test_masks_differ_and_shuffling_does_not(counted):
     assert all(worker["drawn"]["differ"] for worker in counted)
     assert counted[0]["drawn"]["next"] == counted[1]["drawn"]["next"]
