@@ -12,6 +12,9 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
+from keras_dist.core.packing import in_packs
+from keras_dist.core.packing import packs
+from keras_dist.core.packing import places
 from keras_dist.sharding.parts import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist.sharding.supported import rate_now
@@ -263,15 +266,13 @@ def _in_one(values: Sequence[Any], meet: Callable[[Any], Any]) -> list[Any]:
     The values, without those that are `None`, are concatenated along their last
     axis, which `meet` leaves as it is.
     """
-    results: list[Any] = list(values)
-    by_dtype: dict[Any, list[int]] = {}
-    for index, value in enumerate(values):
-        if value is not None:
-            by_dtype.setdefault(value.dtype, []).append(index)
-    for indices in by_dtype.values():
-        joined = meet(jnp.concatenate([values[i] for i in indices], axis=-1))
-        start = 0
-        for index in indices:
-            stop = start + values[index].shape[-1]
-            results[index], start = joined[..., start:stop], stop
-    return results
+
+    def met(pack: list[Any]) -> list[Any]:
+        if pack[0] is None:
+            return pack
+        joined = meet(jnp.concatenate(pack, axis=-1))
+        sizes = [value.shape[-1] for value in pack]
+        return [joined[..., place] for place in places(sizes)]
+
+    dtypes = [None if value is None else value.dtype for value in values]
+    return in_packs(met, packs(dtypes), values)

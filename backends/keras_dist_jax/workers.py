@@ -18,6 +18,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import packs
+from keras_dist.core.packing import places
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
@@ -77,19 +79,18 @@ class JaxWorkers(Workers):
         values = [np.asarray(tensor) for tensor in tensors]
         if not values:
             return []
-        dtypes = list(dict.fromkeys(value.dtype for value in values))
+        groups = packs([value.dtype for value in values])
         packed = [
-            np.concatenate([v.ravel() for v in values if v.dtype == dtype])
-            for dtype in dtypes
+            np.concatenate([values[index].ravel() for index in group])
+            for group in groups
         ]
-        totals = dict(zip(dtypes, self._met(self._summed, packed), strict=True))
-        starts = dict.fromkeys(dtypes, 0)
-        results = []
-        for value in values:
-            start = starts[value.dtype]
-            starts[value.dtype] = stop = start + value.size
-            total = totals[value.dtype][start:stop].reshape(value.shape)
-            results.append(self._here(total))
+        totals = self._met(self._summed, packed)
+        results: list[Any] = [None] * len(values)
+        for group, total in zip(groups, totals, strict=True):
+            where = places([values[index].size for index in group])
+            for index, place in zip(group, where, strict=True):
+                own = total[place].reshape(values[index].shape)
+                results[index] = self._here(own)
         return results
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:

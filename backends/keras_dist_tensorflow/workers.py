@@ -1,6 +1,7 @@
 """Communication between workers, by TensorFlow's collectives."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from keras_dist.core.device import parse_device
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
@@ -287,20 +289,15 @@ class TensorFlowWorkers(Workers):
 
         The last tensors come first, as gradients of the last layers do.
         """
-        limit = self.options.bytes_per_pack or None
-        packs: list[list[int]] = []
-        # By dtype, the pack that is being filled, and its bytes.
-        open_: dict[tf.DType, tuple[list[int], int]] = {}
-        for place in reversed(range(len(tensors))):
-            tensor = tensors[place]
-            size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-            pack, filled = open_.get(tensor.dtype, ([], 0))
-            if not pack or (limit is not None and filled + size > limit):
-                pack, filled = [], 0
-                packs.append(pack)
-            pack.append(place)
-            open_[tensor.dtype] = pack, filled + size
-        return packs
+        return packs(
+            [tensor.dtype for tensor in tensors],
+            [
+                (tensor.shape.num_elements() or 0) * tensor.dtype.size
+                for tensor in tensors
+            ],
+            self.options.bytes_per_pack or math.inf,
+            last_first=True,
+        )
 
     def _reduced(self, flat: Any) -> Any:
         known = flat.shape.num_elements()

@@ -4,10 +4,14 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import Self
 
 import keras
 import torch
 
+from keras_dist.core.packing import in_packs
+from keras_dist.core.packing import packs
+from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.hooks import after_accumulation
 from keras_dist_torch.workers import TorchWorkers
 
@@ -20,11 +24,8 @@ _PLACE = "_keras_dist_bucket"
 class Order:
     """The assignment of an optimizer's gradients to buckets.
 
-    It is the same on every worker.
-
-    Args:
-        variables: Sequence of the variables.
-        limit: Integer, bytes of a bucket; a larger gradient is a bucket alone.
+    It is the same on every worker. A bucket has at most `limit` bytes, or one
+    larger gradient.
 
     Attributes:
         likes: List with the shape and dtype of each gradient.
@@ -36,31 +37,18 @@ class Order:
 
     def __init__(self, variables: Sequence[keras.Variable], limit: int) -> None:
         self.likes = [
-            (tuple(v.shape), getattr(torch, str(v.dtype))) for v in variables
+            (torch.Size(v.shape), getattr(torch, str(v.dtype)))
+            for v in variables
         ]
-        self.buckets = [
-            [position for position, _ in group]
-            for _, group in itertools.groupby(
-                self._numbered(limit), key=lambda pair: pair[1]
-            )
-        ]
+        self.buckets = packs(
+            [dtype for _, dtype in self.likes],
+            [shape.numel() * dtype.itemsize for shape, dtype in self.likes],
+            limit,
+            last_first=True,
+        )
         self.is_early = True
         for position, variable in enumerate(variables):
             setattr(variable, _PLACE, (self, position))
-
-    def _numbered(self, limit: int) -> list[tuple[int, int]]:
-        """Returns pairs of a position, the last first, and its bucket."""
-        found: list[tuple[int, int]] = []
-        number = size = 0
-        before = None
-        for position in reversed(range(len(self.likes))):
-            shape, dtype = self.likes[position]
-            own = torch.Size(shape).numel() * dtype.itemsize
-            if found and (dtype != before or size + own > limit):
-                number, size = number + 1, 0
-            found.append((position, number))
-            size, before = size + own, dtype
-        return found
 
     def is_of(self, variables: Sequence[keras.Variable]) -> bool:
         """Returns whether the order was made for these variables."""
@@ -71,22 +59,16 @@ class Order:
 
 
 class Bucket:
-    """Gradients whose sum over workers is in progress.
+    """Gradients of one dtype whose sum over workers is in progress.
 
     The summed tensor holds the gradients, zeros where this worker has none,
-    and after them a 1 for each gradient that it has and a 0 for the others.
-
-    Args:
-        likes: Sequence of the gradients' shapes and dtypes; one dtype.
-        gradients: Sequence of tensors, `None` where this worker has none.
-        device: `torch.device` of the sum.
-        workers: `TorchWorkers`.
-        flag: Boolean, summed as the last element.
+    and after them a 1 for each gradient that it has and a 0 for the others,
+    and at last the flag.
     """
 
     def __init__(
         self,
-        likes: Sequence[tuple[tuple[int, ...], torch.dtype]],
+        likes: Sequence[tuple[torch.Size, torch.dtype]],
         gradients: Sequence[torch.Tensor | None],
         device: torch.device,
         workers: TorchWorkers,
@@ -96,7 +78,7 @@ class Bucket:
         dtype = likes[0][1]
         flags = [float(g is not None) for g in gradients] + [float(flag)]
         parts = [
-            torch.zeros(torch.Size(shape).numel(), dtype=dtype, device=device)
+            torch.zeros(shape.numel(), dtype=dtype, device=device)
             if gradient is None
             else gradient.detach().reshape(-1).to(dtype)
             for gradient, (shape, _) in zip(gradients, likes, strict=True)
@@ -114,7 +96,7 @@ class Bucket:
         The second result is true if any worker's flag is set.
         """
         self._wait()
-        sizes = [torch.Size(shape).numel() for shape, _ in self._likes]
+        sizes = [shape.numel() for shape, _ in self._likes]
         *parts, flags = self._flat.split([*sizes, len(sizes) + 1])
         *present, flag = flags.tolist()
         return [
@@ -134,10 +116,10 @@ class Overlap:
     passes, and maybe on one worker only. The flag of the last bucket tells
     all workers. They send all buckets again then, and none early any more.
 
-    Args:
-        workers: `TorchWorkers`.
-        device: `torch.device` of the sums.
-        weights: Sequence with the weight of each replica that takes part.
+    It is a context. At its end it waits for buckets that were sent early and
+    not asked for; after an error, when other workers may not have sent theirs,
+    it only forgets them. The sums are on `device`, and `weights` are those of
+    the replicas that take part.
     """
 
     def __init__(
@@ -148,18 +130,26 @@ class Overlap:
     ) -> None:
         self._workers = workers
         self._device = device
-        self._weights = list(weights)
+        self._weights = weights
         # By order, position and replica: the gradient, and its version.
         self._ready: dict[Order, dict[int, dict[int, tuple[Any, int]]]] = {}
         self._sent: dict[Order, list[Bucket]] = {}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        sent, self._sent = self._sent, {}
+        self._ready.clear()
+        if kind is None:
+            for bucket in itertools.chain(*sent.values()):
+                bucket.finish()
+
     def watch(self, variable: Any, leaf: torch.Tensor, replica: int) -> None:
         """Sends a variable's bucket early, once its gradients are there.
 
-        Args:
-            variable: The `keras.Variable`.
-            leaf: Tensor with which the replica reads it.
-            replica: Integer, position among the replicas that take part.
+        `leaf` is the tensor with which the replica, the one at this position
+        among those that take part, reads the `keras.Variable`.
         """
         order, position = vars(variable).get(_PLACE, (None, 0))
         if order is None or not order.is_early or len(order.buckets) == 1:
@@ -178,13 +168,9 @@ class Overlap:
     ) -> list[Any]:
         """Sums gradients over workers, using buckets sent already.
 
-        Args:
-            gradients: For each replica that takes part, its gradients.
-            own: List with their weighted sums, `None` for variables without.
-            variables: Sequence of the gradients' variables.
-
-        Returns:
-            List like `own`, `None` where no worker has a gradient.
+        `gradients` are those of each replica that takes part, `own` their
+        weighted sums. Both have `None` for variables without; so has the
+        result, where no worker has a gradient.
         """
         if not variables:
             return own
@@ -195,41 +181,32 @@ class Overlap:
         sent = self._sent.pop(order, [])
         is_stale = bool(sent) and not self._is_same(order, gradients)
         self._ready.pop(order, None)
-        rest = order.buckets[len(sent) : -1]
-        started = sent + [self._bucket(order, each, own) for each in rest]
-        last = self._bucket(order, order.buckets[-1], own, is_stale)
+
+        def send(positions: list[int], flag: bool = False) -> Bucket:
+            chosen = [own[position] for position in positions]
+            return self._bucket(order, positions, chosen, flag)
+
+        *early, last = order.buckets
+        started = sent + [send(positions) for positions in early[len(sent) :]]
+        final = send(last, is_stale)
         finished = [bucket.finish()[0] for bucket in started]
-        totals, anyone_is_stale = last.finish()
+        totals, anyone_is_stale = final.finish()
         if anyone_is_stale:
             order.is_early = False
-            again = [self._bucket(order, b, own) for b in order.buckets[:-1]]
+            again = [send(positions) for positions in early]
             finished = [bucket.finish()[0] for bucket in again]
-        summed = list(own)
-        for positions, values in zip(
-            order.buckets, [*finished, totals], strict=True
-        ):
-            for position, value in zip(positions, values, strict=True):
-                summed[position] = value
-        return summed
-
-    def close(self) -> None:
-        """Waits for buckets that were sent early and not asked for."""
-        for buckets in self._sent.values():
-            for bucket in buckets:
-                bucket.finish()
-        self._sent.clear()
-        self._ready.clear()
+        summed = iter([*finished, totals])
+        return in_packs(lambda _: next(summed), order.buckets, own)
 
     def _bucket(
         self,
         order: Order,
         positions: Sequence[int],
-        own: Sequence[Any],
+        gradients: Sequence[Any],
         flag: bool = False,
     ) -> Bucket:
         likes = [order.likes[position] for position in positions]
-        chosen = [own[position] for position in positions]
-        return Bucket(likes, chosen, self._device, self._workers, flag)
+        return Bucket(likes, gradients, self._device, self._workers, flag)
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any
@@ -239,31 +216,17 @@ class Overlap:
         # Only the first one of each replica: that is what is sent.
         ready.setdefault(position, {}).setdefault(replica, own)
         sent = self._sent.setdefault(order, [])
-        while len(sent) < len(order.buckets) - 1:
-            positions = order.buckets[len(sent)]
-            if any(
-                len(ready.get(p, ())) < len(self._weights) for p in positions
-            ):
+        count = len(self._weights)
+        for positions in order.buckets[len(sent) : -1]:
+            if any(len(ready.get(p, ())) < count for p in positions):
                 return
             with torch.no_grad():
-                sums = {p: self._weighted(ready[p]) for p in positions}
-                likes = [order.likes[p] for p in positions]
-                sent.append(
-                    Bucket(
-                        likes,
-                        [sums[p] for p in positions],
-                        self._device,
-                        self._workers,
-                    )
+                gradients = weighted_sum(
+                    [[ready[p][i][0] for p in positions] for i in range(count)],
+                    self._weights,
+                    self._device,
                 )
-
-    def _weighted(self, by_replica: dict[int, tuple[Any, int]]) -> Any:
-        total = None
-        for replica, weight in enumerate(self._weights):
-            gradient, _ = by_replica[replica]
-            term = weighted(gradient.to(self._device), weight)
-            total = term if total is None else total + term
-        return total
+                sent.append(self._bucket(order, positions, gradients))
 
     def _is_same(
         self, order: Order, gradients: Sequence[Sequence[Any]]
@@ -275,8 +238,3 @@ class Overlap:
             for position, by_replica in ready.items()
             for replica, (gradient, version) in by_replica.items()
         )
-
-
-def weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor:
-    """Multiplies a gradient by a weight; weight 0 gives zeros even for NaN."""
-    return gradient * weight if weight else torch.zeros_like(gradient)

@@ -1,4 +1,7 @@
-"""Compiled functions on PyTorch: `torch.compile`, only if asked for."""
+"""Compiled functions on PyTorch: `torch.compile`, only if asked for.
+
+Their results are snapshots, which don't change when variables are assigned.
+"""
 
 import contextlib
 import weakref
@@ -23,7 +26,6 @@ from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist_torch.snapshots import value_now
 
 
 class TorchCompiler(Compiler):
@@ -100,3 +102,22 @@ def _traced(leaf: Any) -> Any:
     if hasattr(leaf, "__array__") and hasattr(leaf, "shape"):
         return ops.convert_to_tensor(leaf)
     return leaf
+
+
+def snapshot(value: Any) -> Any:
+    """Copies a tensor that may share memory with a variable.
+
+    Anything else is returned as it is.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    # A result with a graph of autograd that is no view has its own memory. Any
+    # other tensor may be a variable's, or a part of it: `detach` hides that.
+    if value.grad_fn is not None and value._base is None:
+        return value
+    return value.clone()
+
+
+def value_now(leaf: Any) -> Any:
+    """Converts a result of a compiled function; variables become tensors."""
+    return snapshot(leaf.value if isinstance(leaf, keras.Variable) else leaf)

@@ -25,10 +25,7 @@ from keras_dist.replica.state import current_step
 class _Seen:
     """The state of a gradient when autograd had computed it.
 
-    Args:
-        tensor: Weak reference to the gradient.
-        version: Integer, its number of in-place changes.
-        size: Float, the sum of its absolute values.
+    `version` counts its changes in place, `size` sums its absolute values.
     """
 
     tensor: "weakref.ref[torch.Tensor]"
@@ -84,7 +81,6 @@ class Derivatives:
         return not _size(gradient)
 
 
-@functools.cache
 def install_derivatives() -> None:
     """Makes autograd record in replicas the gradients that it computes."""
     torch.autograd.grad = _remembered(torch.autograd.grad)

@@ -94,6 +94,7 @@ def weighted_sum(
     return total
 
 
+@functools.cache
 def install() -> None:
     """Patches torch and Keras for gradients of replicas, once."""
     _install_zero_grad()
@@ -102,7 +103,6 @@ def install() -> None:
     install_hooks()
 
 
-@functools.cache
 def _install_zero_grad() -> None:
     """Makes `zero_grad` of a layer clear the current replica's gradients."""
     original = keras.Layer.zero_grad
@@ -122,7 +122,6 @@ def _install_zero_grad() -> None:
     keras.Layer.zero_grad = zero_grad
 
 
-@functools.cache
 def _install_clipping() -> None:
     """Makes torch's functions that clip gradients raise in a step."""
     for name in ("clip_grad_norm_", "clip_grad_value_"):

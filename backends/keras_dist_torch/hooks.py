@@ -34,7 +34,6 @@ def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
         _refuse("register_post_accumulate_grad_hook", variable.path)
 
 
-@functools.cache
 def install_hooks() -> None:
     """Makes hooks that a step registers see gradients scaled to one device's.
 

@@ -21,12 +21,20 @@ __all__ = [
     "device_scope",
     "forget_parameter",
     "parameter_of",
+    "tensor_of",
 ]
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
     """Returns the tensor of a variable, or `None` before it has one."""
     value: torch.Tensor | None = variable._value
+    return value
+
+
+def tensor_of(variable: keras.Variable) -> torch.Tensor:
+    """Returns the tensor of a variable that has one."""
+    value = parameter_of(variable)
+    assert value is not None
     return value
 
 

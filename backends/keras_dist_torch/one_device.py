@@ -16,10 +16,11 @@ from keras_dist.core.tracing import inlines
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
+from keras_dist_torch.compiler import snapshot
+from keras_dist_torch.compiler import value_now
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.snapshots import snapshot
-from keras_dist_torch.snapshots import value_now
+from keras_dist_torch.keras_internals import tensor_of
 
 
 def torch_device(device: Device) -> torch.device:
@@ -105,9 +106,8 @@ class TorchExecutor(Executor):
         return Device("gpu" if is_gpu else "cpu", tensor.device.index or 0)
 
     def copy_of(self, variable: keras.Variable, index: int) -> torch.Tensor:
-        parameter = parameter_of(variable)
-        assert parameter is not None
-        return parameter.detach().to(torch_device(self.plan.devices[index]))
+        device = torch_device(self.plan.devices[index])
+        return tensor_of(variable).detach().to(device)
 
 
 class TorchOneDeviceExecutor(TorchExecutor):

@@ -11,23 +11,54 @@ from typing import Any
 
 import torch
 
+from keras_dist.core.packing import packs
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.gradients import weighted_sum
-from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.pieces import CutVariable
+from keras_dist_torch.keras_internals import tensor_of
+from keras_dist_torch.pieces import PartPlaces
+from keras_dist_torch.pieces import ShardedVariable
 from keras_dist_torch.pieces import piece
+from keras_dist_torch.pieces import shard
 
 # For each local replica, its part of each variable, or `None`.
 PartsOfAll = list[list[Any]]
 
 
-class Exchange(ABC):
-    """Sums of gradients in parts, and assignments of parts to variables."""
+class OptimizerParts(ABC):
+    """This worker's parts of one optimizer's variables, which it makes."""
 
-    def __init__(self, sharded: ShardedOptimizer, cut: CutVariable) -> None:
+    def __init__(self, sharded: ShardedOptimizer, places: PartPlaces) -> None:
         self.sharded = sharded
-        self.cut = cut
+        self.places = places
         self.sizes = [parts.size for parts in sharded.parts]
+        for position, variable in enumerate(sharded.variables):
+            if sharded.is_sharded(position):
+                shard(variable, places)
+
+    def is_of(self, optimizer: Any, places: PartPlaces) -> bool:
+        """Returns whether the parts are an optimizer's, at these places."""
+        return self.places is places and self.sharded.is_of(optimizer)
+
+    def states(self) -> PartsOfAll:
+        """Returns the tensors that each local replica's update works on."""
+        return [
+            [self._state(v, index, device) for v in self.sharded.variables]
+            for index, device in enumerate(self.places.devices)
+        ]
+
+    def _state(
+        self, variable: Any, index: int, device: torch.device
+    ) -> torch.Tensor:
+        if isinstance(variable, ShardedVariable):
+            return variable._pieces.tensors[index]
+        # A copy, because every part's update increments the count of steps.
+        return tensor_of(variable).detach().to(device, copy=True)
+
+    def keep(self, state: Sequence[torch.Tensor]) -> None:
+        """Sets the variables without parts to one part's updated state."""
+        for variable, value in zip(self.sharded.variables, state, strict=True):
+            if not isinstance(variable, ShardedVariable):
+                tensor_of(variable).copy_(value)
 
     @abstractmethod
     def sum(
@@ -35,19 +66,29 @@ class Exchange(ABC):
     ) -> tuple[PartsOfAll, list[bool]]:
         """Sums gradients over replicas.
 
-        Args:
-            gradients: For each local replica that takes part, a gradient of
-                each variable, or `None`.
-            weights: For each local replica that takes part, its weight.
-
-        Returns:
-            For each local replica, its part of each sum, on its device; and,
-            for each variable, whether any replica has a gradient.
+        Each local replica that takes part gives a gradient, or `None`, of each
+        variable, and its weight. Returns, for each local replica, its part of
+        each sum, on its device; and, for each variable, whether any replica has
+        a gradient.
         """
 
-    @abstractmethod
     def parameters(self) -> PartsOfAll:
         """Returns each local replica's parts of the variables, to write to."""
+        is_copied = self.places.workers is not None
+        return [
+            [
+                _filled(
+                    piece(self.flat(i), number, size).to(
+                        device, copy=is_copied
+                    ),
+                    size,
+                )
+                for i, size in enumerate(self.sizes)
+            ]
+            for number, device in enumerate(
+                self.places.devices, start=self.places.first
+            )
+        ]
 
     @abstractmethod
     def give_back(self, parameters: PartsOfAll) -> None:
@@ -55,19 +96,17 @@ class Exchange(ABC):
 
     def flat(self, index: int) -> torch.Tensor:
         """Returns a variable's tensor, flat, and as a view if it can be one."""
-        parameter = parameter_of(self.sharded.trainable_variables[index])
-        assert parameter is not None
-        return parameter.detach().reshape(-1)
+        variable = self.sharded.trainable_variables[index]
+        return tensor_of(variable).detach().reshape(-1)
 
     def write(self, index: int, flat: torch.Tensor) -> None:
         """Copies elements to a variable, unless they are a view of it."""
-        parameter = parameter_of(self.sharded.trainable_variables[index])
-        assert parameter is not None
-        if flat.data_ptr() != parameter.data_ptr():
-            parameter.copy_(flat[: parameter.numel()].view(parameter.shape))
+        own = tensor_of(self.sharded.trainable_variables[index])
+        if flat.data_ptr() != own.data_ptr():
+            own.copy_(flat[: own.numel()].view(own.shape))
 
 
-class LocalExchange(Exchange):
+class LocalParts(OptimizerParts):
     """Exchange between the replicas of one process, by plain copies."""
 
     def sum(
@@ -77,41 +116,32 @@ class LocalExchange(Exchange):
             any(own[index] is not None for own in gradients)
             for index in range(len(self.sizes))
         ]
-        is_one_device = len(set(self.cut.devices)) == 1
-        if is_one_device:
+        devices = self.places.devices
+        if len(set(devices)) == 1:
             # Sums whole gradients at once, of which the parts are views.
-            device = self.cut.devices[0]
-            gradients = [weighted_sum(gradients, weights, device)]
-            weights = []
-        sums = []
-        for part, device in enumerate(self.cut.devices):
-            own = [
-                [self._own(g, i, part) for i, g in enumerate(each)]
-                for each in gradients
+            whole = weighted_sum(gradients, weights, devices[0])
+            sums = [self._part(whole, part) for part in range(len(devices))]
+        else:
+            sums = [
+                weighted_sum(
+                    [self._part(own, part) for own in gradients],
+                    weights,
+                    device,
+                )
+                for part, device in enumerate(devices)
             ]
-            total = own[0]
-            if not is_one_device:
-                total = weighted_sum(own, weights, device)
-            sums.append(
-                [
-                    None if g is None else _filled(g, size)
-                    for g, size in zip(total, self.sizes, strict=True)
-                ]
-            )
-        return sums, present
-
-    def _own(self, gradient: Any, index: int, part: int) -> Any:
-        if gradient is None:
-            return None
-        return piece(gradient.detach().reshape(-1), part, self.sizes[index])
-
-    def parameters(self) -> PartsOfAll:
         return [
             [
-                _filled(piece(self.flat(i), part, size).to(device), size)
-                for i, size in enumerate(self.sizes)
+                None if g is None else _filled(g, size)
+                for g, size in zip(own, self.sizes, strict=True)
             ]
-            for part, device in enumerate(self.cut.devices)
+            for own in sums
+        ], present
+
+    def _part(self, gradients: Sequence[Any], part: int) -> list[Any]:
+        return [
+            None if g is None else piece(g.detach().reshape(-1), part, size)
+            for g, size in zip(gradients, self.sizes, strict=True)
         ]
 
     def give_back(self, parameters: PartsOfAll) -> None:
@@ -124,33 +154,30 @@ class LocalExchange(Exchange):
             self.write(index, flat)
 
 
-class WorkerExchange(Exchange):
+class WorkerParts(OptimizerParts):
     """Exchange between workers: a reduce-scatter and an all-gather by dtype."""
 
-    def __init__(self, sharded: ShardedOptimizer, cut: CutVariable) -> None:
-        super().__init__(sharded, cut)
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for index in range(len(self.sizes)):
-            by_dtype.setdefault(self.flat(index).dtype, []).append(index)
-        self._groups = by_dtype
-        self._own: dict[torch.dtype, torch.Tensor] = {}
+    def __init__(self, sharded: ShardedOptimizer, places: PartPlaces) -> None:
+        super().__init__(sharded, places)
+        count = len(self.sizes)
+        self._packs = packs([self.flat(i).dtype for i in range(count)])
 
     def sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> tuple[PartsOfAll, list[bool]]:
-        here = weighted_sum(gradients, weights, self.cut.primary)
+        here = weighted_sum(gradients, weights, self.places.home)
         count = len(self.sizes)
-        sums: PartsOfAll = [[None] * count for _ in self.cut.devices]
+        sums: PartsOfAll = [[None] * count for _ in self.places.devices]
         present = [False] * count
-        for dtype, indices in self._groups.items():
-            rows = self._rows([here[i] for i in indices], indices, dtype)
+        for indices in self._packs:
+            rows = self._rows([here[i] for i in indices], indices)
             has = [float(here[i] is not None) for i in indices]
             total, counts = self._scatter(rows, has)
             for i, counted in zip(indices, counts, strict=True):
                 present[i] = bool(counted)
             sizes = [self.sizes[i] for i in indices]
             for part, row in enumerate(total):
-                device = self.cut.devices[part]
+                device = self.places.devices[part]
                 for i, own in zip(indices, row.split(sizes), strict=True):
                     if present[i]:
                         sums[part][i] = own.to(device)
@@ -163,7 +190,7 @@ class WorkerExchange(Exchange):
 
         A flag in `has` is 1 if this worker has that gradient.
         """
-        workers, local = self.cut.workers, len(self.cut.devices)
+        workers, local = self.places.workers, len(self.places.devices)
         assert workers is not None
         count = workers.cluster.num_workers
         flags = rows.new_tensor(has).expand(count, len(has))
@@ -174,44 +201,27 @@ class WorkerExchange(Exchange):
         return total, numbers.tolist()
 
     def _rows(
-        self,
-        values: Sequence[torch.Tensor | None],
-        indices: Sequence[int],
-        dtype: torch.dtype,
+        self, values: Sequence[torch.Tensor | None], indices: Sequence[int]
     ) -> torch.Tensor:
         """Splits whole tensors into a row for each part of all workers."""
-        num_parts = self.cut.num_parts
+        num_parts = self.places.num_parts
         columns = []
         for value, index in zip(values, indices, strict=True):
-            size = self.sizes[index]
+            size, like = self.sizes[index], self.flat(index)
             if value is None:
-                value = torch.zeros(0, dtype=dtype, device=self.cut.primary)
-            flat = _filled(
-                value.detach().reshape(-1).to(dtype), num_parts * size
-            )
+                value = torch.zeros(0, device=self.places.home)
+            flat = value.detach().reshape(-1).to(like.dtype)
+            flat = _filled(flat, num_parts * size)
             columns.append(flat.reshape(num_parts, size))
         return torch.cat(columns, dim=1)
 
-    def parameters(self) -> PartsOfAll:
-        local = len(self.cut.devices)
-        found: PartsOfAll = [[None] * len(self.sizes) for _ in range(local)]
-        for indices in self._groups.values():
-            for part in range(local):
-                number = self.cut.first + part
-                for i in indices:
-                    size = self.sizes[i]
-                    own = piece(self.flat(i), number, size)
-                    own = own.to(self.cut.devices[part], copy=True)
-                    found[part][i] = _filled(own, size)
-        return found
-
     def give_back(self, parameters: PartsOfAll) -> None:
-        workers, num_parts = self.cut.workers, self.cut.num_parts
+        workers, num_parts = self.places.workers, self.places.num_parts
         assert workers is not None
-        for indices in self._groups.values():
+        for indices in self._packs:
             own = torch.cat(
                 [
-                    row[i].to(self.cut.primary)
+                    row[i].to(self.places.home)
                     for row in parameters
                     for i in indices
                 ]

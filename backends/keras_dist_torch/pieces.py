@@ -1,6 +1,7 @@
 """Optimizer variables that are kept in parts, one for each replica."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -13,30 +14,23 @@ from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.workers import TorchWorkers
 
 
-class CutVariable:
+@dataclass(frozen=True)
+class PartPlaces:
     """The places of the parts of variables: one on each replica's device.
 
     Args:
         num_parts: Integer, number of replicas of all workers.
         first: Integer, the part of this worker's first replica.
         devices: Sequence with the `torch.device` of each local replica.
-        primary: `torch.device` on which whole values are put together.
+        home: `torch.device` on which whole values are put together.
         workers: `TorchWorkers`, or `None`.
     """
 
-    def __init__(
-        self,
-        num_parts: int,
-        first: int,
-        devices: Sequence[torch.device],
-        primary: torch.device,
-        workers: TorchWorkers | None,
-    ) -> None:
-        self.num_parts = num_parts
-        self.first = first
-        self.devices = devices
-        self.primary = primary
-        self.workers = workers
+    num_parts: int
+    first: int
+    devices: Sequence[torch.device]
+    home: torch.device
+    workers: TorchWorkers | None
 
 
 class Pieces:
@@ -47,20 +41,20 @@ class Pieces:
         held: The whole value, while it is used in place of the parts.
     """
 
-    def __init__(self, cut: CutVariable, value: torch.Tensor) -> None:
-        self._cut = cut
-        self._parts = Parts(tuple(value.shape), cut.num_parts)
+    def __init__(self, places: PartPlaces, value: torch.Tensor) -> None:
+        self._places = places
+        self._parts = Parts(tuple(value.shape), places.num_parts)
         self.held: torch.Tensor | None = None
         self.tensors = [
             torch.empty(self._parts.size, dtype=value.dtype, device=device)
-            for device in cut.devices
+            for device in places.devices
         ]
         self.write(value)
 
     @property
     def workers(self) -> TorchWorkers | None:
         """The workers that have the other parts, `None` if all are here."""
-        return self._cut.workers
+        return self._places.workers
 
     def write(self, value: torch.Tensor) -> None:
         """Splits a whole value into the parts."""
@@ -69,7 +63,7 @@ class Pieces:
             return
         flat = value.detach().reshape(-1)
         for index, tensor in enumerate(self.tensors):
-            own = piece(flat, self._cut.first + index, self._parts.size)
+            own = piece(flat, self._places.first + index, self._parts.size)
             tensor[: own.numel()].copy_(own)
             tensor[own.numel() :].zero_()
 
@@ -80,26 +74,28 @@ class Pieces:
         """
         if self.held is not None:
             return self.held
-        here = torch.cat([t.to(self._cut.primary) for t in self.tensors])
-        workers = self._cut.workers
+        here = torch.cat([t.to(self._places.home) for t in self.tensors])
+        workers = self._places.workers
         if workers is not None:
             everyone = workers.gather([here])
             here = torch.cat([each[0] for each in everyone])
         return here[: self._parts.num_elements].reshape(self._parts.shape)
-
-    def like(self) -> torch.Tensor:
-        """Returns zeros of the whole value's shape, on the primary device."""
-        return torch.zeros(
-            self._parts.shape,
-            dtype=self.tensors[0].dtype,
-            device=self._cut.primary,
-        )
 
     def release(self) -> None:
         """Splits the held value into the parts and holds it no longer."""
         value, self.held = self.held, None
         if value is not None:
             self.write(value)
+
+    def take_chiefs(self) -> None:
+        """Splits the value that the chief holds; all workers call it."""
+        own, self.held = self.held, None
+        if own is None:
+            own = torch.empty(self._parts.shape, dtype=self.tensors[0].dtype)
+        assert self.workers is not None
+        whole = self.workers.broadcast([own.to(self._places.home)])[0]
+        with torch.no_grad():
+            self.write(whole)
 
 
 class ShardedVariable(MirroredVariable):
@@ -118,8 +114,7 @@ class ShardedVariable(MirroredVariable):
 
     @_value.setter
     def _value(self, value: torch.Tensor) -> None:
-        with torch.no_grad():
-            self._pieces.write(value)
+        self._direct_assign(value)
 
     def _direct_assign(self, value: torch.Tensor) -> None:
         with torch.no_grad():
@@ -143,7 +138,7 @@ def piece(flat: torch.Tensor, part: int, size: int) -> torch.Tensor:
     return flat[part * size : (part + 1) * size]
 
 
-def cut_variable(variable: Any, cut: CutVariable) -> None:
+def shard(variable: Any, places: PartPlaces) -> None:
     """Turns a `MirroredVariable` into a `ShardedVariable`, in place.
 
     Nothing is done without a value.
@@ -152,7 +147,7 @@ def cut_variable(variable: Any, cut: CutVariable) -> None:
     if value is None or isinstance(variable, ShardedVariable):
         return
     with torch.no_grad():
-        pieces = Pieces(cut, value.detach())
+        pieces = Pieces(places, value.detach())
     forget_parameter(variable)
     vars(variable)["_pieces"] = pieces
     variable.__class__ = ShardedVariable

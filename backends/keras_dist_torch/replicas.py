@@ -1,4 +1,4 @@
-"""Replicas as threads of one process, under Keras' own trainer."""
+"""The executor for several replicas: threads under Keras' own trainer."""
 
 import contextlib
 import functools
@@ -23,6 +23,8 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.steps import check_layers
 from keras_dist.fit.steps import step_overrides
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
@@ -31,33 +33,23 @@ from keras_dist.plugin.replica import StepRunner
 from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
-from keras_dist.replica.state import ReplicaState
-from keras_dist.replica.state import outside_replicas
 from keras_dist_torch import transfers
 from keras_dist_torch.batches import count_rows
 from keras_dist_torch.batches import cut
 from keras_dist_torch.batches import lengths_of
-from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
-from keras_dist_torch.derivatives import Derivatives
-from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
-from keras_dist_torch.hooks import check_hooks
 from keras_dist_torch.keras_internals import TorchModuleWrapper
-from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
-from keras_dist_torch.threads import capture_thread
+from keras_dist_torch.replica import Run
+from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.transfers import Transfers
 from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
-# Meetings and transfers, which `torch.compile` must not trace.
-_meet: Callable[..., Any] = torch._dynamo.disable(Round.meet)
-_all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
-_delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
 
 class TorchReplicaExecutor(TorchExecutor, StepRunner):
@@ -74,14 +66,16 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         super().__init__(plan, workers)
         _check_memory(plan)
         install()
+        self._home = torch_device(plan.primary)
         self._devices = [torch_device(device) for device in plan.devices]
+        self._is_one_device = {self._home, *self._devices} == {self._home}
         self._are_away = [
             transfers.are_apart(device, plan.primary) for device in plan.devices
         ]
         self._open: set[Transfers] = set()
         self._unequal = UnequalLengths()
         # `torch.compile` must not trace threads.
-        self._play = torch._dynamo.disable(BatonPool(capture_thread).run)
+        self._run_threads = torch._dynamo.disable(BatonPool(capture_thread).run)
 
     @property
     def replicas(self) -> ReplicaRunner:
@@ -114,41 +108,30 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         edges = self._edges(rows, alike)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
-        parts = list(zip(edges[:-1], edges[1:], strict=True))[
-            first : first + self.plan.num_local_replicas
-        ]
-        round_members = [
-            (index, start, stop)
-            for index, (start, stop) in enumerate(parts)
-            if stop > start
-        ]
+        local = ranges(edges)[first : first + self.plan.num_local_replicas]
+        members = [(index, own) for index, own in enumerate(local) if own]
         # A worker without rows runs one replica, with weight 0.
-        round_members = round_members or [(0, 0, 0)]
-        round_ = Round(len(round_members))
-        shares = [Share(stop - start, rows) for _, start, stop in round_members]
-        overlap = None
-        if self.workers is not None:
-            weights = [share.weight for share in shares]
-            device = torch_device(self.plan.primary)
-            overlap = Overlap(self.workers, device, weights)
-        members = [index for index, _, _ in round_members]
-        with self._transfers(members) as moved, self._own_randomness():
-            fns = []
-            for position, (index, start, stop) in enumerate(round_members):
-                replica = self._replica(
-                    *(index, shares[position], round_, position, group),
-                    moved,
-                    overlap,
-                )
-                own = slice(start, max(stop, 1)) if alike else slice(None)
-                part = cut(batch, own, self._devices[index])
-                fns.append(
-                    functools.partial(self._on_device, index, fn, replica, part)
-                )
-            results: list[T] = self._play(round_, fns)
-        if overlap is not None:
-            overlap.close()
-        return results
+        members = members or [(0, range(0))]
+
+        def part(index: int, own: range) -> Any:
+            taken = slice(own.start, max(own.stop, 1)) if alike else slice(None)
+            return cut(batch, taken, self._devices[index])
+
+        shares = [Share(len(own), rows) for _, own in members]
+        with self._overlap(shares) as overlap:
+            parts = [
+                (index, share, part(index, own))
+                for (index, own), share in zip(members, shares, strict=True)
+            ]
+            return self._play(fn, parts, group, overlap)
+
+    def _overlap(
+        self, shares: list[Share]
+    ) -> contextlib.AbstractContextManager[Overlap | None]:
+        if self.workers is None:
+            return contextlib.nullcontext()
+        weights = [share.weight for share in shares]
+        return Overlap(self.workers, self._home, weights)
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         return ranges(self._edges(*count_rows(batch)))
@@ -195,20 +178,33 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             torch.randint(2**62, ())
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
-        count = self.plan.num_local_replicas
         group = ReplicaGroup(self.workers, self.plan.first_replica)
-        round_ = Round(count)
-        with self._transfers(range(count)) as moved, self._own_randomness():
-            fns = [
-                functools.partial(
-                    self._on_device,
-                    index,
-                    fn,
-                    self._replica(index, WHOLE, round_, index, group, moved),
+        members = [(i, WHOLE) for i in range(self.plan.num_local_replicas)]
+        return self._play(fn, members, group)
+
+    def _play(
+        self,
+        fn: Callable[..., T],
+        members: Sequence[tuple[Any, ...]],
+        group: ReplicaGroup,
+        overlap: Overlap | None = None,
+    ) -> list[T]:
+        """Runs replicas: their index, their share, and arguments of `fn`."""
+        round_ = Round(len(members))
+        moving = self._transfers([index for index, *_ in members])
+        with moving as moved, self._own_randomness():
+            run = Run(
+                *(round_, group, self._home, self._is_one_device),
+                *(moved, overlap),
+            )
+            fns = []
+            for position, (index, share, *args) in enumerate(members):
+                device = self._devices[index]
+                replica = TorchReplica(index, share, position, device, run)
+                fns.append(
+                    functools.partial(self._on_device, fn, replica, *args)
                 )
-                for index in range(count)
-            ]
-            results: list[T] = self._play(round_, fns)
+            results: list[T] = self._run_threads(round_, fns)
         return results
 
     @contextlib.contextmanager
@@ -218,7 +214,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             yield None
             return
         moved = Transfers(
-            torch_device(self.plan.primary),
+            self._home,
             [
                 self._devices[index] if self._are_away[index] else None
                 for index in members
@@ -231,33 +227,11 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             self._open.discard(moved)
             moved.close(may_pack=not self._open)
 
-    def _replica(
-        self,
-        index: int,
-        share: Share,
-        round_: Round,
-        position: int,
-        group: ReplicaGroup,
-        moved: Transfers | None,
-        overlap: Overlap | None = None,
-    ) -> Replica:
-        primary = torch_device(self.plan.primary)
-        return TorchReplica(
-            index,
-            share,
-            group,
-            self._devices[index],
-            round_,
-            position,
-            meeting_place=str(primary),
-            one_device={primary, *self._devices} == {primary},
-            moved=moved,
-            overlap=overlap,
-        )
-
-    def _on_device(self, index: int, fn: Callable[..., T], *args: Any) -> T:
-        with keras_device(self.plan.devices[index]):
-            return fn(*args)
+    def _on_device(
+        self, fn: Callable[..., T], replica: TorchReplica, *args: Any
+    ) -> T:
+        with keras_device(self.plan.devices[replica.index]):
+            return fn(replica, *args)
 
     def probing(self) -> contextlib.AbstractContextManager[Any]:
         context: contextlib.AbstractContextManager[Any] = torch.no_grad()
@@ -273,7 +247,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
-        return weighted_sum(gradients, weights, torch_device(self.plan.primary))
+        return weighted_sum(gradients, weights, self._home)
 
     def sum_gradients(
         self,
@@ -286,95 +260,11 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         here = gradients
         if replica.moved is not None:
             here = replica.moved.bring_back(gradients)
-        own = self.weighted_sum(here, weights)
+        own = weighted_sum(here, weights, self._home)
         if self.workers is None:
             return own
-        device = torch_device(self.plan.primary)
-        overlap = replica.overlap or Overlap(self.workers, device)
+        overlap = replica.overlap or Overlap(self.workers, self._home)
         return overlap.sum(gradients, own, variables)
-
-
-class TorchReplica(Replica):
-    """One replica on one thread.
-
-    It keeps no tensors, because autograd nodes keep it alive.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        share: Share,
-        group: ReplicaGroup,
-        device: torch.device,
-        round_: Round,
-        position: int,
-        meeting_place: str,
-        one_device: bool,
-        moved: Transfers | None,
-        overlap: Overlap | None = None,
-    ) -> None:
-        super().__init__(index, share, group)
-        self.moved = moved
-        self.overlap = overlap
-        self.derivatives = Derivatives()
-        self._meeting_place = meeting_place
-        self._one_device = one_device
-        self._device = device
-        self._round = round_
-        self._position = position
-
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
-        def hold(values: list[Any]) -> T:
-            if self.moved is not None:
-                self.moved.wait()
-            with (
-                outside_replicas(),
-                torch.no_grad(),
-                keras.device(self._meeting_place),
-            ):
-                return fn(values)
-
-        result: T = _meet(self._round, self._position, what, hold, value)
-        if self._one_device:
-            return result
-        return move(result, self._device)
-
-    def all_sum(
-        self,
-        what: str,
-        value: torch.Tensor,
-        total: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        result: torch.Tensor = _all_sum(value, self, what, total)
-        return result
-
-    def read(self, variable: keras.Variable) -> torch.Tensor | None:
-        parameter = parameter_of(variable)
-        if parameter is None:
-            return None
-        check_hooks(variable, parameter)
-        sent = None
-        if self.moved is not None:
-            sent = _delivered(self.moved, self._position, variable)
-        value = parameter.detach() if sent is None else sent.detach()
-        value.requires_grad_(variable.trainable)
-        if self.overlap is not None and variable.trainable:
-            self.overlap.watch(variable, value, self._position)
-        return value
-
-    def has_changed(
-        self,
-        state: ReplicaState,
-        gradients: Sequence[Any],
-        variables: Sequence[keras.Variable],
-    ) -> bool:
-        return self.derivatives.are_changed(gradients)
-
-    def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
-        held: torch.Tensor = value.detach()
-        if variable.trainable:
-            return held.clone().requires_grad_()
-        return held
 
 
 def _check_memory(plan: Plan) -> None:
@@ -393,3 +283,25 @@ def _check_memory(plan: Plan) -> None:
             "optimizer updates them together. Received: "
             f"parameter_device={names}. Expected: one GPU, or CPU devices."
         )
+
+
+def capture_thread() -> Callable[[], None]:
+    """Captures this thread's state in a function that sets it in another."""
+    state = thread_state()
+    gradients = torch.is_grad_enabled()
+    types = {"cpu"}
+    if torch.accelerator.is_available():
+        types.add(torch.accelerator.current_accelerator().type)
+    autocast = [
+        (each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each))
+        for each in sorted(types)
+    ]
+
+    def inherit() -> None:
+        inherit_thread_state(state)
+        torch.set_grad_enabled(gradients)
+        for each, enabled, dtype in autocast:
+            torch.set_autocast_enabled(each, enabled)
+            torch.set_autocast_dtype(each, dtype)
+
+    return inherit

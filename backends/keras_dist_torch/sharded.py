@@ -18,23 +18,21 @@ from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import current_replica
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
-from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.one_device import keras_device
-from keras_dist_torch.one_device import torch_device
-from keras_dist_torch.part_exchange import Exchange
-from keras_dist_torch.part_exchange import LocalExchange
-from keras_dist_torch.part_exchange import WorkerExchange
-from keras_dist_torch.pieces import CutVariable
+from keras_dist_torch.part_exchange import LocalParts
+from keras_dist_torch.part_exchange import OptimizerParts
+from keras_dist_torch.part_exchange import WorkerParts
+from keras_dist_torch.pieces import PartPlaces
 from keras_dist_torch.pieces import Pieces
 from keras_dist_torch.pieces import ShardedVariable
-from keras_dist_torch.pieces import cut_variable
 from keras_dist_torch.pieces import in_parts
+from keras_dist_torch.pieces import shard
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 # Attribute of a variable that is an optimizer's slot.
 _SLOT = "_keras_dist_slot"
-# Attribute of an optimizer: its `_OptimizerParts`.
+# Attribute of an optimizer: its `OptimizerParts`.
 _PARTS = "_keras_dist_parts"
 
 
@@ -87,12 +85,12 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
         self.owners = _Slots(plan.variable_devices)
-        self._cut = CutVariable(
-            plan.num_replicas,
-            plan.first_replica,
-            self._devices,
-            torch_device(plan.primary),
-            workers,
+        self._places = PartPlaces(
+            num_parts=plan.num_replicas,
+            first=plan.first_replica,
+            devices=self._devices,
+            home=self._home,
+            workers=workers,
         )
         install_apply()
 
@@ -101,7 +99,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
             return
         super().place(variable)
         if _SLOT in vars(variable):
-            cut_variable(variable, self._cut)
+            shard(variable, self._places)
             # The update that builds its optimizer writes to slots next.
             _whole.hold([variable])
 
@@ -129,8 +127,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         parts = self._parts_of(optimizer)
         sharded = parts.sharded
         each = [sharded.aligned(own, variables) for own in gradients]
-        exchange = parts.exchange
-        sums, present = exchange.sum(each, weights)
+        sums, present = parts.sum(each, weights)
         # Warns of missing gradients as Keras does, and raises if there is none.
         asked = sharded.aligned([True] * len(gradients[0]), variables)
         indices = [index for index, is_asked in enumerate(asked) if is_asked]
@@ -140,7 +137,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         )
         states = parts.states()
         totals = self._totals(sharded, states, sums)
-        parameters = exchange.parameters()
+        parameters = parts.parameters()
         for index, device in enumerate(self.plan.devices):
             with keras_device(device):
                 sharded.update_in_place(
@@ -150,7 +147,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
                     [total.to(self._devices[index]) for total in totals],
                 )
         parts.keep(states[0])
-        exchange.give_back(parameters)
+        parts.give_back(parameters)
         for index, is_present in enumerate(present):
             variable = sharded.trainable_variables[index]
             if is_present and variable.constraint is not None:
@@ -169,20 +166,20 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         ]
         if not amounts[0]:
             return []
-        primary = self._cut.primary
-        stacked = [torch.stack(own).to(primary) for own in amounts]
+        stacked = [torch.stack(own).to(self._home) for own in amounts]
         total = functools.reduce(torch.add, stacked)
         if self.workers is not None:
             total = self.workers.sum([total])[0]
         return list(total.unbind())
 
-    def _parts_of(self, optimizer: Any) -> "_OptimizerParts":
-        parts: _OptimizerParts | None = vars(optimizer).get(_PARTS)
-        if parts is None or not parts.is_of(optimizer, self._cut):
+    def _parts_of(self, optimizer: Any) -> OptimizerParts:
+        parts: OptimizerParts | None = vars(optimizer).get(_PARTS)
+        if parts is None or not parts.is_of(optimizer, self._places):
             # Of the variables that it makes, only shapes and names are used.
             with keras.device("meta"):
                 sharded = ShardedOptimizer(optimizer, self.plan.num_replicas)
-            parts = _OptimizerParts(sharded, self._cut)
+            kind = LocalParts if self.workers is None else WorkerParts
+            parts = kind(sharded, self._places)
             vars(optimizer)[_PARTS] = parts
         return parts
 
@@ -210,48 +207,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         with self.readable_by_chief(chosen):
             yield
             for variable in chosen:
-                _take_chiefs(variable._pieces, self._cut)
-
-
-class _OptimizerParts:
-    """This worker's parts of one optimizer's variables."""
-
-    def __init__(self, sharded: ShardedOptimizer, cut: CutVariable) -> None:
-        self.sharded = sharded
-        self._cut = cut
-        for position, variable in enumerate(sharded.variables):
-            if sharded.is_sharded(position):
-                cut_variable(variable, cut)
-        kind = LocalExchange if cut.workers is None else WorkerExchange
-        self.exchange: Exchange = kind(sharded, cut)
-
-    def is_of(self, optimizer: Any, cut: CutVariable) -> bool:
-        return self._cut is cut and self.sharded.is_of(optimizer)
-
-    def states(self) -> list[list[torch.Tensor]]:
-        """Returns the tensors that each local replica's update works on."""
-        return [
-            [self._state(v, index, device) for v in self.sharded.variables]
-            for index, device in enumerate(self._cut.devices)
-        ]
-
-    def _state(
-        self, variable: Any, index: int, device: torch.device
-    ) -> torch.Tensor:
-        if isinstance(variable, ShardedVariable):
-            return variable._pieces.tensors[index]
-        parameter = parameter_of(variable)
-        assert parameter is not None
-        # A copy, because every part's update increments the count of steps.
-        return parameter.detach().to(device, copy=True)
-
-    def keep(self, state: Sequence[torch.Tensor]) -> None:
-        """Sets the variables without parts to one part's updated state."""
-        for variable, value in zip(self.sharded.variables, state, strict=True):
-            if not isinstance(variable, ShardedVariable):
-                parameter = parameter_of(variable)
-                assert parameter is not None
-                parameter.copy_(value)
+                variable._pieces.take_chiefs()
 
 
 class _Slots(Owners):
@@ -262,16 +218,6 @@ class _Slots(Owners):
     ) -> None:
         vars(variable)[_SLOT] = True
         super().keep_together(variable, reference)
-
-
-def _take_chiefs(pieces: Pieces, cut: CutVariable) -> None:
-    assert cut.workers is not None
-    own = pieces.held
-    value = pieces.like() if own is None else own.to(cut.primary)
-    whole = cut.workers.broadcast([value])[0]
-    pieces.held = None
-    with torch.no_grad():
-        pieces.write(whole)
 
 
 @functools.cache

@@ -14,7 +14,9 @@ import keras
 import torch
 
 from keras_dist.core.device import Device
-from keras_dist_torch.keras_internals import parameter_of
+from keras_dist.core.packing import in_packs
+from keras_dist.core.packing import packs
+from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.one_device import torch_device
 
 # Attribute of a variable: its `Pack`, and the position in it.
@@ -81,15 +83,14 @@ class Pack:
     def __init__(
         self, variables: Sequence[keras.Variable], device: torch.device
     ) -> None:
-        parameters = [_parameter(variable) for variable in variables]
+        parameters = [tensor_of(variable) for variable in variables]
         self._arrangement = Arrangement(parameters)
         self._flat = self._arrangement.allocate(device)
         self._variables = [weakref.ref(variable) for variable in variables]
         self._addresses = []
         views = self._arrangement.views(self._flat)
-        for index, (variable, parameter, view) in enumerate(
-            zip(variables, parameters, views, strict=True)
-        ):
+        each = zip(variables, parameters, views, strict=True)
+        for index, (variable, parameter, view) in enumerate(each):
             # The Parameter stays the same object: torch modules know it.
             parameter.data = view.copy_(parameter.data)
             vars(variable)[_PLACE] = (self, index)
@@ -110,11 +111,8 @@ class Pack:
 
     def versions(self) -> list[int | None]:
         """Returns the variables' version counters, `None` for deleted ones."""
-        variables = [reference() for reference in self._variables]
-        return [
-            None if variable is None else _parameter(variable)._version
-            for variable in variables
-        ]
+        found = [reference() for reference in self._variables]
+        return [None if v is None else tensor_of(v)._version for v in found]
 
     def send(self, device: torch.device) -> list[torch.Tensor]:
         """Starts to copy all variables to a device; returns the copies."""
@@ -144,26 +142,11 @@ def sent_together(
     return arrangement.views(arrangement.send(flat, device))
 
 
-def _pieces(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Groups tensors up to `PIECE` bytes; a larger tensor is a group alone."""
-    pieces: list[list[torch.Tensor]] = []
-    room = 0
-    for tensor in tensors:
-        if not pieces or tensor.nbytes > room:
-            pieces.append([])
-            room = PIECE
-        pieces[-1].append(tensor)
-        room -= tensor.nbytes
-    return pieces
-
-
 class Delivery:
-    """The copies of variables that one replica was sent in a step.
+    """The copies of variables that one replica on `device` was sent in a step.
 
-    Args:
-        device: `torch.device` of the replica.
-        pending: List to which events of unfinished copies are added.
-        loose: Dict by id to which variables that are in no pack are added.
+    Events of unfinished copies are added to `pending`, and variables that are
+    in no pack, by id, to `loose`.
     """
 
     def __init__(
@@ -179,7 +162,7 @@ class Delivery:
 
     def read(self, variable: keras.Variable) -> torch.Tensor:
         """Returns a variable's current value on the replica's device."""
-        parameter = _parameter(variable)
+        parameter = tensor_of(variable)
         pack, index = _pack_of(variable)
         if pack is None:
             self._loose[id(variable)] = variable
@@ -219,10 +202,8 @@ class Delivery:
 class Transfers:
     """Copies of variables and gradients during one round of replicas.
 
-    Args:
-        home: `torch.device` of the variables.
-        away: For each replica that takes part, its device, or `None` where it
-            shares memory with the variables.
+    `home` is the variables' device, and `away` has each replica's, or `None`
+    where it shares memory with the variables.
     """
 
     def __init__(
@@ -268,15 +249,15 @@ class Transfers:
         self, own: Sequence[torch.Tensor | None], device: torch.device
     ) -> list[torch.Tensor | None]:
         present = [gradient for gradient in own if gradient is not None]
-        views = iter(
-            [
-                view
-                for piece in _pieces(present)
-                for view in sent_together(piece, self._home)
-            ]
+        sizes = [gradient.nbytes for gradient in present]
+        views = in_packs(
+            lambda piece: sent_together(piece, self._home),
+            packs([device] * len(present), sizes, PIECE),
+            present,
         )
         _note(device, self._pending)
-        return [None if gradient is None else next(views) for gradient in own]
+        arrived = iter(views)
+        return [None if g is None else next(arrived) for g in own]
 
     def close(self, may_pack: bool) -> None:
         """Ends the round, drops all copies and packs variables for the next.
@@ -300,16 +281,10 @@ class Transfers:
             Pack(list(everything.values()), self._home)
 
 
-def _parameter(variable: keras.Variable) -> torch.Tensor:
-    parameter = parameter_of(variable)
-    assert parameter is not None
-    return parameter
-
-
 def _pack_of(variable: keras.Variable) -> tuple[Pack | None, int]:
     """Returns the pack of a variable and its position, `None` without one."""
     pack, index = vars(variable).get(_PLACE, (None, 0))
-    if pack is None or not pack.holds(index, _parameter(variable)):
+    if pack is None or not pack.holds(index, tensor_of(variable)):
         return None, 0
     return pack, index
 

@@ -3,9 +3,6 @@
 import contextlib
 import ctypes
 import datetime
-import errno
-import socket
-import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -16,13 +13,18 @@ import torch.distributed as dist
 
 from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import in_packs
+from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
 from keras_dist.plugin.heartbeats import SILENCE
-from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import Heartbeats
 from keras_dist.plugin.workers import Workers
+from keras_dist_torch.store import StoreBoard
+from keras_dist_torch.store import connect
+from keras_dist_torch.store import own_host
+from keras_dist_torch.store import rendezvous
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
@@ -53,16 +55,14 @@ class TorchWorkers(Workers):
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
         self._has_lost = False
-        wants_nccl = _wants_nccl(options.implementation)
-        self.store = _store(cluster, self._timeout, wants_nccl)
-        self._is_nccl = all(
-            self.store.get(key) == b"nccl" for key in _joined(cluster)
-        )
+        own = "nccl" if _wants_nccl(options.implementation) else "gloo"
+        self.store, means = rendezvous(cluster, self._timeout, own)
+        self._is_nccl = set(means) == {"nccl"}
         with self._named():
             self.group = self._group()
         self._beats = Heartbeats(
             cluster,
-            StoreBoard(_client(cluster, self._timeout)),
+            StoreBoard(connect(cluster, self._timeout)),
             keeper=0,
             silence=min(SILENCE, self._timeout),
             on_loss=self.group.abort,
@@ -84,27 +84,28 @@ class TorchWorkers(Workers):
         # By default gloo listens at the address that the host name resolves
         # to, which may not be the worker's.
         gloo._devices = [
-            dist.ProcessGroupGloo.create_device(hostname=_own_host(cluster))
+            dist.ProcessGroupGloo.create_device(hostname=own_host(cluster))
         ]
         return dist.ProcessGroupGloo(
             store, cluster.index, cluster.num_workers, gloo
         )
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        results: list[Any] = [None] * len(tensors)
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for index, tensor in enumerate(tensors):
-            by_dtype.setdefault(tensor.dtype, []).append(index)
-        for dtype, indices in by_dtype.items():
-            chosen = [tensors[i].detach() for i in indices]
-            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
-            flat = flat.to(_SUMMED_AS.get(dtype, dtype))
-            if flat.numel():
-                self.start_sum(flat)()
-            parts = flat.to(dtype).split([tensor.numel() for tensor in chosen])
-            for index, part in zip(indices, parts, strict=True):
-                results[index] = part.reshape(tensors[index].shape)
-        return results
+        return in_packs(
+            self._sum_of_one_dtype, packs([t.dtype for t in tensors]), tensors
+        )
+
+    def _sum_of_one_dtype(self, tensors: list[torch.Tensor]) -> list[Any]:
+        dtype = tensors[0].dtype
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        flat = flat.to(_SUMMED_AS.get(dtype, dtype))
+        if flat.numel():
+            self.start_sum(flat)()
+        parts = flat.to(dtype).split([tensor.numel() for tensor in tensors])
+        return [
+            part.reshape(tensor.shape)
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
         """Starts to sum a flat tensor in place.
@@ -222,34 +223,6 @@ class TorchWorkers(Workers):
             self.group.allgather([outputs], [packed]).wait()
 
 
-class StoreBoard(Blackboard):
-    """A `torch.distributed` store as a blackboard."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-
-    def write(self, key: str, text: str) -> None:
-        with _connected():
-            self._store.set(key, text)
-
-    def read(self, keys: Sequence[str]) -> list[str]:
-        with _connected():
-            return [
-                self._store.get(key).decode()
-                if self._store.check([key])
-                else ""
-                for key in keys
-            ]
-
-
-@contextlib.contextmanager
-def _connected() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # the base of all errors of a store
-        raise ConnectionError(str(error)) from error
-
-
 def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Packs the bytes of tensors of any dtypes into one tensor."""
     return torch.cat(
@@ -292,103 +265,3 @@ def _wants_nccl(implementation: CommunicationImplementation) -> bool:
             "without any. Expected: AUTO or RING."
         )
     return has_nccl and implementation is not CommunicationImplementation.RING
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _own_host(cluster: Cluster) -> str:
-    """Returns the host at which other workers reach this worker."""
-    own = cluster.addresses[cluster.index]
-    if own:
-        return _split(own)[0]
-    # The address from which this host would reach the chief. Connecting a
-    # datagram socket sends nothing.
-    family, _, _, _, where = socket.getaddrinfo(
-        *_split(cluster.leader), type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])
-
-
-def _joined(cluster: Cluster) -> list[str]:
-    """Returns the keys where each worker says that it came, and what it has."""
-    return [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]
-
-
-def _store(cluster: Cluster, timeout: float, wants_nccl: bool) -> Any:
-    """Opens the store of the rendezvous and waits for all workers there."""
-    host, port = _split(cluster.leader)
-    try:
-        socket.getaddrinfo(host, port)
-    except OSError as error:
-        raise ClusterError(
-            f"The chief's host is unknown. Received: '{cluster.leader}' "
-            f"({error}). Expected: a name or address that every worker can "
-            "resolve."
-        ) from error
-    deadline = time.monotonic() + timeout
-    store = _served(cluster) if cluster.is_chief else _client(cluster, timeout)
-    keys = _joined(cluster)
-    store.set(keys[cluster.index], "nccl" if wants_nccl else "gloo")
-    try:
-        left = max(deadline - time.monotonic(), 0.1)
-        store.wait(keys, datetime.timedelta(seconds=left))
-    except RuntimeError as error:
-        missing = [i for i, key in enumerate(keys) if not store.check([key])]
-        raise WorkerLostError(
-            f"Not all workers came within {timeout:g} seconds. Missing: "
-            f"{', '.join(f'worker {i}' for i in missing)}. Expected: "
-            f"{cluster.num_workers} workers, each started with its own index. "
-            "See what they printed."
-        ) from error
-    return store
-
-
-def _served(cluster: Cluster) -> Any:
-    host, port = _split(cluster.leader)
-    # Bound here, because a socket that the store opens listens on every
-    # interface.
-    family, _, _, _, where = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    )[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(where)
-    except OSError as error:
-        what = "is taken" if error.errno == errno.EADDRINUSE else "is not ours"
-        raise ClusterError(
-            f"The chief can't listen: its address {what}. Received: "
-            f"'{cluster.leader}' ({error}). Expected: an address of this host "
-            "with a free port."
-        ) from error
-    listener.listen()
-    return dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-
-
-def _client(cluster: Cluster, timeout: float) -> Any:
-    host, port = _split(cluster.leader)
-    try:
-        return dist.TCPStore(
-            host,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=timeout),
-        )
-    except RuntimeError as error:
-        raise WorkerLostError(
-            f"The chief can't be reached: worker 0 at '{cluster.leader}' did "
-            f"not answer within {timeout:g} seconds. Expected: a worker 0, "
-            "started with the same addresses. See what it printed."
-        ) from error

@@ -95,10 +95,10 @@ def run(
     first; 1 if a worker ended without having joined the others, 2 if nothing
     could be started.
     """
+    from keras_dist.environment.gpus import GpusError
     from keras_dist.launch.launcher.addresses import AddressLayout
     from keras_dist.launch.launcher.addresses import parse_hosts
     from keras_dist.launch.launcher.environment import with_threads
-    from keras_dist.launch.launcher.gpus import GpusError
     from keras_dist.launch.launcher.job import Job
     from keras_dist.launch.launcher.job import python
     from keras_dist.launch.launcher.job import run_job

@@ -1,4 +1,4 @@
-"""UnionResolver: the union of several resolvers' clusters."""
+"""`detect`, which finds the resolver that fits, and unions of resolvers."""
 
 import contextlib
 import os

@@ -62,6 +62,12 @@ class WorkersResolver(EnvironmentResolver):
         """Returns `"worker"` and this worker's position."""
         return "worker", self.index()
 
+    def _count(self, name: str, set_by: str) -> int:
+        """Returns the integer in a variable, 0 if it is not set."""
+        if not self._environ.get(name):
+            return 0
+        return integer(self._environ, name, set_by)
+
     @abstractmethod
     def addresses(self) -> list[str]:
         """Returns each worker's `"host:port"` in order, empty if unknown."""
@@ -320,10 +326,7 @@ class TorchrunClusterResolver(WorkersResolver):
     @property
     def restarts(self) -> int:
         """Number of times that torchrun restarted the workers."""
-        name = "TORCHELASTIC_RESTART_COUNT"
-        if not self._environ.get(name):
-            return 0
-        return integer(self._environ, name, _BY_TORCHRUN)
+        return self._count("TORCHELASTIC_RESTART_COUNT", _BY_TORCHRUN)
 
     def _place(self) -> tuple[int, int]:
         return rank_below(self._environ, "RANK", "WORLD_SIZE", _BY_TORCHRUN)
@@ -396,6 +399,4 @@ class KerasDistClusterResolver(WorkersResolver):
     @property
     def restarts(self) -> int:
         """The number in `KERAS_DIST_RESTARTS`; 0 if it is not set."""
-        if not self._environ.get(RESTARTS):
-            return 0
-        return integer(self._environ, RESTARTS, _BY_KERAS_DIST)
+        return self._count(RESTARTS, _BY_KERAS_DIST)

@@ -1,7 +1,6 @@
-"""Parsers of the short forms of lists in Slurm's variables."""
+"""SlurmClusterResolver: the tasks that `srun` started."""
 
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -10,6 +9,9 @@ from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
 from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.environment.gpus import VISIBLE
+from keras_dist.environment.gpus import listed_gpus
+from keras_dist.environment.gpus import visible_gpus
 from keras_dist.errors import ClusterError
 
 _ONE_HOST = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
@@ -103,22 +105,6 @@ def _unreadable(hostlist: str) -> ClusterError:
     )
 
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
-    """Returns the GPUs in CUDA_VISIBLE_DEVICES; `None` if it is not set."""
-    if VISIBLE not in environ:
-        return None
-    names = []
-    for name in environ[VISIBLE].split(","):
-        # CUDA ignores an invalid name and all names after it.
-        if name.strip() in ("", "-1"):
-            break
-        names.append(name.strip())
-    return names
-
-
 def count_gpus(environ: Mapping[str, str]) -> int:
     """Returns the number of this node's GPUs that the step may use.
 
@@ -131,29 +117,20 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     visible = visible_gpus(environ)
     if visible is not None:
         return len(visible)
-    if not shutil.which("nvidia-smi"):
-        return 0
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"],
-            capture_output=True,
-            check=False,
-            encoding="utf-8",
-            timeout=60,
-        )
+        count, failed = listed_gpus()
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
             "Could not get the number of GPUs: nvidia-smi did not end within "
             f"{error.timeout:g} seconds. Pass `gpus_per_node`, or set "
             f"{VISIBLE}."
         ) from error
-    if listed.returncode:
+    if failed is not None:
         raise RuntimeError(
             "Could not get the number of GPUs from nvidia-smi. Pass "
-            f"`gpus_per_node`, or set {VISIBLE}. Its output was: "
-            f"{(listed.stdout + listed.stderr).strip()!r}."
+            f"`gpus_per_node`, or set {VISIBLE}. Its output was: {failed!r}."
         )
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return count
 
 
 def own_gpus(

@@ -1,5 +1,6 @@
 """Cross-device operations: reductions and broadcasts between devices."""
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from keras import ops
 
 from keras_dist.core.device import parse_device
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import in_packs
+from keras_dist.core.packing import packs
+from keras_dist.core.packing import places
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.reduction import combine
@@ -258,31 +262,27 @@ class _ByBackend(CrossDeviceOps):
             [executor.put(v, executor.plan.primary) for v in components(value)]
             for value, _ in value_destination_pairs
         ]
-        reduced: dict[int, Any] = {}
-        for pack in self._packs(values):
-            packed = _combine_packed(
-                executor, reduce_op, [values[i] for i in pack]
-            )
-            reduced.update(zip(pack, packed, strict=True))
+        reduced = in_packs(
+            functools.partial(_combine_packed, executor, reduce_op),
+            self._packs(values),
+            values,
+        )
         return [
             spread(reduced[i], devices_at(to, executor), executor)
             for i, (_, to) in enumerate(value_destination_pairs)
         ]
 
     def _packs(self, values: list[list[Any]]) -> Iterator[list[int]]:
-        alike: dict[Any, list[int]] = {}
-        for index, parts in enumerate(values):
+        kinds = []
+        for parts in values:
             check_shapes(parts)
-            kind = (len(parts), *(str(part.dtype) for part in parts))
-            alike.setdefault(kind, []).append(index)
-        for indices in alike.values():
+            kinds.append((len(parts), *(str(part.dtype) for part in parts)))
+        for alike in packs(kinds):
             size = 1
             if self._num_packs:
-                size = -(-len(indices) // self._num_packs)
-            yield from (
-                indices[start : start + size]
-                for start in range(0, len(indices), size)
-            )
+                size = -(-len(alike) // self._num_packs)
+            for start in range(0, len(alike), size):
+                yield alike[start : start + size]
 
 
 class HierarchicalCopyAllReduce(_ByBackend):
@@ -368,10 +368,10 @@ def _combine_packed(
         for of_replica in zip(*values, strict=True)
     ]
     flat = executor.combine(op, packs)
-    results, start = [], 0
-    for first, *_ in values:
-        shape = ops.shape(first)
-        stop = start + math.prod(shape)
-        results.append(ops.reshape(flat[start:stop], shape))
-        start = stop
-    return results
+    shapes = [ops.shape(first) for first, *_ in values]
+    return [
+        ops.reshape(flat[place], shape)
+        for place, shape in zip(
+            places(list(map(math.prod, shapes))), shapes, strict=True
+        )
+    ]

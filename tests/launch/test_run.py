@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from keras_dist.cli.main import app
 from keras_dist.cluster_resolver import slurm
+from keras_dist.environment import gpus
 from keras_dist.launch import launcher as launcher_package
 from keras_dist.launch.launcher import environment
-from keras_dist.launch.launcher import gpus
 from keras_dist.launch.launcher.addresses import AddressLayout
 from keras_dist.launch.launcher.job import Job
 from keras_dist.launch.launcher.output import Screen

@@ -1,5 +1,6 @@
 """PyTorch: counts what workers send."""
 
+import gc
 import os
 
 import keras
@@ -52,6 +53,7 @@ def everything(steps):
     workers.options = options
     found["buckets"] = fitted(strategy, counts, steps, width=40)
     found["twice"] = twice(strategy, counts)
+    found["broken"] = broken(strategy, counts)
 
     workers.options = options._replace(bytes_per_pack=0)
     found["drawn"] = drawn(strategy)
@@ -129,6 +131,53 @@ def twice(strategy, counts):
     weights = trained(strategy.scope())
     found = counts.taken()
     return {"weights": weights, "expected": expected, **found}
+
+
+class Broken(TwicePassed):
+    """Its step may fail when the backward pass has ended."""
+
+    is_broken = False
+
+    def train_step(self, data):
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        self.zero_grad()
+        loss = self.compute_loss(x, y, self(x, training=True))
+        loss.backward()
+        if self.is_broken:
+            raise ZeroDivisionError
+        variables = self.trainable_weights
+        self.optimizer.apply([v.value.grad for v in variables], variables)
+        return {"loss": loss}
+
+
+def broken(strategy, counts):
+    """What a failed step leaves of the bucket that it had sent."""
+    from keras_dist_torch.buckets import Overlap
+
+    x = np.arange(1.0, 9.0, dtype="float32").reshape(4, 2)
+    y = np.ones((4, 1), "float32")
+    with strategy.scope():
+        model = Broken()
+        model(x)
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    model.set_weights([np.full(w.shape, 0.01) for w in model.weights])
+    model.train_on_batch(x, y)
+    counts.taken()
+    model.is_broken = True
+    try:
+        model.train_on_batch(x, y)
+    except ZeroDivisionError as error:
+        assert error.__traceback__  # which keeps what the step had
+        left = [
+            len(each._sent) + len(each._ready)
+            for each in gc.get_objects()
+            if isinstance(each, Overlap)
+        ]
+    early = counts.taken()["early"]
+    model.is_broken = False
+    model.train_on_batch(x, y)
+    weights = [w.sum().tolist() for w in model.get_weights()]
+    return {"early": early, "left": left, "weights": weights}
 
 
 def drawn(strategy):

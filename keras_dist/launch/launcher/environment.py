@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
 
+from keras_dist.environment.gpus import VISIBLE
 from keras_dist.launch.launcher.addresses import Addresses
-from keras_dist.launch.launcher.gpus import VISIBLE
 
 COORDINATOR_VARIABLE = "KERAS_DIST_COORDINATOR"
 

@@ -1,27 +1,33 @@
 """A job: a command for several workers, and restarts when one fails."""
 
 import functools
+import signal
 import sys
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from types import TracebackType
+from typing import Any
 
+from keras_dist.environment.gpus import gpus
+from keras_dist.environment.gpus import share
 from keras_dist.launch.launcher import coordinator
 from keras_dist.launch.launcher.addresses import Addresses
 from keras_dist.launch.launcher.addresses import AddressLayout
 from keras_dist.launch.launcher.environment import worker_environment
 from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.gpus import gpus
-from keras_dist.launch.launcher.gpus import share
 from keras_dist.launch.launcher.group import ProcessGroup
 from keras_dist.launch.launcher.member import Command
 from keras_dist.launch.launcher.output import Screen
 from keras_dist.launch.launcher.output import Sink
 from keras_dist.launch.launcher.output import on_screen
-from keras_dist.launch.launcher.signals import Signals
 
 GRACE = 10.0
+
+# Signals to the launcher that its workers get.
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,45 @@ class Job:
 def python(*arguments: str) -> tuple[str, ...]:
     """Returns a command that this Python interpreter runs."""
     return (sys.executable, *arguments)
+
+
+class Signals:
+    """A context in which the launcher's signals go to the workers.
+
+    A second Ctrl-C kills them at once. A signal that the launcher was started
+    to ignore, such as SIGHUP under `nohup`, stays ignored. `received` lists the
+    signals' numbers.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.group: ProcessGroup | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        for number in PASSED_ON:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        again = number == signal.SIGINT and number in self.received
+        self.received.append(number)
+        if self.group is None:
+            return
+        if again:
+            self.group.kill()
+        else:
+            self.group.stop(number)
 
 
 def run_job(job: Job, screen: Screen) -> int:

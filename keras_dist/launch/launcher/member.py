@@ -14,9 +14,9 @@ from pathlib import Path
 from keras_dist.launch.launcher import guard
 from keras_dist.launch.launcher.failures import TRACEBACK
 from keras_dist.launch.launcher.failures import Failure
+from keras_dist.launch.launcher.output import Pipe
 from keras_dist.launch.launcher.output import Sink
 from keras_dist.launch.launcher.output import Tail
-from keras_dist.launch.launcher.pipe import Pipe
 from keras_dist.launch.launcher.watcher import Watcher
 
 # Seconds that killed processes have to leave their group.

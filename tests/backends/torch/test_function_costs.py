@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist_torch.replicas import TorchReplica
+from keras_dist_torch.replica import TorchReplica
 
 
 def make_step(layers):

@@ -1,5 +1,6 @@
 """PyTorch: what an optimizer in parts costs, counted."""
 
+import dataclasses
 import gc
 
 import keras
@@ -117,8 +118,11 @@ def test_replicas_on_several_devices(monkeypatch):
         if strategy:
             names = [torch.device("cpu"), torch.device("cpu", 0)]
             assert names[0] != names[1]
-            cut = strategy.executor._cut
-            monkeypatch.setattr(cut, "devices", [*names, names[0]])
+            executor = strategy.executor
+            places = dataclasses.replace(
+                executor._places, devices=[*names, names[0]]
+            )
+            monkeypatch.setattr(executor, "_places", places)
         model.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
         weights.append(model.get_weights())
     for own, plain in zip(*weights, strict=True):

@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist
 from keras_dist.core.plan import Cluster
-from keras_dist_torch import workers
+from keras_dist_torch import store
 from workers import count_jobs
 
 STEPS = 4
@@ -45,6 +45,15 @@ def test_two_backward_passes_for_one_update(counted):
         assert found["weights"] == pytest.approx(found["expected"], rel=1e-5)
         assert found["early"] == 1
     assert counted[0]["twice"]["weights"] == counted[1]["twice"]["weights"]
+
+
+def test_a_failed_step_leaves_no_bucket(counted):
+    for worker in counted:
+        found = worker["broken"]
+        assert found["early"] == 1
+        assert found["left"]
+        assert not any(found["left"])
+    assert counted[0]["broken"]["weights"] == counted[1]["broken"]["weights"]
 
 
 def test_masks_differ_and_shuffling_does_not(counted):
@@ -130,4 +139,4 @@ def _has_address(host):
 )
 def test_a_worker_without_an_address_finds_its_own(leader, own):
     cluster = Cluster(1, leader, (leader, ""))
-    assert workers._own_host(cluster) == own
+    assert store.own_host(cluster) == own

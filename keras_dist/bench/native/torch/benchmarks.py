@@ -23,7 +23,7 @@ from keras_dist.fit.binding import binding_of
 from keras_dist.internals.keras_internals import all_variables
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.pieces import ShardedVariable
-from keras_dist_torch.replicas import TorchReplica
+from keras_dist_torch.replica import TorchReplica
 
 
 class TorchBenchmarks(Benchmarks):

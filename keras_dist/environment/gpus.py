@@ -1,4 +1,4 @@
-"""Sharing of a machine's GPUs among its workers."""
+"""The GPUs of this machine, and their shares for workers."""
 
 import shutil
 import subprocess
@@ -12,6 +12,38 @@ class GpusError(RuntimeError):
     """Raised when the GPUs of a machine can't be found out."""
 
 
+def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
+    """Returns the GPUs in CUDA_VISIBLE_DEVICES; `None` if it is not set."""
+    if VISIBLE not in environ:
+        return None
+    names = [name.strip() for name in environ[VISIBLE].split(",")]
+    # CUDA ignores an invalid name and all names after it.
+    end = next((i for i, n in enumerate(names) if n in ("", "-1")), None)
+    return names[:end]
+
+
+def listed_gpus() -> tuple[int, str | None]:
+    """Counts the GPUs that nvidia-smi lists, 0 without it.
+
+    Also returns its output if it failed, else `None`.
+
+    Raises:
+        subprocess.TimeoutExpired: If it does not end.
+    """
+    if not shutil.which("nvidia-smi"):
+        return 0, None
+    listed = subprocess.run(
+        ["nvidia-smi", "--list-gpus"],
+        capture_output=True,
+        check=False,
+        encoding="utf-8",
+        timeout=_SECONDS,
+    )
+    count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    failed = (listed.stdout + listed.stderr).strip()
+    return count, failed if listed.returncode else None
+
+
 def gpus(environ: Mapping[str, str]) -> list[str]:
     """Returns the GPUs that processes started here see, as CUDA names them.
 
@@ -21,21 +53,11 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
     Raises:
         GpusError: If nvidia-smi does not end.
     """
-    if VISIBLE in environ:
-        names = [name.strip() for name in environ[VISIBLE].split(",")]
-        # CUDA hides all devices after an invalid one.
-        end = next((i for i, n in enumerate(names) if n in ("", "-1")), None)
-        return names[:end]
-    if not shutil.which("nvidia-smi"):
-        return []
+    visible = visible_gpus(environ)
+    if visible is not None:
+        return visible
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--list-gpus"],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=_SECONDS,
-        )
+        count, _ = listed_gpus()
     except subprocess.TimeoutExpired as error:
         raise GpusError(
             "The GPUs that workers share can't be found out. Received: no end "
@@ -43,8 +65,7 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
             f"a list. Set {VISIBLE}, to an empty text for no GPU, or look "
             "after the driver."
         ) from error
-    lines = [x for x in listed.stdout.splitlines() if x.startswith("GPU ")]
-    return [str(index) for index in range(len(lines))]
+    return [str(index) for index in range(count)]
 
 
 def share(names: list[str], position: int, num_local: int) -> list[str]:

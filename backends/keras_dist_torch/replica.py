@@ -1,0 +1,125 @@
+"""One replica of a run, on a thread of its own."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from typing import TypeVar
+
+import keras
+import torch
+
+from keras_dist.core.rows import Share
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
+from keras_dist.plugin.threads import Round
+from keras_dist.replica.state import ReplicaState
+from keras_dist.replica.state import outside_replicas
+from keras_dist_torch.batches import move
+from keras_dist_torch.buckets import Overlap
+from keras_dist_torch.derivatives import Derivatives
+from keras_dist_torch.gradients import AllSum
+from keras_dist_torch.hooks import check_hooks
+from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.transfers import Transfers
+
+T = TypeVar("T")
+# Meetings and transfers, which `torch.compile` must not trace.
+_meet: Callable[..., Any] = torch._dynamo.disable(Round.meet)
+_all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
+_delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The things that the replicas of one run have in common.
+
+    Attributes:
+        home: `torch.device` of the variables, where replicas meet.
+        is_one_device: Boolean, whether all replicas are there, too.
+        moved: `Transfers` between devices, `None` if they share memory.
+        overlap: `Overlap`, or `None` without other workers.
+    """
+
+    round: Round
+    group: ReplicaGroup
+    home: torch.device
+    is_one_device: bool
+    moved: Transfers | None
+    overlap: Overlap | None
+
+
+class TorchReplica(Replica):
+    """One replica on one thread, the `position`-th of those that take part.
+
+    It keeps no tensors, because autograd nodes keep it alive.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        share: Share,
+        position: int,
+        device: torch.device,
+        run: Run,
+    ) -> None:
+        super().__init__(index, share, run.group)
+        self.moved = run.moved
+        self.overlap = run.overlap
+        self.derivatives = Derivatives()
+        self._position = position
+        self._device = device
+        self._run = run
+
+    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        run = self._run
+
+        def hold(values: list[Any]) -> T:
+            if run.moved is not None:
+                run.moved.wait()
+            with (
+                outside_replicas(),
+                torch.no_grad(),
+                keras.device(str(run.home)),
+            ):
+                return fn(values)
+
+        result: T = _meet(run.round, self._position, what, hold, value)
+        return result if run.is_one_device else move(result, self._device)
+
+    def all_sum(
+        self,
+        what: str,
+        value: torch.Tensor,
+        total: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        result: torch.Tensor = _all_sum(value, self, what, total)
+        return result
+
+    def read(self, variable: keras.Variable) -> torch.Tensor | None:
+        parameter = parameter_of(variable)
+        if parameter is None:
+            return None
+        check_hooks(variable, parameter)
+        sent = None
+        if self.moved is not None:
+            sent = _delivered(self.moved, self._position, variable)
+        value = parameter.detach() if sent is None else sent.detach()
+        value.requires_grad_(variable.trainable)
+        if self.overlap is not None and variable.trainable:
+            self.overlap.watch(variable, value, self._position)
+        return value
+
+    def has_changed(
+        self,
+        state: ReplicaState,
+        gradients: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> bool:
+        return self.derivatives.are_changed(gradients)
+
+    def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
+        held: torch.Tensor = value.detach()
+        if variable.trainable:
+            return held.clone().requires_grad_()
+        return held
