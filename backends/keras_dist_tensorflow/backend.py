@@ -19,7 +19,7 @@ from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import install_barrier
 from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
@@ -92,10 +92,10 @@ class TensorFlowBackend(Backend, Differentiates):
         return TensorFlowReplicaExecutor(plan, workers)
 
     def random_state(self) -> str:
-        return internals.random_state()
+        return runtime_internals.random_state()
 
     def set_random_state(self, state: str) -> None:
-        internals.set_random_state(state)
+        runtime_internals.set_random_state(state)
 
     def compiler(self) -> TensorFlowCompiler:
         return self._compiler

@@ -23,12 +23,15 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
 from keras_dist.plugin.threads import BatonPool
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.held import HeldVariable
 from keras_dist_tensorflow.hosted import HostedRound
 from keras_dist_tensorflow.hosted import capture_thread
 from keras_dist_tensorflow.hosted import played
+from keras_dist_tensorflow.keras_internals import adopt_optimizer
+from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow.keras_internals import replace_native_variable
 from keras_dist_tensorflow.meetings import TensorFlowReplica
 from keras_dist_tensorflow.steps import StepExecutor
 from keras_dist_tensorflow.variables import NativeComponent
@@ -68,7 +71,7 @@ class CentralExecutor(StepExecutor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        internals.install_early_kernels()
+        keras_internals.install_early_kernels()
         self.updater = AtOwners()
         self._threads = BatonPool(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
@@ -91,7 +94,7 @@ class CentralExecutor(StepExecutor):
         return scope
 
     def place(self, variable: keras.Variable) -> None:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         if native is None or not tf.executing_eagerly():
             return
         owner = self.owners.of(variable)
@@ -101,12 +104,12 @@ class CentralExecutor(StepExecutor):
         with _moving(), tf.device(native_name(owner)):
             moved = copied(native)
         if is_new:
-            internals.replace_native_variable(variable, moved)
+            replace_native_variable(variable, moved)
         else:
             self._moves.move(variable, moved)
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         if native is None:
             return (self.owners.of(variable),)
         return devices_of(native)
@@ -170,7 +173,7 @@ class CentralExecutor(StepExecutor):
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        internals.adopt_optimizer(optimizer, self.updater, {})
+        adopt_optimizer(optimizer, self.updater, {})
         with tf.device(native_name(self.plan.primary)):
             yield
 

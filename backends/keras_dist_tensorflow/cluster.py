@@ -14,7 +14,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.addresses import check_addresses
 from keras_dist_tensorflow.listening import listen_to_own_address
 
@@ -44,7 +44,7 @@ def local_devices(kind: str) -> list[Any]:
     TensorFlow lists those of all workers.
     """
     devices = tf.config.list_logical_devices(kind)
-    own = internals.runtime_task()
+    own = runtime_internals.runtime_task()
     return [
         device
         for device in devices
@@ -60,7 +60,7 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
         WorkerLostError: If not all workers came in time.
         RuntimeError: If TensorFlow has started already.
     """
-    if internals.has_started():
+    if runtime_internals.has_started():
         raise RuntimeError(
             "The workers of a cluster must be joined at program startup. "
             "TensorFlow has made a tensor or listed its devices already. "
@@ -70,7 +70,7 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
     seconds = options.timeout_seconds or JOINING
     check_addresses(cluster, seconds)
     silence = min(SILENCE, options.timeout_seconds or SILENCE)
-    internals.configure_runtime(
+    runtime_internals.configure_runtime(
         job=_JOB,
         addresses=cluster.addresses,
         index=cluster.index,
@@ -79,7 +79,7 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
     )
     with interruptible(), reaction_kept(signal.SIGTERM):
         try:
-            internals.start_runtime()
+            runtime_internals.start_runtime()
         except tf.errors.OpError as error:
             raise _explained(cluster, seconds, error) from error
     listen_to_own_address(cluster)

@@ -19,7 +19,7 @@ from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import install_building
 from keras_dist_tensorflow.loops import loop_of
 from keras_dist_tensorflow.loops import stacked
@@ -79,7 +79,10 @@ class TensorFlowCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        if internals.is_recording() or internals.is_computed_again():
+        if (
+            runtime_internals.is_recording()
+            or runtime_internals.is_computed_again()
+        ):
             # A tape cannot follow gradients through a `tf.function` to the
             # all-reduces between replicas.
             return function.python_function(*args, **kwargs)

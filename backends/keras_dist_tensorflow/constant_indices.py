@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist_tensorflow.operation_internals import is_eager
-from keras_dist_tensorflow.operation_internals import is_made_outside
 from keras_dist_tensorflow.origins import SAME
 from keras_dist_tensorflow.origins import OriginNode
 from keras_dist_tensorflow.origins import through
+from keras_dist_tensorflow.runtime_internals import is_eager
+from keras_dist_tensorflow.runtime_internals import is_made_outside
 
 SECTION = "The numbers differ"
 _READS = ("ReadVariableOp", "Placeholder")

@@ -4,10 +4,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 
 
-class HeldVariable(internals.BaseResourceVariable):
+class HeldVariable(runtime_internals.BaseResourceVariable):
     """A tensor that tapes watch as they watch a variable.
 
     It replaces a variable that a replica has assigned, because the only copy
@@ -30,7 +30,7 @@ class HeldVariable(internals.BaseResourceVariable):
         )
 
     def _read_variable_op(self, no_copy: bool = False) -> Any:
-        internals.watch(self)
+        runtime_internals.watch(self)
         return self.handle
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:

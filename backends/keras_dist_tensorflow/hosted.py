@@ -16,7 +16,7 @@ from keras_dist.plugin import threads
 from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.variables import native_name
 
@@ -107,15 +107,15 @@ def played(
         scope = graph.get_name_scope()
     else:
         scope = ""
-    creators = internals.variable_creators()
-    summaries = internals.summary_settings()
+    creators = runtime_internals.variable_creators()
+    summaries = runtime_internals.summary_settings()
 
     def on_thread(index: int) -> Any:
         # Only replica 0 writes summaries, or each is written once a replica.
         own = summaries if index == 0 else {**summaries, "writer": None}
         with (
             _in_graph(graph, scope, index),
-            internals.in_place_of(creators, own),
+            runtime_internals.in_place_of(creators, own),
             tf.device(native_name(devices[index])),
         ):
             return tf.autograph.experimental.do_not_convert(fns[index])()

@@ -12,7 +12,7 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import DistributedValues
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow.runtime_internals import native_per_replica
 
 Step = Callable[..., Any]
 
@@ -72,7 +72,7 @@ def loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
             own = [next(columns) for _ in _components(leaf)]
             if not isinstance(leaf, DistributedValues):
                 return own[0]
-            return internals.native_per_replica(own)
+            return native_per_replica(own)
 
         return map_nest(column, results[0])
 
@@ -117,7 +117,7 @@ def _joined(fn: Callable[[list[Any]], Any], leaves: Sequence[Any]) -> Any:
     ):
         return fn(list(leaves))
     each = zip(*[leaf.values for leaf in leaves], strict=True)
-    return internals.native_per_replica([fn(list(own)) for own in each])
+    return native_per_replica([fn(list(own)) for own in each])
 
 
 def _stack(values: list[Any]) -> Any:

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import WorkerLostError
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.cluster import task_name
 from keras_dist_tensorflow.cluster import tasks_in
 
@@ -56,7 +56,7 @@ def _reason(message: str, cluster: Cluster, timeout: float) -> str:
     lost = [
         index
         for index in _others(range(cluster.num_workers), cluster)
-        if not internals.is_healthy(task_name(index), _ANSWER_MS)
+        if not runtime_internals.is_healthy(task_name(index), _ANSWER_MS)
     ]
     if lost:
         return f"{_names(lost, cluster)} can't be reached"

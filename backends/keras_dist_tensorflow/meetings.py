@@ -22,8 +22,8 @@ from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
-from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.atomic import Barrier
+from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.variables import components
 
 T = TypeVar("T")
@@ -147,7 +147,7 @@ class TensorFlowReplica(Replica):
         return tf.custom_gradient(tied)(value, total)
 
     def read(self, variable: keras.Variable) -> Any:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         if native is None:
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' was made in the middle of a "
@@ -201,7 +201,7 @@ class MirroredReplica(TensorFlowReplica):
 
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         # In place, because a tape watches the variable itself.
-        copies = components(internals.native_variable(variable))
+        copies = components(native_variable(variable))
         copy = copies[self.index % len(copies)]
         if self.share is WHOLE and tf.executing_eagerly():
             self._round.overwritten.append((copy, copy.read_value()))

@@ -14,9 +14,10 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.fit.steps import STEPS
 from keras_dist.plugin.executor import Executor
-from keras_dist_tensorflow import internals
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.keras_internals import forget_functions
+from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import copied
@@ -54,7 +55,7 @@ class TensorFlowOneDeviceExecutor(Executor):
         return default_device()
 
     def place(self, variable: keras.Variable) -> None:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         if native is None or devices_of(native) == (self.plan.primary,):
             return
         # `_scope` is a null context where this device is TensorFlow's
@@ -64,7 +65,7 @@ class TensorFlowOneDeviceExecutor(Executor):
         self._moves.move(variable, moved)
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         return (self.plan.primary,) if native is None else devices_of(native)
 
     def put(self, value: Any, device: Device) -> Any:
@@ -80,7 +81,7 @@ class TensorFlowOneDeviceExecutor(Executor):
         return device_of(tensor) or self.plan.primary
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        return internals.native_variable(variable).read_value()
+        return native_variable(variable).read_value()
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
         return tf.concat(values, axis)
@@ -101,4 +102,4 @@ class TensorFlowOneDeviceExecutor(Executor):
         self._moves.follow(model, tf.distribute.get_strategy())
 
     def recover(self, model: keras.Model) -> None:
-        internals.forget_functions(model)
+        forget_functions(model)

@@ -18,11 +18,13 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
 from keras_dist.plugin.replica import named
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow import update_internals
+from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.keras_internals import adopt_optimizer
+from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.meetings import MeetingRound
 from keras_dist_tensorflow.meetings import MirroredReplica
-from keras_dist_tensorflow.operation_internals import install_conversions
+from keras_dist_tensorflow.runtime_internals import install_conversions
 from keras_dist_tensorflow.steps import StepExecutor
 from keras_dist_tensorflow.variables import apart
 from keras_dist_tensorflow.variables import copied
@@ -56,16 +58,16 @@ class TensorFlowReplicaExecutor(StepExecutor):
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self.updater = self._native
-        internals.silence_advice()
+        runtime_internals.silence_advice()
         install_slots()
         install_conversions()
-        update_internals.install_applying(self._native)
+        keras_internals.install_applying(self._native)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         return creates_mirrored(self._native, self.plan.primary)
 
     def place(self, variable: keras.Variable) -> None:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         if native is None or self._holds(variable, native):
             return
         if not tf.executing_eagerly():
@@ -132,8 +134,8 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def updating(
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
-        internals.adopt_optimizer(optimizer, self._native, {})
-        return update_internals.applying(optimizer)
+        adopt_optimizer(optimizer, self._native, {})
+        return keras_internals.applying(optimizer)
 
 
 def _in_native_replica() -> bool:

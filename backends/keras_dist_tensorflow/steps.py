@@ -37,7 +37,7 @@ from keras_dist.plugin.replica import StepRunner
 from keras_dist.plugin.replica import group_of
 from keras_dist.replica.state import current_call
 from keras_dist.replica.variables import SyncOnReadVariable
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
@@ -45,9 +45,12 @@ from keras_dist_tensorflow.constant_indices import StepSizes
 from keras_dist_tensorflow.first_seen import FirstSeen
 from keras_dist_tensorflow.gradients import finished
 from keras_dist_tensorflow.gradients import weighted_sum
-from keras_dist_tensorflow.operation_internals import tensors_so_far
+from keras_dist_tensorflow.keras_internals import forget_functions
+from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
+from keras_dist_tensorflow.runtime_internals import native_per_replica
+from keras_dist_tensorflow.runtime_internals import tensors_so_far
 from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
@@ -120,7 +123,7 @@ class StepExecutor(Executor, StepRunner):
         return default_device()
 
     def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         return (self.plan.primary,) if native is None else devices_of(native)
 
     def put(self, value: Any, device: Device) -> Any:
@@ -141,11 +144,11 @@ class StepExecutor(Executor, StepRunner):
         if not tf.executing_eagerly() and all(_is_number(v) for v in values):
             values = [tf.convert_to_tensor(value) for value in values]
         if all(tf.is_tensor(value) for value in values):
-            return internals.native_per_replica(values)
+            return native_per_replica(values)
         return PerReplica(values)
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        copies = components(internals.native_variable(variable))
+        copies = components(native_variable(variable))
         return copies[index % len(copies)].read_value()
 
     def component(
@@ -178,7 +181,7 @@ class StepExecutor(Executor, StepRunner):
             wait_for(tf.debugging.Assert(same, [message, first, other]))
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        internals.set_native_strategy(model, OneReplica())
+        keras_internals.set_native_strategy(model, OneReplica())
         steps = {
             name: built_first(model, name, step)
             for name, step in step_overrides(model, self).items()
@@ -203,7 +206,7 @@ class StepExecutor(Executor, StepRunner):
 
     def recover(self, model: keras.Model) -> None:
         # A trace that failed would make the next `fit` fail with another error.
-        internals.forget_functions(model)
+        forget_functions(model)
 
     def run(
         self,
@@ -325,7 +328,7 @@ def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
     def _maybe_symbolic_build(
         iterator: Any = None, data_batch: Any = None
     ) -> None:
-        for metric in internals.metrics_to_build(model):
+        for metric in keras_internals.metrics_to_build(model):
             metric.reset_state()
 
     return _maybe_symbolic_build

@@ -22,7 +22,8 @@ from keras_dist.errors import TraceError
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.plugin.compiler import TraceLog
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.variables import moves_so_far
 
 MADE_AGAIN = "singleton tf.Variables"
@@ -162,7 +163,7 @@ def _closed(leaf: Any) -> Any:
     if type(leaf) in (PerReplica, Mirrored) and all(
         _is_number(value) for value in leaf.values
     ):
-        return internals.native_per_replica(
+        return native_per_replica(
             [tf.convert_to_tensor(value) for value in leaf.values]
         )
     return leaf
@@ -182,7 +183,11 @@ def _closed_result(leaf: Any) -> Any:
         return tf.convert_to_tensor(leaf)
     if type(leaf) in (PerReplica, Mirrored):
         return _mapped(_closed_result, leaf)
-    if leaf is None or tf.is_tensor(leaf) or internals.is_composite(leaf):
+    if (
+        leaf is None
+        or tf.is_tensor(leaf)
+        or runtime_internals.is_composite(leaf)
+    ):
         return leaf
     if any(tf.is_symbolic_tensor(each) for each in held_in(leaf)):
         refuse_result(leaf)

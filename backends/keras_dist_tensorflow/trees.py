@@ -8,7 +8,7 @@ from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.front_end import StepsOfData
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 
 
 def register() -> None:
@@ -23,7 +23,7 @@ def register() -> None:
         # The protocol of `tf.nest` for classes that are no containers.
         kind.__tf_flatten__ = _flatten
         kind.__tf_unflatten__ = classmethod(_unflatten)
-    internals.register_loop(StepsOfData)
+    runtime_internals.register_loop(StepsOfData)
 
 
 def _flatten(self: Any) -> tuple[None, tuple[Any, ...]]:

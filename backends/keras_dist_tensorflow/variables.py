@@ -15,8 +15,13 @@ from keras import ops
 from keras_dist.core.components import Component
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow import update_internals
+from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow.keras_internals import adopt_optimizer
+from keras_dist_tensorflow.keras_internals import forget_functions
+from keras_dist_tensorflow.keras_internals import is_distributed
+from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow.keras_internals import replace_native_variable
+from keras_dist_tensorflow.keras_internals import set_optimizer_strategy
 
 _ON_READ = tf.VariableSynchronization.ON_READ
 
@@ -85,9 +90,11 @@ class Moves:
         """Replaces the `tf.Variable` of a `keras.Variable`."""
         global _moves_so_far
         _moves_so_far += 1
-        old = internals.native_variable(variable)
-        self._renamed[internals.native_key(old)] = internals.native_key(to)
-        internals.replace_native_variable(variable, to)
+        old = native_variable(variable)
+        self._renamed[keras_internals.native_key(old)] = (
+            keras_internals.native_key(to)
+        )
+        replace_native_variable(variable, to)
 
     def follow(
         self, model: keras.Model, native: tf.distribute.Strategy
@@ -99,9 +106,9 @@ class Moves:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             renamed = self._renamed if self._is_news(optimizer) else {}
-            internals.adopt_optimizer(optimizer, native, renamed)
+            adopt_optimizer(optimizer, native, renamed)
         if self._is_news(model):
-            internals.forget_functions(model)
+            forget_functions(model)
 
     def _is_news(self, owner: Any) -> bool:
         count = len(self._renamed)
@@ -279,21 +286,21 @@ def install_slots() -> None:
         is_inside = tf.distribute.has_strategy()
         if is_inside and tf.distribute.get_replica_context() is not None:
             return slot()  # a replica of the user's own tf.distribute program
-        reference = internals.native_variable(reference_variable)
-        if update_internals.is_distributed(reference):
+        reference = native_variable(reference_variable)
+        if is_distributed(reference):
             native = reference.distribute_strategy
-            internals.set_optimizer_strategy(self, native)
+            set_optimizer_strategy(self, native)
             with native.scope():
                 return slot()
         if is_inside:
             native = tf.distribute.get_strategy()
-            internals.set_optimizer_strategy(self, native)
+            set_optimizer_strategy(self, native)
             return slot()
         made = slot()
-        copies = internals.native_variable(made)
+        copies = native_variable(made)
         # The slot has copies, though the variable has one.
-        if update_internals.is_distributed(copies):
-            internals.set_optimizer_strategy(self, copies.distribute_strategy)
+        if is_distributed(copies):
+            set_optimizer_strategy(self, copies.distribute_strategy)
         return made
 
     original_build = optimizer.build
@@ -302,11 +309,9 @@ def install_slots() -> None:
     def build(self: Any, variables: Any) -> Any:
         # Not every optimizer has slots, but each has to know its strategy.
         for variable in variables:
-            native = internals.native_variable(variable)
-            if update_internals.is_distributed(native):
-                internals.set_optimizer_strategy(
-                    self, native.distribute_strategy
-                )
+            native = native_variable(variable)
+            if is_distributed(native):
+                set_optimizer_strategy(self, native.distribute_strategy)
                 break
         return original_build(self, variables)
 

@@ -13,7 +13,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
@@ -184,13 +184,13 @@ class TensorFlowWorkers(Workers):
         try:
             if failed:
                 own = self.cluster.addresses[self.cluster.index]
-                internals.tell_all_workers(
+                runtime_internals.tell_all_workers(
                     f"Worker {self.cluster.index} at {own} {reason}"
                 )
             else:
                 # Other workers need the chief's server until they end.
                 with interruptible():
-                    internals.wait_for_all_workers(
+                    runtime_internals.wait_for_all_workers(
                         "keras_dist/leave", round(PARTING * 1000)
                     )
         except tf.errors.OpError:

@@ -1,28 +1,26 @@
-"""The one door to private names in this package.
+"""The door to private names of TensorFlow.
 
 | name | why |
 |---|---|
-| `Optimizer._distribution_strategy`, | an adopted optimizer has its |
-| `._trainable_variables_indices`, | strategy and its variables' keys from |
-| `._exclude_from_weight_decay`, | before they moved |
-| `._exclude_from_weight_decay_cache`, | |
-| `tf.Variable._unique_id` | such a key |
-| `keras.Variable._value` | the framework's variable, in any scope |
-| `keras.Model._distribute_strategy` | gives the trainer one replica |
-| `keras.Model._symbolic_build` | builds metrics and losses from shapes |
-| `._compile_metrics`, `._compile_loss` | tells if that is needed |
-| `CompileMetrics._user_metrics`, | metrics that are reset before the model |
-| `._user_weighted_metrics` | lists them |
-| `keras.Layer._flatten_layers` | tells if the model is built |
-| `keras.src.backend.tensorflow.nn.conv` | converts kernels outside of XLA, |
-| | which can't read variables of another device |
-
 | `tensorflow.python.autograph.operators.control_flow` | `for` over a |
 | | distributed dataset in a `tf.function` |
 | `tensorflow.python.distribute.values.PerReplica` | a value that a |
 | | `tf.function` takes and returns |
+| `tensorflow.python.distribute.values.DistributedVariable` | `int(v)` and the |
+| | like for mirrored variables, as for plain ones |
 | `tensorflow.python.eager.context` | starts the runtime of several |
 | | workers, and asks it about them; the global seed |
+| `tensorflow.python.eager.context.context().op_callbacks` | threads of a |
+| | native strategy share the list |
+| `tensorflow.python.framework.op_callbacks` | records the operations that |
+| | replicas run eagerly: origins of sparse gradients' indices |
+| `tensorflow.python.framework.ops.EagerTensor` | tells eager tensors from |
+| | those of graphs |
+| `EagerTensor._id`, `tensorflow.python.pywrap_tfe.TFE_Py_UID` | tells if a |
+| | tensor was made before a step |
+| `FuncGraph.function_captures.by_val_internal` | the same in graphs, which |
+| | hold small captured tensors as constants |
+| `tf.Graph._get_function` | the body of a `tf.function` called in a graph |
 | `tensorflow.python.eager.record` | tells if a tape is open |
 | `tensorflow.python.pywrap_tfe` | tells if tapes are stopped |
 | `tensorflow.python.eager.tape` | makes tapes watch a `HeldVariable` |
@@ -34,35 +32,37 @@
 | `tf.Graph._variable_creator_stack` | thread takes over its caller's |
 | | summary writer and variable creators |
 
-`tests/backends/tensorflow/test_internals.py` fails readably when one moves.
+`tests/backends/tensorflow/test_internals.py` and `test_origins.py` fail
+readably when one moves.
 """
 
 import contextlib
 import functools
 import json
 import secrets
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.operators import control_flow
+from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
 from tensorflow.python.eager import record
 from tensorflow.python.eager import tape
+from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework.composite_tensor import CompositeTensor
+from tensorflow.python.framework.ops import EagerTensor
 from tensorflow.python.ops import summary_ops_v2
 from tensorflow.python.ops.resource_variable_ops import (
     BaseResourceVariable as BaseResourceVariable,
 )
 
 from keras_dist.core import value_operators
-from keras_dist.internals.keras_internals import Trainer
 
 value_operators.install_arithmetic(PerReplica, "PerReplica")
 
@@ -148,134 +148,6 @@ def register_loop(kind: type) -> None:
             control_flow._tf_distributed_iterable_for_stmt(iterable, *args)
 
     control_flow.for_loop_registry.register(kind, loop)
-
-
-def native_variable(variable: keras.Variable) -> Any:
-    """Returns a variable's `tf.Variable`, or `None` before it has one."""
-    if not isinstance(variable, keras.Variable):
-        return variable  # optimizers take a `tf.Variable` too
-    return variable._value
-
-
-def replace_native_variable(variable: keras.Variable, native: Any) -> None:
-    """Replaces the `tf.Variable` of a `keras.Variable`."""
-    variable._value = native
-
-
-@functools.cache
-def install_early_kernels() -> None:
-    """Makes convolutions convert their kernel to a tensor first.
-
-    Keras compiles grouped convolutions with XLA, which can't read variables
-    of another device.
-    """
-    original = nn.conv
-
-    @functools.wraps(original)
-    def conv(inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(kernel, keras.Variable):
-            kernel = tf.convert_to_tensor(kernel)
-        return original(inputs, kernel, *args, **kwargs)
-
-    nn.conv = conv
-
-
-def native_key(native: Any) -> Any:
-    """Returns the key by which optimizers identify a `tf.Variable`."""
-    return native._unique_id
-
-
-def set_optimizer_strategy(
-    optimizer: Any, native: tf.distribute.Strategy
-) -> None:
-    """Sets the native strategy through which an optimizer updates."""
-    optimizer._distribution_strategy = native
-
-
-def adopt_optimizer(
-    optimizer: Any,
-    native: tf.distribute.Strategy,
-    renamed: Mapping[Any, Any],
-) -> None:
-    """Sets the strategy of an optimizer and replaces keys of its variables.
-
-    Includes inner optimizers. `optimizer` may be `None`; `renamed` maps keys
-    of replaced variables to those of their replacements.
-    """
-    while optimizer is not None:
-        known = vars(optimizer)
-        set_optimizer_strategy(optimizer, native)
-        if renamed:
-            indices = optimizer._trainable_variables_indices
-            # A new dict: TensorFlow can't save a tracked one that was cleared.
-            optimizer._trainable_variables_indices = {
-                renamed.get(key, key): i for key, i in indices.items()
-            }
-            excluded = known.get("_exclude_from_weight_decay")
-            if excluded:
-                optimizer._exclude_from_weight_decay = {
-                    renamed.get(key, key) for key in excluded
-                }
-            if known.get("_exclude_from_weight_decay_cache"):
-                optimizer._exclude_from_weight_decay_cache = {}
-        optimizer = known.get("inner_optimizer")
-
-
-def set_native_strategy(model: keras.Model, strategy: Any) -> None:
-    """Sets the stand-in that Keras' trainer uses as native strategy."""
-    object.__setattr__(model, "_distribute_strategy", strategy)
-
-
-def forget_functions(model: keras.Model) -> None:
-    """Drops the compiled steps of a model and of the models in it."""
-    for layer in model._flatten_layers():
-        if isinstance(layer, Trainer):
-            layer.train_function = None
-            layer.test_function = None
-            layer.predict_function = None
-
-
-def layers_are_built(model: keras.Model) -> bool:
-    """Returns whether calling the model would create no variable.
-
-    A model without `call`, trained by its own `train_step`, is never marked
-    as built: only its layers count.
-    """
-    return all(
-        layer.built or not _has_own_call(layer)
-        for layer in model._flatten_layers()
-    )
-
-
-def _has_own_call(layer: keras.Layer) -> bool:
-    return type(layer).call not in (keras.Model.call, keras.Layer.call)
-
-
-def compiled_parts_are_built(model: keras.Model) -> bool:
-    """Returns whether the metrics and loss given to `compile` are built."""
-    parts = (
-        getattr(model, "_compile_metrics", None),
-        getattr(model, "_compile_loss", None),
-    )
-    return all(part is None or part.built for part in parts)
-
-
-def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns metrics given to `compile` that the model doesn't list yet."""
-    compiled = getattr(model, "_compile_metrics", None)
-    if compiled is None or compiled.built:
-        return []
-    given = (compiled._user_metrics, compiled._user_weighted_metrics)
-    return [
-        metric
-        for metric in keras.tree.flatten(given)
-        if isinstance(metric, keras.metrics.Metric)
-    ]
-
-
-def build_compiled_parts(model: keras.Model, batch: Any) -> None:
-    """Builds a model's metrics and loss from the shapes of a batch."""
-    model._symbolic_build(data_batch=batch)
 
 
 def has_started() -> bool:
@@ -378,3 +250,66 @@ def set_random_state(state: str) -> None:
     seed, (version, numbers, gauss) = json.loads(state)
     tf.random.set_seed(seed)
     context.context()._rng.setstate((version, tuple(numbers), gauss))
+
+
+def is_eager(tensor: Any) -> bool:
+    """Returns whether a tensor is eager: it has a value and is in no graph."""
+    return isinstance(tensor, EagerTensor)
+
+
+def tensors_so_far() -> int:
+    """Returns a number smaller than the `_id` of any tensor made later."""
+    return int(pywrap_tfe.TFE_Py_UID())
+
+
+def is_made_outside(tensor: Any, start: int) -> bool:
+    """Returns whether a tensor was made before a step or outside its graph.
+
+    `start` is `tensors_so_far` when the step began.
+    """
+    if is_eager(tensor):
+        return bool(tensor._id < start)
+    captures = getattr(tensor.graph, "function_captures", None)
+    if captures is None:
+        return False
+    return any(own is tensor for own in captures.by_val_internal.values())
+
+
+def body_of(call: tf.Operation) -> Any:
+    """Returns the graph of the called function, `None` if unknown."""
+    name = call.get_attr("f").name
+    try:
+        return call.graph._get_function(name).graph
+    except AttributeError:  # not the function of a `tf.function`
+        return None
+
+
+@contextlib.contextmanager
+def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
+    """Calls `callback` for each operation that this thread runs."""
+    if callback in context.context().op_callbacks:
+        yield  # a native replica's thread shares the list with the others
+        return
+    op_callbacks.add_op_callback(callback)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(callback)
+
+
+@functools.cache
+def install_conversions() -> None:
+    """Adds `int(v)`, `float(v)` and `complex(v)` to mirrored variables.
+
+    TensorFlow has them for plain variables only. `bool(v)` is not added:
+    TensorFlow itself uses it to ask whether there is a variable.
+    """
+    for kind in (complex, float, int):
+        setattr(DistributedVariable, f"__{kind.__name__}__", _converting(kind))
+
+
+def _converting(kind: type) -> Callable[[Any], Any]:
+    def convert(self: Any) -> Any:
+        return kind(self.read_value())
+
+    return convert
