@@ -25,8 +25,8 @@ from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.differentiation import differentiate
+from keras_dist_tensorflow.mirrored import TensorFlowReplicaExecutor
 from keras_dist_tensorflow.one_device import TensorFlowOneDeviceExecutor
-from keras_dist_tensorflow.replicas import TensorFlowReplicaExecutor
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _TAKEN_OVER = (

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import tensorflow as tf
@@ -24,9 +23,7 @@ from keras_dist_tensorflow.atomic import install_building
 from keras_dist_tensorflow.loops import loop_of
 from keras_dist_tensorflow.loops import stacked
 from keras_dist_tensorflow.traced import Traced
-
-if TYPE_CHECKING:
-    from keras_dist_tensorflow.workers import TensorFlowWorkers
+from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _Named = Mapping[str, Any] | None
 
@@ -41,7 +38,7 @@ class TensorFlowCompiler(Compiler):
     def __init__(
         self,
         num_replicas: int,
-        workers: "TensorFlowWorkers | None" = None,
+        workers: TensorFlowWorkers | None = None,
         is_one_device: bool = True,
     ) -> None:
         install_building()

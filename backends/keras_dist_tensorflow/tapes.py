@@ -21,7 +21,7 @@ from keras_dist.replica.custom_gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
-from keras_dist_tensorflow.meetings import TensorFlowReplica
+from keras_dist_tensorflow.replica import TensorFlowReplica
 
 
 @functools.cache

@@ -1,7 +1,6 @@
-"""Creation of variables on the plan's devices, and moves to these devices."""
+"""`tf.Variable`s: their devices, copies and moves."""
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,7 +9,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import ops
 
 from keras_dist.core.components import Component
 from keras_dist.core.device import Device
@@ -18,12 +16,8 @@ from keras_dist.core.device import parse_device
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.keras_internals import adopt_optimizer
 from keras_dist_tensorflow.keras_internals import forget_functions
-from keras_dist_tensorflow.keras_internals import is_distributed
 from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.keras_internals import replace_native_variable
-from keras_dist_tensorflow.keras_internals import set_optimizer_strategy
-
-_ON_READ = tf.VariableSynchronization.ON_READ
 
 
 def native_name(device: Device) -> str:
@@ -43,13 +37,6 @@ def devices_of(native: Any) -> tuple[Device, ...]:
     return tuple(parse_device(copy.device) for copy in components(native))
 
 
-def device_of(tensor: Any) -> Device | None:
-    """Returns a tensor's device, or `None` if it has none, as in a trace."""
-    if not isinstance(tensor, tf.Tensor) or not tensor.device:
-        return None
-    return parse_device(tensor.device)
-
-
 def copied(
     native: Any,
     synchronization: Any = tf.VariableSynchronization.AUTO,
@@ -66,6 +53,28 @@ def copied(
         aggregation=native.aggregation,
         synchronization=synchronization,
     )
+
+
+class _Current(threading.local):
+    makes_one_copy = False
+
+
+_current = _Current()
+
+
+@contextlib.contextmanager
+def one_copy() -> Iterator[None]:
+    """Makes variables with one copy, which strategies' scopes leave alone."""
+    _current.makes_one_copy = True
+    try:
+        yield
+    finally:
+        _current.makes_one_copy = False
+
+
+def makes_one_copy() -> bool:
+    """Returns whether this thread is inside of `one_copy`."""
+    return _current.makes_one_copy
 
 
 _moves_so_far = 0
@@ -118,38 +127,6 @@ class Moves:
         return True
 
 
-def default_device() -> str:
-    """Returns the name of the device where this thread makes tensors."""
-    with tf.init_scope():
-        device: str = tf.constant(0.0).device
-    return device
-
-
-def put(value: Any, device: Device) -> Any:
-    """Copies a value to a device, as a tensor."""
-    with tf.device(native_name(device)):
-        return tf.identity(ops.convert_to_tensor(value))
-
-
-def is_native(value: Any) -> bool:
-    """Returns whether a value is a `tf.Variable`, not a `keras.Variable`."""
-    return isinstance(value, tf.Variable)
-
-
-def snapshot(value: Any, index: int) -> Any:
-    """Replaces a `tf.Variable` with its current value on replica `index`.
-
-    Anything else is returned as it is.
-    """
-    if not is_native(value):
-        return value
-    copies = components(value)
-    own = copies[index % len(copies)]
-    # Without this, the value is read to the current device.
-    with tf.device(own.device):
-        return own.read_value()
-
-
 def apart(fn: Callable[[], Any], device: Device) -> Any:
     """Calls `fn` eagerly on a device, under no strategy and in no trace.
 
@@ -193,62 +170,6 @@ class NativeComponent(Component):
         self._native.assign(tf.cast(value, self._native.dtype))
 
 
-def is_metric_state(variable: Any) -> bool:
-    """Returns whether a variable is a metric's state, kept on the primary.
-
-    Metrics are updated once, on gathered rows, which is right for states that
-    are no sums too. TensorFlow would give each replica a state of its own and
-    sum the states when they are read.
-    """
-    return bool(variable.synchronization == "on_read")
-
-
-class _Current(threading.local):
-    # True while a scope makes a variable with one copy: scopes around it must
-    # not give it more.
-    makes_one_copy = False
-
-
-_current = _Current()
-
-
-def creates_mirrored(
-    native: tf.distribute.Strategy, primary: Device
-) -> contextlib.AbstractContextManager[Any]:
-    """Returns a scope whose variables have a copy on each device of a strategy.
-
-    Metric states have one copy, on `primary`. It is not the strategy's own
-    scope, because models of other strategies, or of none, can't be read,
-    called or trained in that.
-    """
-
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        # In a trace: ours make their variables outside of it, so this one is
-        # the user's.
-        if _current.makes_one_copy or not tf.executing_eagerly():
-            return next_creator(**kwargs)
-        if tf.distribute.get_strategy() is native:  # in a meeting
-            if kwargs.get("synchronization") is not _ON_READ:
-                return next_creator(**kwargs)
-            kwargs["synchronization"] = tf.VariableSynchronization.AUTO
-            return apart(lambda: tf.Variable(**kwargs), primary)
-        if kwargs.get("synchronization") is _ON_READ:
-            kwargs["synchronization"] = tf.VariableSynchronization.AUTO
-            _current.makes_one_copy = True
-            try:
-                with tf.device(native_name(primary)):
-                    return next_creator(**kwargs)
-            finally:
-                _current.makes_one_copy = False
-        with native.scope():
-            return tf.Variable(**kwargs)
-
-    scope: contextlib.AbstractContextManager[Any] = tf.variable_creator_scope(
-        create
-    )
-    return scope
-
-
 @contextlib.contextmanager
 def outside_of_traces() -> Iterator[None]:
     """Opens `tf.init_scope`, without a second trace for variables made in it.
@@ -264,56 +185,3 @@ def outside_of_traces() -> Iterator[None]:
 
     with tf.init_scope(), tf.variable_creator_scope(unlifted):
         yield
-
-
-@functools.cache
-def install_slots() -> None:
-    """Makes optimizers use the native strategy that has their variables.
-
-    Slots are made on the devices of their variables. Keras itself uses the
-    strategy in whose native scope the optimizer was made.
-    """
-    optimizer = keras.optimizers.Optimizer
-    original = optimizer.add_variable_from_reference
-
-    @functools.wraps(original)
-    def add_variable_from_reference(
-        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        def slot() -> Any:
-            return original(self, reference_variable, *args, **kwargs)
-
-        is_inside = tf.distribute.has_strategy()
-        if is_inside and tf.distribute.get_replica_context() is not None:
-            return slot()  # a replica of the user's own tf.distribute program
-        reference = native_variable(reference_variable)
-        if is_distributed(reference):
-            native = reference.distribute_strategy
-            set_optimizer_strategy(self, native)
-            with native.scope():
-                return slot()
-        if is_inside:
-            native = tf.distribute.get_strategy()
-            set_optimizer_strategy(self, native)
-            return slot()
-        made = slot()
-        copies = native_variable(made)
-        # The slot has copies, though the variable has one.
-        if is_distributed(copies):
-            set_optimizer_strategy(self, copies.distribute_strategy)
-        return made
-
-    original_build = optimizer.build
-
-    @functools.wraps(original_build)
-    def build(self: Any, variables: Any) -> Any:
-        # Not every optimizer has slots, but each has to know its strategy.
-        for variable in variables:
-            native = native_variable(variable)
-            if is_distributed(native):
-                set_optimizer_strategy(self, native.distribute_strategy)
-                break
-        return original_build(self, variables)
-
-    optimizer.add_variable_from_reference = add_variable_from_reference
-    optimizer.build = build
