@@ -85,7 +85,7 @@ def sum_over_workers(
             for each in sums
             if each is not None and not isinstance(each, SparseSum)
         ]
-        totals = iter(workers.sum_gradients(dense))
+        totals = iter(workers.sum(dense, workers.options.dtype))
         rows = iter(SparseSum.over_workers(sparse, workers))
         sums = [
             None

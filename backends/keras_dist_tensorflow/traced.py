@@ -15,6 +15,7 @@ from keras_dist.core.objects import refuse_result
 from keras_dist.core.tracing import creation_error
 from keras_dist.core.tracing import inlining
 from keras_dist.core.tracing import refusing_variables
+from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
@@ -22,6 +23,7 @@ from keras_dist.errors import TraceError
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.plugin.compiler import TraceLog
+from keras_dist.plugin.front_end import StepsOfData
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.variables import moves_so_far
@@ -205,3 +207,26 @@ def _opened(leaf: Any) -> Any:
 
 def _mapped(fn: Callable[[Any], Any], leaf: Any) -> Any:
     return type(leaf)([map_nest(fn, value) for value in leaf.values])
+
+
+def register_values() -> None:
+    """Registers our values as nests of `tf.nest`, and native ones as ours.
+
+    `for` loops over distributed datasets become part of a traced graph.
+    """
+    DistributedValues.register(tf.distribute.DistributedValues)
+    PerReplica.register(tf.types.experimental.distributed.PerReplica)
+    kinds: tuple[Any, ...] = (PerReplica, Mirrored)
+    for kind in kinds:
+        # The protocol of `tf.nest` for classes that are no containers.
+        kind.__tf_flatten__ = _flatten
+        kind.__tf_unflatten__ = classmethod(_unflatten)
+    runtime_internals.register_loop(StepsOfData)
+
+
+def _flatten(self: Any) -> tuple[None, tuple[Any, ...]]:
+    return None, self.values
+
+
+def _unflatten(cls: Any, _: None, components: Any) -> Any:
+    return cls(components)

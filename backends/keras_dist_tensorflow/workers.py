@@ -1,12 +1,13 @@
 """Communication between workers, by TensorFlow's collectives."""
 
 import contextlib
-from collections.abc import Callable
+import math
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras import ops
 
 from keras_dist.core.device import parse_device
 from keras_dist.core.options import CommunicationOptions
@@ -14,15 +15,22 @@ from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
-from keras_dist_tensorflow.lost import explained
+from keras_dist_tensorflow.listening import listen_to_own_address
+from keras_dist_tensorflow.messages import SUMMED
+from keras_dist_tensorflow.messages import from_words
+from keras_dist_tensorflow.messages import of_known_size
+from keras_dist_tensorflow.messages import packs
+from keras_dist_tensorflow.messages import padded
+from keras_dist_tensorflow.messages import received
+from keras_dist_tensorflow.messages import sendable
+from keras_dist_tensorflow.messages import shape_of
+from keras_dist_tensorflow.messages import size_of
+from keras_dist_tensorflow.messages import to_words
 from keras_dist_tensorflow.variables import apart
-from keras_dist_tensorflow.words import from_words
-from keras_dist_tensorflow.words import shape_of
-from keras_dist_tensorflow.words import size_of
-from keras_dist_tensorflow.words import to_words
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
@@ -30,15 +38,6 @@ TIMEOUT = 600.0
 PARTING = 10.0
 # Group key. Other groups, such as a native strategy's, count from 1.
 _GROUP = 0x6B64
-# Dtypes that are summed without a cast; the position is a part of the key.
-_SUMMED = (
-    tf.float32,
-    tf.float64,
-    tf.float16,
-    tf.bfloat16,
-    tf.int32,
-    tf.int64,
-)
 _NUM_KINDS = 8
 _GATHERED = 7
 # Most elements of one collective: keys, which include the size, have 31 bits.
@@ -62,6 +61,7 @@ class TensorFlowWorkers(Workers):
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
         start(cluster, options)
+        listen_to_own_address(cluster)
         self._timeout = options.timeout_seconds or TIMEOUT
         devices = local_devices("GPU") or local_devices("CPU")
         self._device = devices[0].name
@@ -71,20 +71,34 @@ class TensorFlowWorkers(Workers):
         )
         self._is_over = False
 
-    def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        return self._summed(tensors, lambda dtype: dtype)
+    def sum(self, tensors: Sequence[Any], wire: str | None = None) -> list[Any]:
+        """Sums each tensor over the workers.
 
-    def sum_gradients(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sums dense gradients in the dtype that options set for the network.
-
-        Gradients of the first layers come first in `tensors`.
+        The last tensors are sent first, as gradients of the last layers are
+        there first. With the dtype `wire`, float32 tensors travel as that.
         """
-        wire = self.options.dtype and tf.as_dtype(self.options.dtype)
-
-        def travels_as(dtype: tf.DType) -> tf.DType:
-            return wire if wire and dtype == tf.float32 else dtype
-
-        return self._summed(tensors, travels_as)
+        with tf.device(self._device):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            sent = [
+                sendable(t, tf.as_dtype(wire))
+                if wire and t.dtype == tf.float32
+                else sendable(t, t.dtype)
+                for t in tensors
+            ]
+            kinds = [t.dtype for t in sent]
+            sizes = [(t.shape.num_elements() or 0) * t.dtype.size for t in sent]
+            limit = self.options.bytes_per_pack or math.inf
+            results: list[Any] = [None] * len(tensors)
+            for pack in packs(kinds, sizes, limit):
+                flats = [tf.reshape(sent[place], [-1]) for place in pack]
+                flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
+                parts = tf.split(
+                    self._reduced(flat), [size_of(each) for each in flats]
+                )
+                for place, part in zip(pack, parts, strict=True):
+                    total = tf.reshape(part, shape_of(sent[place]))
+                    results[place] = received(total, tensors[place])
+            return results
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         if not tensors:
@@ -97,7 +111,7 @@ class TensorFlowWorkers(Workers):
             rows = self._gathered(tf.concat(words, axis=0))
             return [
                 [
-                    _like(from_words(part, t.dtype, shape_of(t)), t)
+                    from_words(part, t)
                     for part, t in zip(
                         tf.split(row, sizes)[:-1], tensors, strict=True
                     )
@@ -124,23 +138,16 @@ class TensorFlowWorkers(Workers):
             if not self.cluster.is_chief:
                 words = [tf.zeros_like(each) for each in words]
             return [
-                _like(from_words(each, t.dtype, shape_of(t)), t)
+                from_words(each, t)
                 for each, t in zip(self.sum(words), tensors, strict=True)
             ]
 
     def concatenate(self, tensor: Any, axis: int) -> Any:
         with tf.device(self._device):
             tensor = tf.convert_to_tensor(tensor)
-            order = list(range(tensor.shape.rank))
-            order.insert(0, order.pop(axis))
-            moved = tensor if axis == 0 else tf.transpose(tensor, order)
-            joined = tf.concat(
-                [each[0] for each in self._gather_ragged([moved])], axis=0
-            )
-            if axis == 0:
-                return joined
-            back = [order.index(place) for place in range(len(order))]
-            return tf.transpose(joined, back)
+            moved = tensor if axis == 0 else ops.moveaxis(tensor, axis, 0)
+            (joined,) = self.concatenate_rows([moved])
+            return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
     def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
         with tf.device(self._device):
@@ -210,7 +217,7 @@ class TensorFlowWorkers(Workers):
         sizes = [tf.shape(t)[0] for t in tensors if t.shape.rank]
         fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
         padded = [
-            _padded(t[:most], most) if t.shape.rank else t for t in tensors
+            padded(t[:most], most) if t.shape.rank else t for t in tensors
         ]
         everyone = self.gather([fits, *padded])
         all_fit = tf.reduce_all([each[0] for each in everyone])
@@ -227,7 +234,7 @@ class TensorFlowWorkers(Workers):
                 return everyone
             return [
                 [
-                    _of_known_size(value, t, worker)
+                    of_known_size(value, t, worker)
                     for value, t in zip(each, tensors, strict=True)
                 ]
                 for worker, each in enumerate(everyone)
@@ -252,7 +259,7 @@ class TensorFlowWorkers(Workers):
             rows = tf.reshape(self._gathered(own), [count, -1])
             most = iter(tf.unstack(tf.reduce_max(rows, axis=0)))
             padded = [
-                _padded(t, next(most)) if t.shape.rank else t for t in tensors
+                padded(t, next(most)) if t.shape.rank else t for t in tensors
             ]
             everyone = self.gather(padded)
             for worker, values in enumerate(everyone):
@@ -261,46 +268,6 @@ class TensorFlowWorkers(Workers):
                     if tensor.shape.rank:
                         values[place] = values[place][: next(sizes)]
             return everyone
-
-    def _summed(
-        self,
-        tensors: Sequence[Any],
-        travels_as: Callable[[tf.DType], tf.DType],
-    ) -> list[Any]:
-        with tf.device(self._device):
-            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            sent = [_sendable(t, travels_as(t.dtype)) for t in tensors]
-            results: list[Any] = [None] * len(tensors)
-            for places in self._packs(sent):
-                flats = [tf.reshape(sent[place], [-1]) for place in places]
-                flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
-                parts = tf.split(
-                    self._reduced(flat), [size_of(each) for each in flats]
-                )
-                for place, part in zip(places, parts, strict=True):
-                    total = tf.reshape(part, shape_of(sent[place]))
-                    results[place] = _received(total, tensors[place])
-            return results
-
-    def _packs(self, tensors: Sequence[Any]) -> list[list[int]]:
-        """Groups tensors by dtype for one collective each; returns positions.
-
-        The last tensors come first, as gradients of the last layers do.
-        """
-        limit = self.options.bytes_per_pack or None
-        packs: list[list[int]] = []
-        # By dtype, the pack that is being filled, and its bytes.
-        open_: dict[tf.DType, tuple[list[int], int]] = {}
-        for place in reversed(range(len(tensors))):
-            tensor = tensors[place]
-            size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-            pack, filled = open_.get(tensor.dtype, ([], 0))
-            if not pack or (limit is not None and filled + size > limit):
-                pack, filled = [], 0
-                packs.append(pack)
-            pack.append(place)
-            open_[tensor.dtype] = pack, filled + size
-        return packs
 
     def _reduced(self, flat: Any) -> Any:
         known = flat.shape.num_elements()
@@ -323,7 +290,7 @@ class TensorFlowWorkers(Workers):
                 input=flat,
                 merge_op="Add",
                 final_op="Id",
-                **self._arguments(flat, _SUMMED.index(flat.dtype)),
+                **self._arguments(flat, SUMMED.index(flat.dtype)),
             )
         reduced.set_shape(flat.shape)
         return reduced
@@ -351,63 +318,3 @@ class TensorFlowWorkers(Workers):
             "communication_hint": self.options.implementation.value.lower(),
             "timeout_seconds": self._timeout,
         }
-
-
-def _sendable(tensor: Any, dtype: tf.DType) -> Any:
-    """Converts a tensor to `dtype`, or to one that collectives can sum.
-
-    Small integers are widened; complex numbers become pairs of floats.
-    """
-    if tensor.dtype.is_complex:
-        half = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
-        return tf.bitcast(tensor, half)
-    if dtype not in _SUMMED:
-        if not dtype.is_integer:
-            raise TypeError(
-                "Only numbers can be summed over workers. Received: a tensor "
-                f"of dtype '{dtype.name}'."
-            )
-        # Overflows as its own dtype would, once `_received` casts it back.
-        dtype = tf.int64 if dtype.size > 2 else tf.int32
-    return tf.cast(tensor, dtype)
-
-
-def _received(total: Any, like: Any) -> Any:
-    """Undoes `_sendable` on a sum: the dtype and static shape of `like`."""
-    if like.dtype.is_complex:
-        total = tf.bitcast(total, like.dtype)
-    return _like(tf.cast(total, like.dtype), like)
-
-
-def _like(tensor: Any, like: Any) -> Any:
-    tensor.set_shape(like.shape)
-    return tensor
-
-
-def _of_known_size(tensor: Any, like: Any, worker: int) -> Any:
-    """A worker's tensor, refused if its size isn't what a graph says of it.
-
-    The other rows of a batch of known size have known sizes too, and what
-    comes after it may depend on them, as on one device.
-    """
-    known = like.shape[0] if like.shape.rank else None
-    if known is None:
-        return tensor
-    size = tf.shape(tensor)[0]
-    message = (
-        "Workers gather tensors of other sizes. Received: from worker "
-        f"{worker}, this number of rows:"
-    )
-    advice = (
-        f"Expected: {known}, as here. Sizes that differ between replicas must "
-        "be found while the graph runs, for instance by `tf.boolean_mask`, "
-        "not in Python."
-    )
-    check = tf.debugging.Assert(tf.equal(size, known), [message, size, advice])
-    with tf.control_dependencies([check]):
-        return _like(tf.identity(tensor), like)
-
-
-def _padded(tensor: Any, rows: Any) -> Any:
-    missing = [[0, rows - tf.shape(tensor)[0]]]
-    return tf.pad(tensor, missing + [[0, 0]] * (tensor.shape.rank - 1))
