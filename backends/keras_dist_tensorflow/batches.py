@@ -22,26 +22,21 @@ def cut_batch(
 
     A replica with an empty share gets the first row all the same, because
     every replica takes part in every meeting; its share has 0 rows, so that
-    the row has no weight.
+    the row has no weight. If the arrays differ in their numbers of rows, the
+    batch axis is ambiguous: then, and with `is_whole`, the first replica's
+    share is the whole batch.
 
     Args:
-        batch: Nested structure of arrays, tensors, ragged or sparse tensors.
-            If they differ in their numbers of rows, the batch axis is
-            ambiguous: the first replica's share is the whole batch.
+        batch: Nest of arrays, tensors, ragged or sparse tensors.
         parts: Integer, number of replicas, over all workers.
         own: Slice of the replicas whose rows are returned.
-        unequal: `UnequalLengths`, which warns of such an ambiguous batch, or
-            `None` for no warning.
-        is_whole: Boolean, whether the first replica's share is the whole
-            batch in any case.
+        unequal: `UnequalLengths`, which warns of an ambiguous batch.
+        is_whole: Boolean.
 
     Returns:
-        Tuple of a list of nested structures like `batch`, a list of
-        `Share`s, and a list with the row where the share of each replica of
-        all workers begins and, in the end, the number of rows.
-
-    Raises:
-        ValueError: If no array has rows.
+        Tuple of a list of nests like `batch`, a list of `Share`s, and a list
+        with the row where each replica's share begins and, in the end, the
+        number of rows.
     """
     leaves = tree.flatten(batch)
     rows = [_row_count(leaf) for leaf in leaves]

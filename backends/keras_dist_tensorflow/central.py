@@ -22,7 +22,6 @@ from keras_dist.plugin import threads
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
-from keras_dist.plugin.threads import BatonPool
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
@@ -58,7 +57,7 @@ class CentralExecutor(StepExecutor):
         super().__init__(plan, workers)
         keras_internals.install_early_kernels()
         self.updater = AtOwners()
-        self._threads = BatonPool(capture_thread)
+        self._threads = threads.BatonPool(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
         self._new: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
@@ -118,19 +117,26 @@ class CentralExecutor(StepExecutor):
         shares: Sequence[Share],
         group: ReplicaGroup,
     ) -> list[T]:
-        round_ = HostedRound(len(shares), self.plan.primary)
         self._new.clear()
+        round_ = HostedRound(len(shares), self.plan.primary)
+        in_graph = _captured_graph()
+        taken_over = runtime_internals.captured_creation()
 
+        @tf.autograph.experimental.do_not_convert
         def on_replica(index: int) -> T:
-            return fn(CentralReplica(index, shares[index], round_, group))
+            # Only replica 0 writes summaries, else each is written many times.
+            with (
+                in_graph(index),
+                taken_over(writes=index == 0),
+                tf.device(native_name(self.plan.devices[index])),
+            ):
+                return fn(CentralReplica(index, shares[index], round_, group))
 
-        fns = [
-            functools.partial(on_replica, index) for index in range(len(shares))
-        ]
+        fns = [functools.partial(on_replica, i) for i in range(len(shares))]
         # A trace happens once: its pool of threads ends with it.
         kept = tf.executing_eagerly()
-        pool = self._threads if kept else BatonPool(capture_thread)
-        return played(pool, round_, fns, self.plan.devices)
+        pool = self._threads if kept else threads.BatonPool(capture_thread)
+        return pool.run(round_, [round_.host, *fns])[1:]
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
@@ -222,9 +228,7 @@ class HostedRound(threads.Round):
     thread do not record replicas, and a replica's tapes do not record
     meetings. The caller has turn 0 in the round; replica `i` has turn `i + 1`.
 
-    Args:
-        num_replicas: Integer.
-        place: `Device` on which meetings compute.
+    Meetings compute on the device `place`.
     """
 
     def __init__(self, num_replicas: int, place: Device) -> None:
@@ -282,52 +286,26 @@ class HostedRound(threads.Round):
         """Does nothing: the host has the next turn and runs the meeting."""
 
 
-def played(
-    pool: threads.BatonPool,
-    round_: HostedRound,
-    fns: Sequence[Callable[[], Any]],
-    devices: Sequence[Device],
-) -> list[Any]:
-    """Runs replicas on their devices and returns a list of their results.
+def _captured_graph() -> Callable[[int], Any]:
+    """Captures the graph that this thread traces, for replicas' threads.
 
-    Their threads take over the caller's graph, variable creators and summary
-    settings. `fns` and `devices` have one element for each replica.
+    Returns a function of a context manager in which a replica's thread adds
+    operations to that graph.
     """
-    graph = None
-    if not tf.executing_eagerly():
-        graph = tf.compat.v1.get_default_graph()
-        # Otherwise threads share the graph's stacks, such as that of devices.
-        graph.switch_to_thread_local()
-        scope = graph.get_name_scope()
-    else:
-        scope = ""
-    creators = runtime_internals.variable_creators()
-    summaries = runtime_internals.summary_settings()
-
-    def on_thread(index: int) -> Any:
-        # Only replica 0 writes summaries, or each is written once a replica.
-        own = summaries if index == 0 else {**summaries, "writer": None}
-        with (
-            _in_graph(graph, scope, index),
-            runtime_internals.in_place_of(creators, own),
-            tf.device(native_name(devices[index])),
-        ):
-            return tf.autograph.experimental.do_not_convert(fns[index])()
-
-    each = [functools.partial(on_thread, index) for index in range(len(fns))]
-    results: list[Any] = pool.run(round_, [round_.host, *each])
-    return results[1:]
-
-
-@contextlib.contextmanager
-def _in_graph(graph: Any, scope: str, index: int) -> Iterator[None]:
-    """Makes this thread add operations to the graph that the caller traces."""
-    if graph is None:
-        yield
-        return
+    if tf.executing_eagerly():
+        return lambda index: contextlib.nullcontext()
+    graph = tf.compat.v1.get_default_graph()
+    # Otherwise threads share the graph's stacks, such as that of devices.
+    graph.switch_to_thread_local()
+    scope = graph.get_name_scope()
     own = f"{scope}/" if scope else ""
-    with graph.as_default():
+
+    @contextlib.contextmanager
+    def in_graph(index: int) -> Iterator[None]:
         # A name that ends with a slash is entered again as it is.
         name = f"{own}replica_{index}/" if index else own
-        with tf.name_scope(name) if name else contextlib.nullcontext():
+        names = tf.name_scope(name) if name else contextlib.nullcontext()
+        with graph.as_default(), names:
             yield
+
+    return in_graph

@@ -72,7 +72,7 @@ class TensorFlowCompiler(Compiler):
         # The function may ask whether it is in replica context: each context
         # has a trace of its own.
         kind = ("call", in_replica_function())
-        return self._traced(function, kind, make)(args, kwargs)
+        return self._call(function, kind, make, args, kwargs)
 
     def call_in_replica(
         self,
@@ -106,7 +106,7 @@ class TensorFlowCompiler(Compiler):
         def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
             return functools.partial(strategy.run_uncompiled, python_function)
 
-        return self._traced(fn, ("run",), make)(args, kwargs or {})
+        return self._call(fn, ("run",), make, args, kwargs or {})
 
     def scan(
         self,
@@ -122,14 +122,17 @@ class TensorFlowCompiler(Compiler):
         def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
             return _loop_of(strategy, python_function, len(batches))
 
-        return self._traced(function, ("scan", len(batches)), make)(args, {})
+        kind = ("scan", len(batches))
+        return self._call(function, kind, make, args, {})
 
-    def _traced(
+    def _call(
         self,
         function: CompiledFunction,
         kind: Any,
         make: Callable[[Callable[..., Any]], Callable[..., Any]],
-    ) -> Callable[[Any, Any], Any]:
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         kept = self._kept.setdefault(function.key, {})
         traced = kept.get(kind)
         if traced is None or traced.is_outdated:
@@ -139,14 +142,10 @@ class TensorFlowCompiler(Compiler):
                 self._jit_compile(function),
             )
             kept[kind] = traced
-
-        def call(args: Any, kwargs: Any) -> Any:
-            check_arguments(function, args, kwargs)
-            # Without the scope, results are copied to the default device.
-            with self._explaining(), self.scope():
-                return traced(args, kwargs)
-
-        return call
+        check_arguments(function, args, kwargs)
+        # Without the scope, results are copied to the default device.
+        with self._explaining(), self.scope():
+            return traced(args, kwargs)
 
     def _explaining(self) -> contextlib.AbstractContextManager[None]:
         if self.workers is None:

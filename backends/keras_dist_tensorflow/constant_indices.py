@@ -28,10 +28,8 @@ _READS = ("ReadVariableOp", "Placeholder")
 class StepSizes:
     """Known numbers of rows of the current step.
 
-    Args:
-        rows: Sequence with, for each replica, the set of known numbers of
-            rows that it may have.
-        start: Integer, `tensors_so_far` when the step began.
+    `rows` has, for each replica, the set of known numbers of rows that it may
+    have. `start` is `tensors_so_far` when the step began.
     """
 
     rows: Sequence[Set[int]] = ()

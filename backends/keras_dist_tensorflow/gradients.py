@@ -102,12 +102,9 @@ def sum_over_workers(
 class _Part:
     """The rows that one lookup of a variable adds to its gradient.
 
-    Args:
-        kind: String, one of the three kinds above.
-        values: Tensor with a row for each index.
-        indices: Vector.
-        counts: For common indices, a vector of each replica's number of them.
-        owner: For common indices, their `Owner`, or a tensor of its value.
+    `kind` is one of the three above, and `values` has a row for each index.
+    Common indices have `counts`, a vector of each replica's number of them, and
+    an `owner`, or a tensor of its value.
     """
 
     kind: str

@@ -42,7 +42,6 @@ import json
 import secrets
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,29 +98,29 @@ def watch(variable: BaseResourceVariable) -> None:
     tape.variable_accessed(variable)
 
 
-def variable_creators() -> Any:
-    """Returns this thread's variable creators, for `in_place_of`."""
-    return tf.compat.v1.get_default_graph()._variable_creator_stack
+def captured_creation() -> Callable[..., Any]:
+    """Captures this thread's variable creators and settings of summaries.
 
+    Returns a function of a context manager that gives them to another thread,
+    but for the summary writer unless it `writes`.
+    """
+    creators = tf.compat.v1.get_default_graph()._variable_creator_stack
+    summaries = dict(vars(summary_ops_v2._summary_state))
 
-def summary_settings() -> dict[str, Any]:
-    """Returns this thread's settings of summaries, for `in_place_of`."""
-    return dict(vars(summary_ops_v2._summary_state))
+    @contextlib.contextmanager
+    def taken_over(writes: bool) -> Iterator[None]:
+        graph = tf.compat.v1.get_default_graph()
+        own = vars(summary_ops_v2._summary_state)
+        before = graph._variable_creator_stack, dict(own)
+        graph._variable_creator_stack = creators
+        own.update(summaries if writes else {**summaries, "writer": None})
+        try:
+            yield
+        finally:
+            graph._variable_creator_stack = before[0]
+            own.update(before[1])
 
-
-@contextlib.contextmanager
-def in_place_of(creators: Any, summaries: Mapping[str, Any]) -> Iterator[None]:
-    """Gives this thread another thread's variable creators and summaries."""
-    graph = tf.compat.v1.get_default_graph()
-    own = vars(summary_ops_v2._summary_state)
-    before = graph._variable_creator_stack, dict(own)
-    graph._variable_creator_stack = creators
-    own.update(summaries)
-    try:
-        yield
-    finally:
-        graph._variable_creator_stack = before[0]
-        own.update(before[1])
+    return taken_over
 
 
 @functools.cache
@@ -164,13 +163,8 @@ def configure_runtime(
 ) -> None:
     """Prepares this worker's runtime, before TensorFlow has started.
 
-    Args:
-        job: String, the name of the workers' job.
-        addresses: Sequence of each worker's `"host:port"`.
-        index: Integer, this worker's position among them.
-        joining_ms: Integer, time that workers wait for one another.
-        silence_ms: Integer, time without a heartbeat after which a worker
-            counts as lost.
+    Workers wait `joining_ms` for one another. One without a heartbeat for
+    `silence_ms` counts as lost.
     """
     runtime = context.context()
     leader = f"/job:{job}/replica:0/task:0"

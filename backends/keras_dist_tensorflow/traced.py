@@ -35,10 +35,7 @@ DIVERGED = "Replicas left different values"
 class Traced:
     """A function of `args` and `kwargs`, traced once for each signature.
 
-    Args:
-        name: String, its name in messages and profiles.
-        fn: Callable.
-        jit_compile: Boolean or `None`, as for `tf.function`.
+    `name` stands in messages and profiles.
     """
 
     def __init__(
@@ -59,17 +56,6 @@ class Traced:
     def is_outdated(self) -> bool:
         """True once a variable that a trace may have captured was replaced."""
         return self._moves != moves_so_far()
-
-    @property
-    def tracing_count(self) -> int:
-        """The number of traces so far."""
-        count: int = self._function.experimental_get_tracing_count()
-        return count
-
-    def concrete(self, args: Any, kwargs: Any) -> Any:
-        """Returns the concrete function for arguments of this signature."""
-        inputs = map_nest(_closed, (args, kwargs))
-        return self._function.get_concrete_function(*inputs)
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         inputs = map_nest(_closed, (args, kwargs))

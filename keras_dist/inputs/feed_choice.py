@@ -7,7 +7,6 @@ same numbers as one device.
 
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from keras_dist.core.options import InputReplicationMode
 from keras_dist.core.plan import Plan
@@ -19,9 +18,7 @@ from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.worker_feeds import AgreedFeed
 from keras_dist.inputs.worker_feeds import ShardFeed
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 class AutoShardPolicy(enum.IntEnum):
@@ -81,7 +78,7 @@ def off_in_fit(num_workers: int) -> str:
     )
 
 
-def feed_of_batches(strategy: "StrategyBase", source: Source) -> Feed:
+def feed_of_batches(strategy: StrategyBase, source: Source) -> Feed:
     """Returns the feed of data in batches of the global size."""
     plan, policy = strategy.plan, policy_of(source)
     count, parts = plan.num_workers, plan.num_local_replicas
@@ -113,7 +110,7 @@ def _feed_of_rows(plan: Plan, source: Source) -> Feed:
 
 
 def feed_of_function(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     source_of: Callable[[int, int], Source],
     mode: InputReplicationMode,
 ) -> Feed:
@@ -136,7 +133,7 @@ def feed_of_function(
 
 
 def _agreed(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     feed_of: Callable[[int], Feed],
     refusal: str | None = None,
 ) -> Feed:

@@ -20,11 +20,13 @@ from keras_dist.core.rows import describe
 from keras_dist.core.rows import named_leaves
 from keras_dist.core.rows import shape_of
 from keras_dist.core.rows import sliceable
-from keras_dist.inputs.adapters import RepeatableBatches
-from keras_dist.inputs.adapters import one_shot_batches
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
+from keras_dist.inputs.sources.source import RepeatableBatches
 from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import like
+from keras_dist.inputs.sources.source import one_shot_batches
+from keras_dist.inputs.sources.source import own_memory
 
 
 class Feed(ABC):
@@ -73,10 +75,8 @@ class Feed(ABC):
 class GlobalFeed(Feed):
     """A feed of global batches, split over replicas in order.
 
-    Args:
-        source: The `Source` of global batches.
-        parts: Integer, number of replicas. With 1, elements are not split.
-        own: Slice of this worker's replicas. Default all.
+    With one part, elements are not split. `own` is the slice of this worker's
+    replicas.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class GlobalFeed(Feed):
         own = None
         if rows is not None and rows % self._parts == 0:
             own = rows // self._parts
-        return with_shape(leaf, (own, *others))
+        return like(leaf, (own, *others))
 
     def keras_data(self) -> Any:
         return self._source.keras_data()
@@ -138,7 +138,7 @@ class TurnsFeed(Feed):
     def steps(self) -> Iterator[list[Any]]:
         # Copies, because some generators fill one array again and again
         # while the elements of a step are collected.
-        elements = map(_kept, self._source.read())
+        elements = (map_nest(own_memory, e) for e in self._source.read())
         while step := list(itertools.islice(elements, self._parts)):
             missing = self._parts - len(step)
             if missing and self._source.has_static_rows:
@@ -200,29 +200,12 @@ class ParallelFeed(Feed):
         return self._feeds[0].spec
 
 
-def _kept(element: Any) -> Any:
-    """Copies an element's NumPy arrays, which the source may overwrite."""
-    return map_nest(
-        lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf,
-        element,
-    )
-
-
 def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
     """Splits the rows of a global batch over replicas, in order.
 
-    Args:
-        batch: Nest of arrays with one number of rows. A leaf `None` stays
-            `None` in each part.
-        parts: Integer, number of replicas.
-        own: Slice of the replicas whose parts are returned. Default all.
-
-    Returns:
-        List of nests like `batch`. With fewer rows than replicas, some have
-        arrays with 0 rows.
-
-    Raises:
-        ValueError: If `batch` is no batch.
+    A leaf `None` stays `None` in each part. With fewer rows than replicas, some
+    have arrays with 0 rows. `own` is the slice of the replicas whose parts are
+    returned. Raises `ValueError` if `batch` is no batch.
 
     Example:
 
@@ -260,13 +243,6 @@ def rows_of(batch: Any, rows: slice) -> Any:
 def empty(element: Any) -> Any:
     """Returns an element with 0 rows, for a replica without data."""
     return map_nest(lambda leaf: leaf[:0] if shape_of(leaf) else leaf, element)
-
-
-def with_shape(leaf: Any, shape: tuple[int | None, ...]) -> Any:
-    """Returns a `keras.KerasTensor` like another one, with a new shape."""
-    return keras.KerasTensor(
-        shape, leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
-    )
 
 
 def _joined(step: list[Any]) -> Any:

@@ -3,16 +3,13 @@
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import final
 
 from keras_dist.core import context
 from keras_dist.errors import OutOfRangeError
 from keras_dist.internals import keras_internals
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 class OptionalElement:
@@ -85,7 +82,7 @@ class DistributedIterator:
         place: Callable[[list[Any]], Any],
         ahead: int,
         spec: Callable[[], Any],
-        strategy: "StrategyBase | None" = None,
+        strategy: StrategyBase | None = None,
     ) -> None:
         self.strategy = strategy
         self._steps = steps

@@ -14,6 +14,8 @@ from keras_dist.core.options import InputOptions
 from keras_dist.core.rows import describe
 from keras_dist.core.rows import named_leaves
 from keras_dist.inputs.sources.source import dtype_name
+from keras_dist.inputs.sources.source import like
+from keras_dist.inputs.sources.source import own_memory
 from keras_dist.plugin.executor import Executor
 
 HOST = Device("cpu", 0)
@@ -54,9 +56,8 @@ class BatchPlacement:
                 return None
             # A copy, because data may reuse the array's memory while steps
             # are read ahead.
-            own = leaf.copy() if isinstance(leaf, np.ndarray) else leaf
             try:
-                return self._executor.put(own, device)
+                return self._executor.put(own_memory(leaf), device)
             except (TypeError, ValueError) as error:
                 where = next(p for p, x in named_leaves(part) if x is leaf)
                 raise ValueError(
@@ -70,12 +71,7 @@ class BatchPlacement:
     def _delivered(self, leaf: Any) -> Any:
         if not isinstance(leaf, keras.KerasTensor):
             return leaf
-        return keras.KerasTensor(
-            leaf.shape,
-            self._dtype(leaf.dtype),
-            sparse=leaf.sparse,
-            ragged=leaf.ragged,
-        )
+        return like(leaf, leaf.shape, self._dtype(leaf.dtype))
 
     def _dtype(self, name: str) -> str:
         """Returns the backend's dtype for one; not all have 64 bits."""

@@ -20,9 +20,10 @@ from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import cut
 from keras_dist.inputs.feeds import empty
 from keras_dist.inputs.feeds import rows_of
-from keras_dist.inputs.feeds import with_shape
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
+from keras_dist.inputs.sources.source import like
+from keras_dist.inputs.sources.source import own_memory
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.inputs.sources.tf_data import TooFewFilesError
 from keras_dist.plugin.workers import Workers
@@ -68,7 +69,7 @@ class ShardFeed(Feed):
         def of_any_rows(leaf: Any) -> Any:
             if not shape_of(leaf):
                 return leaf
-            return with_shape(leaf, (None, *shape_of(leaf)[1:]))
+            return like(leaf, (None, *shape_of(leaf)[1:]))
 
         return map_nest(of_any_rows, self._source.spec)
 
@@ -91,11 +92,8 @@ class AgreedFeed(Feed):
     error. A worker at its end gets arrays with 0 rows until all are at their
     end. All workers have to create the feed and to take its steps.
 
-    Args:
-        own: The `Feed` of this worker.
-        workers: The `Workers` that agree on the number of steps.
-        parts: Integer, number of replicas of a worker.
-        everyone: Callable that returns the `Feed` of all workers' replicas.
+    `everyone` returns the `Feed` of all workers' replicas, and `parts` is the
+    number of a worker's replicas.
     """
 
     def __init__(
@@ -125,7 +123,9 @@ class AgreedFeed(Feed):
                 # Computed once, because it may have to read data.
                 at_end = at_end or self._at_end(step)
             except Exception as error:
-                self._tell(_state_of(error))
+                is_short = isinstance(error, TooFewFilesError)
+                more = _State.HAS_TOO_FEW_FILES if is_short else _State(0)
+                self._tell(_State.FAILED | more)
                 raise
             nothing, state = at_end
             if step is not None:
@@ -201,7 +201,8 @@ class AgreedFeed(Feed):
             if step is None:
                 part = map_nest(_of_no_rows, self._own.spec)
             else:
-                part = map_nest(_own_memory, empty(step[0]))
+                # Copies: a view would keep the whole batch in memory.
+                part = map_nest(own_memory, empty(step[0]))
         except (TypeError, ValueError):
             return None, state | _State.KNOWS_NO_EMPTY
         return [part] * self._parts, state
@@ -216,17 +217,6 @@ class AgreedFeed(Feed):
 
     def keras_data(self) -> Any:
         return self._everyone().keras_data()
-
-
-def _state_of(error: Exception) -> _State:
-    if isinstance(error, TooFewFilesError):
-        return _State.FAILED | _State.HAS_TOO_FEW_FILES
-    return _State.FAILED
-
-
-def _own_memory(leaf: Any) -> Any:
-    # A view would keep the whole batch in memory.
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _of_no_rows(leaf: Any) -> Any:

@@ -3,21 +3,17 @@
 import contextlib
 import itertools
 import sys
-from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sized
 from typing import Any
 from typing import final
 
-import keras
-
 from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import readable
-from keras_dist.inputs.adapters import one_shot_batches
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.internals import keras_internals
 
 
@@ -25,17 +21,13 @@ from keras_dist.internals import keras_internals
 class IterableSource(Source):
     """The source of an iterable that can be read again, such as a list."""
 
-    def __init__(self, iterable: Iterable[Any]) -> None:
-        super().__init__()
-        self._iterable = iterable
-
     def open(self) -> Iterator[Any]:
-        return iter(self._iterable)
+        return iter(self._data)
 
     @property
     def cardinality(self) -> int:
-        if isinstance(self._iterable, Sized):
-            return len(self._iterable)
+        if isinstance(self._data, Sized):
+            return len(self._data)
         return UNKNOWN
 
 
@@ -43,12 +35,8 @@ class IterableSource(Source):
 class FunctionSource(Source):
     """The source of a function that returns an iterable for each pass."""
 
-    def __init__(self, fn: Callable[[], Iterable[Any]]) -> None:
-        super().__init__()
-        self._fn = fn
-
     def open(self) -> Iterator[Any]:
-        return iter(self._fn())
+        return iter(self._data())
 
 
 @final
@@ -57,13 +45,9 @@ class OneShotSource(Source):
 
     restarts = False
 
-    def __init__(self, iterator: Iterator[Any]) -> None:
-        super().__init__()
-        self._iterator = iterator
-
     def open(self) -> Iterator[Any]:
         # The chain keeps the user's generator open when a pass is closed.
-        return itertools.chain(self._iterator)
+        return itertools.chain(self._data)
 
     def keras_data(self) -> Any:
         return one_shot_batches(self.read())
@@ -73,23 +57,19 @@ class OneShotSource(Source):
 class GrainSource(Source):
     """The source of one of grain's datasets or loaders."""
 
-    def __init__(self, dataset: Any) -> None:
-        super().__init__()
-        self._dataset = dataset
-
     def open(self) -> Iterator[Any]:
-        return iter(self._dataset)
+        return iter(self._data)
 
     @property
     def cardinality(self) -> int:
-        if not isinstance(self._dataset, Sized):
+        if not isinstance(self._data, Sized):
             return UNKNOWN
         # A dataset that repeats for ever has the largest possible length.
-        length = len(self._dataset)
+        length = len(self._data)
         return INFINITE if length >= sys.maxsize // 2 else length
 
     def keras_data(self) -> Any:
-        return self._dataset
+        return self._data
 
 
 @final
@@ -99,27 +79,23 @@ class PyDatasetSource(Source):
     If the dataset has worker threads or processes of its own, they read it.
     """
 
-    def __init__(self, dataset: keras.utils.PyDataset) -> None:
-        super().__init__()
-        self._dataset = dataset
-
     def open(self) -> Iterator[Any]:
-        self._dataset.on_epoch_begin()
+        self._data.on_epoch_begin()
         with contextlib.closing(self._batches()) as batches:
             yield from batches
-        self._dataset.on_epoch_end()
+        self._data.on_epoch_end()
 
     def _batches(self) -> Any:
-        if self._dataset.workers > 1 or self._dataset.use_multiprocessing:
-            return keras_internals.read_with_workers(self._dataset)
+        if self._data.workers > 1 or self._data.use_multiprocessing:
+            return keras_internals.read_with_workers(self._data)
         return self._read_here()
 
     def _read_here(self) -> Iterator[Any]:
         index = 0
-        while self._dataset.num_batches is None or (
-            index < self._dataset.num_batches
+        while self._data.num_batches is None or (
+            index < self._data.num_batches
         ):
-            yield self._dataset[index]
+            yield self._data[index]
             index += 1
 
     def peek(self) -> list[Any]:
@@ -129,30 +105,26 @@ class PyDatasetSource(Source):
 
     @property
     def cardinality(self) -> int:
-        num_batches = self._dataset.num_batches
+        num_batches = self._data.num_batches
         return INFINITE if num_batches is None else int(num_batches)
 
     def keras_data(self) -> Any:
-        return self._dataset
+        return self._data
 
 
 @final
 class TorchLoaderSource(Source):
     """The source of a `DataLoader`; batches that are lists become tuples."""
 
-    def __init__(self, loader: Any) -> None:
-        super().__init__()
-        self._loader = loader
-
     def open(self) -> Iterator[Any]:
-        for batch in self._loader:
+        for batch in self._data:
             yield tuple(batch) if isinstance(batch, list) else batch
 
     @property
     def cardinality(self) -> int:
-        if isinstance(self._loader.dataset, Sized):
-            return len(self._loader)
+        if isinstance(self._data.dataset, Sized):
+            return len(self._data)
         return UNKNOWN
 
     def keras_data(self) -> Any:
-        return self._loader
+        return self._data
