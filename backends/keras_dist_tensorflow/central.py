@@ -122,7 +122,6 @@ class CentralExecutor(StepExecutor):
         in_graph = _captured_graph()
         taken_over = runtime_internals.captured_creation()
 
-        @tf.autograph.experimental.do_not_convert
         def on_replica(index: int) -> T:
             # Only replica 0 writes summaries, else each is written many times.
             with (
@@ -132,7 +131,8 @@ class CentralExecutor(StepExecutor):
             ):
                 return fn(CentralReplica(index, shares[index], round_, group))
 
-        fns = [functools.partial(on_replica, i) for i in range(len(shares))]
+        run = tf.autograph.experimental.do_not_convert(on_replica)
+        fns = [functools.partial(run, i) for i in range(len(shares))]
         # A trace happens once: its pool of threads ends with it.
         kept = tf.executing_eagerly()
         pool = self._threads if kept else threads.BatonPool(capture_thread)

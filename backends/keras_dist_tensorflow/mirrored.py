@@ -262,21 +262,16 @@ def install_slots() -> None:
         is_inside = tf.distribute.has_strategy()
         if is_inside and tf.distribute.get_replica_context() is not None:
             return slot()  # a replica of the user's own tf.distribute program
-        reference = native_variable(reference_variable)
-        if is_distributed(reference):
-            native = reference.distribute_strategy
-            set_optimizer_strategy(self, native)
+        native = _take_strategy(self, reference_variable)
+        if native is not None:
             with native.scope():
                 return slot()
         if is_inside:
-            native = tf.distribute.get_strategy()
-            set_optimizer_strategy(self, native)
+            set_optimizer_strategy(self, tf.distribute.get_strategy())
             return slot()
         made = slot()
-        copies = native_variable(made)
-        # The slot has copies, though the variable has one.
-        if is_distributed(copies):
-            set_optimizer_strategy(self, copies.distribute_strategy)
+        # The slot may have copies, though the variable has one.
+        _take_strategy(self, made)
         return made
 
     original_build = optimizer.build
@@ -285,11 +280,18 @@ def install_slots() -> None:
     def build(self: Any, variables: Any) -> Any:
         # Not every optimizer has slots, but each has to know its strategy.
         for variable in variables:
-            native = native_variable(variable)
-            if is_distributed(native):
-                set_optimizer_strategy(self, native.distribute_strategy)
+            if _take_strategy(self, variable) is not None:
                 break
         return original_build(self, variables)
 
     optimizer.add_variable_from_reference = add_variable_from_reference
     optimizer.build = build
+
+
+def _take_strategy(optimizer: Any, variable: Any) -> Any:
+    """Gives an optimizer the native strategy of a variable, if it has one."""
+    native = native_variable(variable)
+    if not is_distributed(native):
+        return None
+    set_optimizer_strategy(optimizer, native.distribute_strategy)
+    return native.distribute_strategy

@@ -14,22 +14,13 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
+from keras_dist_tensorflow import messages
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
 from keras_dist_tensorflow.listening import listen_to_own_address
-from keras_dist_tensorflow.messages import SUMMED
-from keras_dist_tensorflow.messages import from_words
-from keras_dist_tensorflow.messages import of_known_size
-from keras_dist_tensorflow.messages import packs
-from keras_dist_tensorflow.messages import padded
-from keras_dist_tensorflow.messages import received
-from keras_dist_tensorflow.messages import sendable
-from keras_dist_tensorflow.messages import shape_of
-from keras_dist_tensorflow.messages import size_of
-from keras_dist_tensorflow.messages import to_words
 from keras_dist_tensorflow.variables import apart
 
 # Default seconds that a collective waits for workers that are alive.
@@ -80,24 +71,25 @@ class TensorFlowWorkers(Workers):
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             sent = [
-                sendable(t, tf.as_dtype(wire))
+                messages.sendable(t, tf.as_dtype(wire))
                 if wire and t.dtype == tf.float32
-                else sendable(t, t.dtype)
+                else messages.sendable(t, t.dtype)
                 for t in tensors
             ]
             kinds = [t.dtype for t in sent]
             sizes = [(t.shape.num_elements() or 0) * t.dtype.size for t in sent]
             limit = self.options.bytes_per_pack or math.inf
             results: list[Any] = [None] * len(tensors)
-            for pack in packs(kinds, sizes, limit):
+            for pack in messages.packs(kinds, sizes, limit):
                 flats = [tf.reshape(sent[place], [-1]) for place in pack]
                 flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
                 parts = tf.split(
-                    self._reduced(flat), [size_of(each) for each in flats]
+                    self._reduced(flat),
+                    [messages.size_of(each) for each in flats],
                 )
                 for place, part in zip(pack, parts, strict=True):
-                    total = tf.reshape(part, shape_of(sent[place]))
-                    results[place] = received(total, tensors[place])
+                    total = tf.reshape(part, messages.shape_of(sent[place]))
+                    results[place] = messages.received(total, tensors[place])
             return results
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
@@ -106,12 +98,12 @@ class TensorFlowWorkers(Workers):
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             # One word more: TensorFlow crashes on an empty collective.
-            words = [*map(to_words, tensors), tf.zeros([1], tf.int32)]
-            sizes = [size_of(each) for each in words]
+            words = [*map(messages.to_words, tensors), tf.zeros([1], tf.int32)]
+            sizes = [messages.size_of(each) for each in words]
             rows = self._gathered(tf.concat(words, axis=0))
             return [
                 [
-                    from_words(part, t)
+                    messages.from_words(part, t)
                     for part, t in zip(
                         tf.split(row, sizes)[:-1], tensors, strict=True
                     )
@@ -134,11 +126,11 @@ class TensorFlowWorkers(Workers):
             return []
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            words = [to_words(tensor) for tensor in tensors]
+            words = [messages.to_words(tensor) for tensor in tensors]
             if not self.cluster.is_chief:
                 words = [tf.zeros_like(each) for each in words]
             return [
-                from_words(each, t)
+                messages.from_words(each, t)
                 for each, t in zip(self.sum(words), tensors, strict=True)
             ]
 
@@ -217,7 +209,8 @@ class TensorFlowWorkers(Workers):
         sizes = [tf.shape(t)[0] for t in tensors if t.shape.rank]
         fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
         padded = [
-            padded(t[:most], most) if t.shape.rank else t for t in tensors
+            messages.padded(t[:most], most) if t.shape.rank else t
+            for t in tensors
         ]
         everyone = self.gather([fits, *padded])
         all_fit = tf.reduce_all([each[0] for each in everyone])
@@ -234,7 +227,7 @@ class TensorFlowWorkers(Workers):
                 return everyone
             return [
                 [
-                    of_known_size(value, t, worker)
+                    messages.of_known_size(value, t, worker)
                     for value, t in zip(each, tensors, strict=True)
                 ]
                 for worker, each in enumerate(everyone)
@@ -259,7 +252,8 @@ class TensorFlowWorkers(Workers):
             rows = tf.reshape(self._gathered(own), [count, -1])
             most = iter(tf.unstack(tf.reduce_max(rows, axis=0)))
             padded = [
-                padded(t, next(most)) if t.shape.rank else t for t in tensors
+                messages.padded(t, next(most)) if t.shape.rank else t
+                for t in tensors
             ]
             everyone = self.gather(padded)
             for worker, values in enumerate(everyone):
@@ -290,7 +284,7 @@ class TensorFlowWorkers(Workers):
                 input=flat,
                 merge_op="Add",
                 final_op="Id",
-                **self._arguments(flat, SUMMED.index(flat.dtype)),
+                **self._arguments(flat, messages.SUMMED.index(flat.dtype)),
             )
         reduced.set_shape(flat.shape)
         return reduced
@@ -309,7 +303,9 @@ class TensorFlowWorkers(Workers):
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
         with tf.device("/device:CPU:0"):
-            key = tf.convert_to_tensor(size_of(flat)) * _NUM_KINDS + kind
+            key = (
+                tf.convert_to_tensor(messages.size_of(flat)) * _NUM_KINDS + kind
+            )
         return {
             "group_size": self.cluster.num_workers,
             "group_key": _GROUP,

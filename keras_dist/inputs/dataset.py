@@ -17,9 +17,9 @@ from keras_dist.inputs.feed_choice import off_in_fit
 from keras_dist.inputs.feed_choice import policy_of
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import GlobalFeed
+from keras_dist.inputs.iterator import BatchPlacement
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
-from keras_dist.inputs.placement import BatchPlacement
 from keras_dist.inputs.sources.choice import source_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.internals import keras_internals
@@ -49,7 +49,6 @@ class DistributedDataset(StepsOfData):
 
     Args:
         feed: The `Feed` of each replica's part.
-        placement: The `BatchPlacement` of the parts on devices.
         options: The `InputOptions`.
         strategy: The `Strategy` of the replicas.
 
@@ -68,13 +67,12 @@ class DistributedDataset(StepsOfData):
     def __init__(
         self,
         feed: Feed,
-        placement: BatchPlacement,
         options: InputOptions,
-        strategy: StrategyBase | None = None,
+        strategy: StrategyBase,
     ) -> None:
         self._strategy = strategy
         self._feed = feed
-        self._placement = placement
+        self._placement = BatchPlacement(strategy.executor, options)
         self._ahead = options.experimental_per_replica_buffer_size
         self._only_iterator: DistributedIterator | None = None
 
@@ -251,12 +249,8 @@ def distribute_dataset(
             f"dataset of its own. Received: {checked!r}."
         )
     source = source_of(dataset, "experimental_distribute_dataset")
-    return DistributedDataset(
-        feed_of_batches(strategy, source),
-        BatchPlacement(strategy.executor, checked),
-        checked,
-        strategy,
-    )
+    feed = feed_of_batches(strategy, source)
+    return DistributedDataset(feed, checked, strategy)
 
 
 def distribute_from_function(
@@ -280,12 +274,8 @@ def distribute_from_function(
         return source_of(made, "distribute_datasets_from_function")
 
     mode = checked.experimental_replication_mode
-    return DistributedDataset(
-        feed_of_function(strategy, source, mode),
-        BatchPlacement(strategy.executor, checked),
-        checked,
-        strategy,
-    )
+    feed = feed_of_function(strategy, source, mode)
+    return DistributedDataset(feed, checked, strategy)
 
 
 def data_for_fit(strategy: StrategyBase, data: Any) -> Any:

@@ -27,6 +27,7 @@ from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import like
 from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.inputs.sources.source import own_memory
+from keras_dist.inputs.sources.tf_data import TensorFlowSource
 
 
 class Feed(ABC):
@@ -121,6 +122,51 @@ class GlobalFeed(Feed):
 
     def keras_data(self) -> Any:
         return self._source.keras_data()
+
+
+@final
+class ShardFeed(Feed):
+    """A feed of a worker's own batches, which have the global size.
+
+    Each batch is split as if over all workers, and this worker takes one part
+    after another, each in a step. A smaller batch gives fewer steps rather
+    than smaller ones. `parts` is the number of the worker's replicas.
+    """
+
+    def __init__(
+        self, source: TensorFlowSource, num_workers: int, parts: int
+    ) -> None:
+        source.check_batched()
+        self.restarts = source.restarts
+        self._source = source
+        self._num_workers = num_workers
+        self._parts = parts
+
+    def steps(self) -> Iterator[list[Any]]:
+        # If sizes vary, a whole batch has the largest size so far.
+        size = self._source.batch_size
+        for batch in self._source.read():
+            rows = check_rows(batch)
+            size = max(size, rows)
+            edges = bounds(size, self._num_workers)
+            batch = map_nest(sliceable, batch)
+            for start, stop in itertools.pairwise(edges):
+                if start < min(stop, rows):
+                    step = rows_of(batch, slice(start, stop))
+                    yield cut(step, self._parts)
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE if self._source.cardinality == INFINITE else UNKNOWN
+
+    @property
+    def spec(self) -> Any:
+        def of_any_rows(leaf: Any) -> Any:
+            if not shape_of(leaf):
+                return leaf
+            return like(leaf, (None, *shape_of(leaf)[1:]))
+
+        return map_nest(of_any_rows, self._source.spec)
 
 
 @final

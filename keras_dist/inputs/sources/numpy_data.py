@@ -238,6 +238,8 @@ def _columns(nest: Any) -> Any:
 class NumpySource(Source):
     """The source of a `NumpyDataset`."""
 
+    _data: NumpyDataset
+
     def open(self) -> Iterator[Any]:
         return iter(self._data)
 
