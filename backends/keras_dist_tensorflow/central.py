@@ -35,8 +35,8 @@ from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
 from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import creation
 from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import makes_one_copy
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
@@ -65,7 +65,7 @@ class CentralExecutor(StepExecutor):
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            if makes_one_copy():
+            if creation.has_one_copy:
                 return next_creator(**kwargs)
             with tf.device(native_name(self.plan.primary)):
                 native = next_creator(**kwargs)

@@ -178,10 +178,8 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         )
         self._mark([tree.flatten(part) for part in parts])
         group = group_of(self.plan, self.workers, edges)
-
-        def on_replica(replica: Replica) -> T:
-            return self._named(fn, replica, parts[replica.index])
-
+        arguments = [(part,) for part in parts]
+        on_replica = functools.partial(self._named, fn, arguments)
         return self.play(on_replica, shares, group)
 
     def rows_in_fit(self, batch: Any) -> list[range]:
@@ -190,12 +188,18 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         shares = [WHOLE] * self.plan.num_local_replicas
         group = ReplicaGroup(self.workers, self.plan.first_replica)
-        return self.play(functools.partial(self._named, fn), shares, group)
+        on_replica = functools.partial(self._named, fn, [()] * len(shares))
+        return self.play(on_replica, shares, group)
 
-    def _named(self, fn: Callable[..., T], replica: Replica, *args: Any) -> T:
-        """Calls `fn(replica, *args)`; errors name the replica."""
+    def _named(
+        self,
+        fn: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+        replica: Replica,
+    ) -> T:
+        """Calls `fn` with a replica and its arguments; errors name it."""
         with named(replica.id, self.plan.num_replicas), noting():
-            return fn(replica, *args)
+            return fn(replica, *arguments[replica.index])
 
     def check_arguments(self, nest: Any) -> None:
         # Per-replica arguments are taken for rows of a batch.

@@ -33,8 +33,8 @@ from keras_dist_tensorflow.runtime_internals import install_conversions
 from keras_dist_tensorflow.variables import apart
 from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import creation
 from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import makes_one_copy
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
@@ -82,7 +82,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         # In a trace: ours make their variables outside of it, so this one is
         # the user's.
-        if makes_one_copy() or not tf.executing_eagerly():
+        if creation.has_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
         is_in_meeting = tf.distribute.get_strategy() is self._native
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
@@ -138,11 +138,10 @@ class TensorFlowReplicaExecutor(StepExecutor):
             replica = MirroredReplica(index, shares[index], round_, group)
             results[index] = fn(replica)
 
-        def run() -> None:
-            self._native.run(
-                tf.autograph.experimental.do_not_convert(on_replica)
-            )
-
+        run = functools.partial(
+            self._native.run,
+            tf.autograph.experimental.do_not_convert(on_replica),
+        )
         try:
             if _in_native_replica() and tf.executing_eagerly():
                 # An update within an update: a native replica cannot call

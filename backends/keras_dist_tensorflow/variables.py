@@ -55,26 +55,22 @@ def copied(
     )
 
 
-class _Current(threading.local):
-    makes_one_copy = False
+class _Creation(threading.local):
+    # True while strategies' scopes must leave new variables alone.
+    has_one_copy = False
 
 
-_current = _Current()
+creation = _Creation()
 
 
 @contextlib.contextmanager
 def one_copy() -> Iterator[None]:
-    """Makes variables with one copy, which strategies' scopes leave alone."""
-    _current.makes_one_copy = True
+    """Makes variables with one copy, whatever scopes are open."""
+    creation.has_one_copy = True
     try:
         yield
     finally:
-        _current.makes_one_copy = False
-
-
-def makes_one_copy() -> bool:
-    """Returns whether this thread is inside of `one_copy`."""
-    return _current.makes_one_copy
+        creation.has_one_copy = False
 
 
 _moves_so_far = 0
