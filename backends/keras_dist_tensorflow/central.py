@@ -63,7 +63,7 @@ class CentralExecutor(StepExecutor):
             weakref.WeakValueDictionary()
         )
 
-    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+    def creation_scope(self) -> Any:
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             if creation.has_one_copy:
                 return next_creator(**kwargs)
@@ -72,10 +72,7 @@ class CentralExecutor(StepExecutor):
             self._new[id(native)] = native
             return native
 
-        scope: contextlib.AbstractContextManager[Any] = (
-            tf.variable_creator_scope(create)
-        )
-        return scope
+        return tf.variable_creator_scope(create)
 
     def place(self, variable: keras.Variable) -> None:
         native = native_variable(variable)
@@ -176,14 +173,9 @@ class AtOwners:
         with tf.device(var.device):
             return fn(var, *args, **(kwargs or {}))
 
-    def colocate_vars_with(
-        self, colocate_with_variable: Any
-    ) -> contextlib.AbstractContextManager[Any]:
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """Places new variables on the device of another one."""
-        scope: contextlib.AbstractContextManager[Any] = tf.device(
-            colocate_with_variable.device
-        )
-        return scope
+        return tf.device(colocate_with_variable.device)
 
 
 class HeldVariable(runtime_internals.BaseResourceVariable):

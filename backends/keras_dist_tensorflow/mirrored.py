@@ -67,17 +67,14 @@ class TensorFlowReplicaExecutor(StepExecutor):
         install_conversions()
         keras_internals.install_applying(self._native)
 
-    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+    def creation_scope(self) -> Any:
         """Returns a scope whose variables have a copy on each device.
 
         Metric states have one, on the primary. It is not the native strategy's
         own scope, because models of other strategies, or of none, can't be
         read, called or trained in that.
         """
-        scope: contextlib.AbstractContextManager[Any] = (
-            tf.variable_creator_scope(self._create)
-        )
-        return scope
+        return tf.variable_creator_scope(self._create)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         # In a trace: ours make their variables outside of it, so this one is

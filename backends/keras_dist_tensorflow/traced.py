@@ -26,7 +26,7 @@ from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.runtime_internals import native_per_replica
-from keras_dist_tensorflow.variables import moves_so_far
+from keras_dist_tensorflow.variables import Moves
 
 MADE_AGAIN = "singleton tf.Variables"
 DIVERGED = "Replicas left different values"
@@ -45,7 +45,7 @@ class Traced:
         self._log = TraceLog(name)
         self._fn = fn
         self._jit_compile = jit_compile
-        self._moves = moves_so_far()
+        self._moves = Moves.so_far
         # Made now: a trace must not create this variable.
         make_global_seed()
         # True after the first call that did not fail.
@@ -55,7 +55,7 @@ class Traced:
     @property
     def is_outdated(self) -> bool:
         """True once a variable that a trace may have captured was replaced."""
-        return self._moves != moves_so_far()
+        return self._moves != Moves.so_far
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         inputs = map_nest(_closed, (args, kwargs))

@@ -73,16 +73,14 @@ def one_copy() -> Iterator[None]:
         creation.has_one_copy = False
 
 
-_moves_so_far = 0
-
-
-def moves_so_far() -> int:
-    """Returns the number of `tf.Variable`s replaced so far in the process."""
-    return _moves_so_far
-
-
 class Moves:
-    """Replaced `tf.Variable`s, and the models and optimizers that follow."""
+    """Replaced `tf.Variable`s, and the models and optimizers that follow.
+
+    Attributes:
+        so_far: Integer, the number of moves in the process.
+    """
+
+    so_far = 0
 
     def __init__(self) -> None:
         self._renamed: dict[Any, Any] = {}
@@ -93,8 +91,7 @@ class Moves:
 
     def move(self, variable: keras.Variable, to: Any) -> None:
         """Replaces the `tf.Variable` of a `keras.Variable`."""
-        global _moves_so_far
-        _moves_so_far += 1
+        Moves.so_far += 1
         old = native_variable(variable)
         self._renamed[keras_internals.native_key(old)] = (
             keras_internals.native_key(to)
