@@ -4,7 +4,6 @@ Collectives support few dtypes. What is gathered travels as 32-bit words, so
 that tensors of many dtypes fit in one message.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -138,23 +137,3 @@ def of_known_size(tensor: Any, like: Any, worker: int) -> Any:
     check = tf.debugging.Assert(tf.equal(size, known), [message, size, advice])
     with tf.control_dependencies([check]):
         return with_shape_of(tf.identity(tensor), like)
-
-
-def packs(
-    kinds: Sequence[Any], sizes: Sequence[int], limit: float
-) -> list[list[int]]:
-    """Groups the positions of values of one kind, the last ones first.
-
-    `sizes` in a pack add up to at most `limit`; a larger value is a pack alone.
-    """
-    found: list[list[int]] = []
-    # By kind, the pack that is being filled, and its size.
-    filling: dict[Any, tuple[list[int], int]] = {}
-    for place in reversed(range(len(kinds))):
-        pack, filled = filling.get(kinds[place], ([], 0))
-        if not pack or filled + sizes[place] > limit:
-            pack, filled = [], 0
-            found.append(pack)
-        pack.append(place)
-        filling[kinds[place]] = pack, filled + sizes[place]
-    return found

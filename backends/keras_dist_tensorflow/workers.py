@@ -11,6 +11,8 @@ from keras import ops
 
 from keras_dist.core.device import parse_device
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import in_packs
+from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
@@ -79,18 +81,23 @@ class TensorFlowWorkers(Workers):
             kinds = [t.dtype for t in sent]
             sizes = [(t.shape.num_elements() or 0) * t.dtype.size for t in sent]
             limit = self.options.bytes_per_pack or math.inf
-            results: list[Any] = [None] * len(tensors)
-            for pack in messages.packs(kinds, sizes, limit):
-                flats = [tf.reshape(sent[place], [-1]) for place in pack]
-                flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
-                parts = tf.split(
-                    self._reduced(flat),
-                    [messages.size_of(each) for each in flats],
-                )
-                for place, part in zip(pack, parts, strict=True):
-                    total = tf.reshape(part, messages.shape_of(sent[place]))
-                    results[place] = messages.received(total, tensors[place])
-            return results
+            totals = in_packs(
+                self._sum_packed,
+                packs(kinds, sizes, limit, last_first=True),
+                sent,
+            )
+            return list(map(messages.received, totals, tensors))
+
+    def _sum_packed(self, tensors: list[Any]) -> list[Any]:
+        """Sums tensors of one dtype over the workers, in one collective."""
+        flats = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
+        sizes = [messages.size_of(each) for each in flats]
+        parts = tf.split(self._reduced(flat), sizes)
+        return [
+            tf.reshape(part, messages.shape_of(tensor))
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         if not tensors:

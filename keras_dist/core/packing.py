@@ -1,0 +1,73 @@
+"""Packing: many values in few flat ones, for one operation on each pack."""
+
+import itertools
+import math
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+
+def packs(
+    kinds: Sequence[Hashable],
+    sizes: Sequence[int] | None = None,
+    limit: float = math.inf,
+    last_first: bool = False,
+) -> list[list[int]]:
+    """Groups the indices of values of one kind, such as a dtype.
+
+    `sizes` in a pack add up to at most `limit`; a larger value is a pack alone.
+    With `last_first`, the last values are packed first.
+
+    Example:
+
+    >>> from keras_dist.core.packing import packs
+    >>> packs(["float32", "int32", "float32"])
+    [[0, 2], [1]]
+    >>> packs(["float32"] * 3, sizes=[4, 4, 8], limit=8, last_first=True)
+    [[2], [1, 0]]
+    """
+    found: list[list[int]] = []
+    # By kind, the pack that is being filled, and its size.
+    filling: dict[Hashable, tuple[list[int], int]] = {}
+    indices = range(len(kinds))
+    for index in reversed(indices) if last_first else indices:
+        size = sizes[index] if sizes else 0
+        pack, filled = filling.get(kinds[index], ([], 0))
+        if not pack or filled + size > limit:
+            pack, filled = [], 0
+            found.append(pack)
+        pack.append(index)
+        filling[kinds[index]] = pack, filled + size
+    return found
+
+
+def in_packs(
+    fn: Callable[[list[Any]], Sequence[Any]],
+    packs: Iterable[Sequence[int]],
+    values: Sequence[Any],
+) -> list[Any]:
+    """Calls `fn` with each pack of values; returns its results in their order.
+
+    `fn` returns a result for each value. Values in no pack stay as they are.
+    """
+    results = list(values)
+    for pack in packs:
+        found = fn([values[index] for index in pack])
+        for index, result in zip(pack, found, strict=True):
+            results[index] = result
+    return results
+
+
+def places(sizes: Sequence[Any]) -> list[slice]:
+    """Returns where each value lies in the concatenation of all.
+
+    Example:
+
+    >>> from keras_dist.core.packing import places
+    >>> places([2, 3])
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    edges = itertools.accumulate(sizes, initial=0)
+    return [slice(*pair) for pair in itertools.pairwise(edges)]
