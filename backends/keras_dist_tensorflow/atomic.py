@@ -59,23 +59,17 @@ def wait_for(check: Any) -> None:
 
 
 @functools.cache
-def install_barrier() -> None:
-    """Makes optimizers of a strategy update once all gradients are there."""
+def install_updates() -> None:
+    """Makes optimizers build outside of graphs and update once gradients exist.
+
+    Before a strategy wraps `apply`, because the wrapper in which replicas meet
+    has to be outside of these.
+    """
     for optimizer in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
     ):
-        optimizer.apply = _waiting(optimizer.apply)
-
-
-@functools.cache
-def install_building() -> None:
-    """Makes a compiled function build optimizers outside of its graph."""
-    for optimizer in (
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-    ):
-        optimizer.apply = _built_outside(optimizer.apply)
+        optimizer.apply = _waiting(_built_outside(optimizer.apply))
 
 
 def _built_outside(original: Any) -> Any:

@@ -19,14 +19,12 @@ from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.atomic import install_barrier
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
-from keras_dist_tensorflow.differentiation import differentiate
+from keras_dist_tensorflow.mirrored import TensorFlowReplicaExecutor
 from keras_dist_tensorflow.one_device import TensorFlowOneDeviceExecutor
-from keras_dist_tensorflow.replicas import TensorFlowReplicaExecutor
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _TAKEN_OVER = (
@@ -42,9 +40,6 @@ class TensorFlowBackend(Backend, Differentiates):
 
     def __init__(self) -> None:
         self._compiler = TensorFlowCompiler(1)
-        # Wraps `apply` before a strategy does, because the wrapper in which
-        # replicas meet has to be outside of this one.
-        install_barrier()
         self._workers: TensorFlowWorkers | None = None
 
     def list_devices(self) -> Sequence[Device]:
@@ -92,10 +87,10 @@ class TensorFlowBackend(Backend, Differentiates):
         return TensorFlowReplicaExecutor(plan, workers)
 
     def random_state(self) -> str:
-        return internals.random_state()
+        return runtime_internals.random_state()
 
     def set_random_state(self, state: str) -> None:
-        internals.set_random_state(state)
+        runtime_internals.set_random_state(state)
 
     def compiler(self) -> TensorFlowCompiler:
         return self._compiler
@@ -143,4 +138,18 @@ class TensorFlowBackend(Backend, Differentiates):
         variables: Sequence[keras.Variable],
         tensors: Sequence[Any],
     ) -> Differentiated:
-        return differentiate(fn, variables, tensors)
+        # In a replica this is its own copy, or the tensor that it has assigned.
+        read = [variable.value for variable in variables]
+        # New tensors: `fn` may use the caller's through a closure, and those
+        # uses are not differentiated.
+        own = [tf.identity(tensor) for tensor in tensors]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([*read, *own])
+            value, aux = fn(*own)
+        # After the tape's scope, so that only tapes around it record this.
+        gradients = tape.gradient(value, [*read, *own])
+        of_tensors = [
+            None if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient in gradients[len(read) :]
+        ]
+        return value, aux, gradients[: len(read)] + of_tensors

@@ -1,5 +1,6 @@
 """Splits of a global batch into the rows of each replica."""
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -21,26 +22,21 @@ def cut_batch(
 
     A replica with an empty share gets the first row all the same, because
     every replica takes part in every meeting; its share has 0 rows, so that
-    the row has no weight.
+    the row has no weight. If the arrays differ in their numbers of rows, the
+    batch axis is ambiguous: then, and with `is_whole`, the first replica's
+    share is the whole batch.
 
     Args:
-        batch: Nested structure of arrays, tensors, ragged or sparse tensors.
-            If they differ in their numbers of rows, the batch axis is
-            ambiguous: the first replica's share is the whole batch.
+        batch: Nest of arrays, tensors, ragged or sparse tensors.
         parts: Integer, number of replicas, over all workers.
         own: Slice of the replicas whose rows are returned.
-        unequal: `UnequalLengths`, which warns of such an ambiguous batch, or
-            `None` for no warning.
-        is_whole: Boolean, whether the first replica's share is the whole
-            batch in any case.
+        unequal: `UnequalLengths`, which warns of an ambiguous batch.
+        is_whole: Boolean.
 
     Returns:
-        Tuple of a list of nested structures like `batch`, a list of
-        `Share`s, and a list with the row where the share of each replica of
-        all workers begins and, in the end, the number of rows.
-
-    Raises:
-        ValueError: If no array has rows.
+        Tuple of a list of nests like `batch`, a list of `Share`s, and a list
+        with the row where each replica's share begins and, in the end, the
+        number of rows.
     """
     leaves = tree.flatten(batch)
     rows = [_row_count(leaf) for leaf in leaves]
@@ -155,3 +151,34 @@ def _slice(leaf: Any, begin: Any, end: Any) -> Any:
         own.set_shape([static, *leaf.shape.as_list()[1:]])
         return own
     return leaf[begin:end]
+
+
+class FirstSeen:
+    """A dataset that calls `see` with its first element, and keeps it.
+
+    An empty dataset calls `see(None)`. Each iteration is one pass over the
+    data: a second one would change the order of a dataset that shuffles, and
+    find a generator exhausted.
+    """
+
+    def __init__(
+        self, dataset: tf.data.Dataset, see: Callable[[Any], None]
+    ) -> None:
+        self._dataset = dataset
+        self._see = see
+
+    def __iter__(self) -> Any:
+        iterator = iter(self._dataset)
+        first = iterator.get_next_as_optional()
+        if not first.has_value():
+            self._see(None)
+            return iterator
+        self._see(first.get_value())
+        rest = (
+            tf.data.Dataset.counter()
+            .map(lambda _: iterator.get_next_as_optional())
+            .take_while(lambda element: element.has_value())
+            .map(lambda element: element.get_value())
+        )
+        seen = tf.data.Dataset.from_tensors(first.get_value())
+        return iter(seen.concatenate(rest))

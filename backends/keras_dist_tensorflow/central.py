@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -19,42 +18,30 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
+from keras_dist.plugin import threads
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import named
-from keras_dist.plugin.threads import BatonPool
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.gradients import finished
-from keras_dist_tensorflow.held import HeldVariable
-from keras_dist_tensorflow.hosted import HostedRound
-from keras_dist_tensorflow.hosted import capture_thread
-from keras_dist_tensorflow.hosted import played
-from keras_dist_tensorflow.meetings import TensorFlowReplica
-from keras_dist_tensorflow.steps import StepExecutor
+from keras_dist.plugin.replica import divergence
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import outside_replicas
+from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.atomic import Barrier
+from keras_dist_tensorflow.engine import StepExecutor
+from keras_dist_tensorflow.keras_internals import adopt_optimizer
+from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow.keras_internals import replace_native_variable
+from keras_dist_tensorflow.replica import TensorFlowReplica
+from keras_dist_tensorflow.replica import capture_thread
 from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import creation
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
+from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
-
-
-class _Current(threading.local):
-    is_moving = False
-
-
-_current = _Current()
-
-
-@contextlib.contextmanager
-def _moving() -> Iterator[None]:
-    """Leaves new variables on this thread's device, not on the primary."""
-    _current.is_moving = True
-    try:
-        yield
-    finally:
-        _current.is_moving = False
 
 
 class CentralExecutor(StepExecutor):
@@ -68,109 +55,89 @@ class CentralExecutor(StepExecutor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        internals.install_early_kernels()
+        keras_internals.install_early_kernels()
         self.updater = AtOwners()
-        self._threads = BatonPool(capture_thread)
+        self._threads = threads.BatonPool(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
         self._new: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )
 
-    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+    def creation_scope(self) -> Any:
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            if _current.is_moving:
+            if creation.has_one_copy:
                 return next_creator(**kwargs)
             with tf.device(native_name(self.plan.primary)):
                 native = next_creator(**kwargs)
             self._new[id(native)] = native
             return native
 
-        scope: contextlib.AbstractContextManager[Any] = (
-            tf.variable_creator_scope(create)
-        )
-        return scope
+        return tf.variable_creator_scope(create)
 
     def place(self, variable: keras.Variable) -> None:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         if native is None or not tf.executing_eagerly():
             return
-        owner = self.owners.of(variable)
+        home = self.home(variable)
         is_new = self._new.pop(id(native), None) is native
-        if devices_of(native) == (owner,):
+        if devices_of(native) == (home,):
             return
-        with _moving(), tf.device(native_name(owner)):
+        with one_copy(), tf.device(native_name(home)):
             moved = copied(native)
         if is_new:
-            internals.replace_native_variable(variable, moved)
+            replace_native_variable(variable, moved)
         else:
             self._moves.move(variable, moved)
 
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        native = internals.native_variable(variable)
-        if native is None:
-            return (self.owners.of(variable),)
-        return devices_of(native)
+    def home(self, variable: keras.Variable) -> Device:
+        return self.owners.of(variable)
 
     def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
         whole = num_bytes(variable)
         kept = dict.fromkeys(self.devices_of(variable), whole)
         strategy = vars(variable).get("distribute_strategy")
         if strategy is not None and id(variable) in strategy.has_components:
-            owner = self.owners.of(variable)
+            home = self.home(variable)
             parts = whole * len(self.plan.replicas)
-            # The variable itself may not have moved to its owner yet.
-            kept[owner] = kept.get(owner, 0) + parts
+            # The variable itself may not have moved there yet.
+            kept[home] = kept.get(home, 0) + parts
         return kept
 
     def component(
         self, variable: keras.Variable, index: int, value: Callable[[], Any]
     ) -> Component:
-        return NativeComponent(value, self.owners.of(variable))
+        return NativeComponent(value, self.home(variable))
 
     def play(
         self,
-        fn: Callable[[int, Replica], T],
+        fn: Callable[[Replica], T],
         shares: Sequence[Share],
         group: ReplicaGroup,
-    ) -> dict[int, T]:
-        round_ = HostedRound(len(shares), self.plan.primary)
+    ) -> list[T]:
         self._new.clear()
+        round_ = HostedRound(len(shares), self.plan.primary)
+        in_graph = _captured_graph()
+        taken_over = runtime_internals.captured_creation()
 
         def on_replica(index: int) -> T:
-            replica = CentralReplica(index, shares[index], round_, group)
-            with named(replica.id, self.plan.num_replicas):
-                return fn(index, replica)
+            # Only replica 0 writes summaries, else each is written many times.
+            with (
+                in_graph(index),
+                taken_over(writes=index == 0),
+                tf.device(native_name(self.plan.devices[index])),
+            ):
+                return fn(CentralReplica(index, shares[index], round_, group))
 
-        fns = [
-            functools.partial(on_replica, index) for index in range(len(shares))
-        ]
+        run = tf.autograph.experimental.do_not_convert(on_replica)
+        fns = [functools.partial(run, i) for i in range(len(shares))]
         # A trace happens once: its pool of threads ends with it.
         kept = tf.executing_eagerly()
-        pool = self._threads if kept else BatonPool(capture_thread)
-        results = played(pool, round_, fns, self.plan.devices)
-        return dict(enumerate(results))
-
-    def sum_gradients(
-        self,
-        replica: Replica,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        variables: Sequence[keras.Variable],
-    ) -> list[Any]:
-        if len(self.plan.variable_devices) == 1:
-            return super().sum_gradients(replica, gradients, weights, variables)
-        sums = []
-        columns = zip(*gradients, strict=True)
-        for variable, column in zip(variables, columns, strict=True):
-            with tf.device(native_name(self.owners.of(variable))):
-                sums += self.locally_summed(
-                    [[own] for own in column], weights, [variable.path]
-                )
-        return finished(sums, self.workers)
+        pool = self._threads if kept else threads.BatonPool(capture_thread)
+        return pool.run(round_, [round_.host, *fns])[1:]
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        internals.adopt_optimizer(optimizer, self.updater, {})
+        adopt_optimizer(optimizer, self.updater, {})
         with tf.device(native_name(self.plan.primary)):
             yield
 
@@ -206,11 +173,131 @@ class AtOwners:
         with tf.device(var.device):
             return fn(var, *args, **(kwargs or {}))
 
-    def colocate_vars_with(
-        self, colocate_with_variable: Any
-    ) -> contextlib.AbstractContextManager[Any]:
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """Places new variables on the device of another one."""
-        scope: contextlib.AbstractContextManager[Any] = tf.device(
-            colocate_with_variable.device
+        return tf.device(colocate_with_variable.device)
+
+
+class HeldVariable(runtime_internals.BaseResourceVariable):
+    """A tensor that tapes watch as they watch a variable.
+
+    It replaces a variable that a replica has assigned, because the only copy
+    must not change before all replicas agree on its value. Being watched, it
+    lets `tape.gradient(loss, variables)` find the replica's computation.
+    """
+
+    def __init__(self, value: Any, name: str) -> None:
+        # Gradients stop at this value, as they do at a variable.
+        value = tf.stop_gradient(value)
+        super().__init__(
+            trainable=True,
+            shape=value.shape,
+            dtype=value.dtype,
+            handle=value,
+            handle_name=name,
+            unique_id=name,
+            synchronization=tf.VariableSynchronization.AUTO,
+            aggregation=tf.VariableAggregation.NONE,
         )
-        return scope
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        runtime_internals.watch(self)
+        return self.handle
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """Returns the rows at `indices`."""
+        return tf.gather(self._read_variable_op(), indices, name=name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """Returns the elements or slices at `indices`."""
+        return tf.gather_nd(self._read_variable_op(), indices, name=name)
+
+
+class HostedRound(threads.Round):
+    """One run of replicas whose meetings run in the caller's thread.
+
+    Each replica has its own thread. So tapes that are open in the caller's
+    thread do not record replicas, and a replica's tapes do not record
+    meetings. The caller has turn 0 in the round; replica `i` has turn `i + 1`.
+
+    Meetings compute on the device `place`.
+    """
+
+    def __init__(self, num_replicas: int, place: Device) -> None:
+        super().__init__(num_replicas + 1)
+        self._place = place
+        self._barrier = Barrier()
+
+    def play(self, index: int, fn: Callable[[], Any]) -> None:
+        def noted() -> Any:
+            try:
+                return fn()
+            except BaseException as error:
+                # Set first, so that the base class adds no note: its index
+                # counts the caller, and `named` has noted the replica's.
+                self.error = self.error or error
+                raise
+
+        super().play(index, noted)
+
+    def meet(
+        self,
+        index: int,
+        what: str,
+        hold: Callable[[list[Any]], Any],
+        value: Any,
+    ) -> Any:
+        state = current_replica()
+
+        def hold_here(values: list[Any]) -> Any:
+            with (
+                outside_replicas(state),
+                tf.device(native_name(self._place)),
+                self._barrier.hold(),
+            ):
+                return hold(values)
+
+        return super().meet(index + 1, what, hold_here, value)
+
+    def host(self) -> None:
+        """Runs the replicas' meetings until every replica has ended."""
+        while True:
+            super().meet(0, "", list, None)
+            arrived, self._waiting = self._waiting, {}
+            del arrived[0]
+            if not arrived:
+                return
+            count = len(self.results) - 1
+            places = [arrived.get(i + 1, (None,))[0] for i in range(count)]
+            if len(set(places)) > 1:
+                raise divergence(places)
+            values = [arrived[index][1] for index in sorted(arrived)]
+            self._result = self._hold(values)
+
+    def _hold_meeting(self) -> None:
+        """Does nothing: the host has the next turn and runs the meeting."""
+
+
+def _captured_graph() -> Callable[[int], Any]:
+    """Captures the graph that this thread traces, for replicas' threads.
+
+    Returns a function of a context manager in which a replica's thread adds
+    operations to that graph.
+    """
+    if tf.executing_eagerly():
+        return lambda index: contextlib.nullcontext()
+    graph = tf.compat.v1.get_default_graph()
+    # Otherwise threads share the graph's stacks, such as that of devices.
+    graph.switch_to_thread_local()
+    scope = graph.get_name_scope()
+    own = f"{scope}/" if scope else ""
+
+    @contextlib.contextmanager
+    def in_graph(index: int) -> Iterator[None]:
+        # A name that ends with a slash is entered again as it is.
+        name = f"{own}replica_{index}/" if index else own
+        names = tf.name_scope(name) if name else contextlib.nullcontext()
+        with graph.as_default(), names:
+            yield
+
+    return in_graph

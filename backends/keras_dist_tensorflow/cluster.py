@@ -1,10 +1,14 @@
-"""Start of TensorFlow's runtime for several workers."""
+"""The workers of a cluster: their addresses, their start, and lost ones."""
 
 import contextlib
 import ctypes
+import errno
+import ipaddress
 import re
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,18 +18,102 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.addresses import check_addresses
-from keras_dist_tensorflow.listening import listen_to_own_address
+from keras_dist_tensorflow import runtime_internals
 
 # Default seconds that workers wait for one another when they start.
 JOINING = 300.0
 # Seconds without a heartbeat after which a worker counts as lost; options with
 # a shorter timeout make them fewer.
 SILENCE = 30.0
+# Seconds to wait until other workers' host names resolve: some schedulers
+# announce a host when it starts.
+NAMING = 60.0
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _JOB = "worker"
 _TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
+# Milliseconds in which a living worker answers.
+_ANSWER_MS = 3000
+_KINDS = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+    tf.errors.FailedPreconditionError,
+)
+_OF_WORKERS = ("Collective", "CoordinationService", "remote target /job:")
+_SAID = re.compile(r"Worker (\d+) at \S+ (?:ended|stopped)[^\n]*")
+_SILENT = re.compile(r"stopped sending heartbeats\):\n((?:/job:.*\n?)+)")
+
+
+def check_addresses(cluster: Cluster, seconds: float) -> None:
+    """Checks that all host names resolve and that this worker's port is free.
+
+    Waits up to `seconds`, and at most a minute, for other workers' names.
+
+    Raises:
+        ClusterError: For an unknown host or a port that can't be used.
+    """
+    deadline = time.monotonic() + min(seconds, NAMING)
+    for index, address in enumerate(cluster.addresses):
+        host, _ = split(address)
+        while not ip_addresses(host):
+            if index == cluster.index or time.monotonic() > deadline:
+                raise ClusterError(
+                    f"The host of worker {index} is unknown. Received: "
+                    f"'{address}'. Expected: \"host:port\" with a name or an "
+                    "IP address that this machine can look up."
+                )
+            time.sleep(0.5)  # between two look-ups
+    _check_port(cluster.index, cluster.addresses[cluster.index])
+
+
+def split(address: str) -> tuple[str, int]:
+    """Splits `"host:port"`, without the brackets of an IPv6 address."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def ip_addresses(host: str) -> list[IPAddress]:
+    """Resolves a host name; returns an empty list if it is unknown."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return [ipaddress.ip_address(str(entry[4][0])) for entry in found]
+
+
+def is_of_this_machine(ip: IPAddress) -> bool:
+    """Returns whether an interface of this machine has an address."""
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((str(ip), 0))
+    except OSError:
+        return False
+    return True
+
+
+def _check_port(index: int, own: str) -> None:
+    with socket.socket() as probe:
+        # As TensorFlow does: otherwise a port that was closed just now counts
+        # as in use.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", split(own)[1]))
+        except OSError as error:
+            reason = (
+                "in use by another process"
+                if error.errno == errno.EADDRINUSE
+                else f"not to be had ({error.strerror})"
+            )
+            raise ClusterError(
+                f"The port of worker {index} is {reason}. Received: '{own}'. "
+                "Choose a free port, or end what uses it."
+            ) from error
 
 
 def task_name(index: int) -> str:
@@ -44,7 +132,7 @@ def local_devices(kind: str) -> list[Any]:
     TensorFlow lists those of all workers.
     """
     devices = tf.config.list_logical_devices(kind)
-    own = internals.runtime_task()
+    own = runtime_internals.runtime_task()
     return [
         device
         for device in devices
@@ -60,7 +148,7 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
         WorkerLostError: If not all workers came in time.
         RuntimeError: If TensorFlow has started already.
     """
-    if internals.has_started():
+    if runtime_internals.has_started():
         raise RuntimeError(
             "The workers of a cluster must be joined at program startup. "
             "TensorFlow has made a tensor or listed its devices already. "
@@ -70,7 +158,7 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
     seconds = options.timeout_seconds or JOINING
     check_addresses(cluster, seconds)
     silence = min(SILENCE, options.timeout_seconds or SILENCE)
-    internals.configure_runtime(
+    runtime_internals.configure_runtime(
         job=_JOB,
         addresses=cluster.addresses,
         index=cluster.index,
@@ -79,10 +167,9 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
     )
     with interruptible(), reaction_kept(signal.SIGTERM):
         try:
-            internals.start_runtime()
+            runtime_internals.start_runtime()
         except tf.errors.OpError as error:
-            raise _explained(cluster, seconds, error) from error
-    listen_to_own_address(cluster)
+            raise _not_joined(cluster, seconds, error) from error
 
 
 @contextlib.contextmanager
@@ -121,7 +208,7 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _explained(
+def _not_joined(
     cluster: Cluster, seconds: float, error: tf.errors.OpError
 ) -> Exception:
     own = cluster.addresses[cluster.index]
@@ -143,4 +230,64 @@ def _explained(
         "all workers at about the same time, check that this machine reaches "
         "those addresses, or give `timeout_seconds` of "
         "`CommunicationOptions` more."
+    )
+
+
+def explained(
+    error: BaseException, cluster: Cluster, timeout: float
+) -> BaseException:
+    """Implements `Workers.explain`; a collective may take `timeout` seconds."""
+    if not isinstance(error, _KINDS) or not any(
+        word in error.message for word in _OF_WORKERS
+    ):
+        return error
+    return WorkerLostError(
+        f"Worker {cluster.index} can't go on without the others: "
+        f"{_reason(error.message, cluster, timeout)}. See what that worker "
+        "printed, and start all workers again, for instance with `keras-dist "
+        "run --max-restarts`."
+    )
+
+
+def _reason(message: str, cluster: Cluster, timeout: float) -> str:
+    said = _SAID.search(message)
+    if said:
+        return said[0].rstrip(".")[0].lower() + said[0].rstrip(".")[1:]
+    silent = _SILENT.search(message)
+    found = tasks_in(silent[1]) if silent else []
+    lost = _others(found, cluster)
+    if lost:
+        return f"{_names(lost, cluster)} gave no sign of life"
+    if found:
+        return "they count it as lost, because it gave no sign of life"
+    lost = [
+        index
+        for index in _others(range(cluster.num_workers), cluster)
+        if not runtime_internals.is_healthy(task_name(index), _ANSWER_MS)
+    ]
+    if lost:
+        return f"{_names(lost, cluster)} can't be reached"
+    # A worker named in the message may have ended and been restarted by now.
+    lost = _others(tasks_in(message), cluster)
+    if lost:
+        return f"the connection to {_names(lost, cluster)} broke"
+    return (
+        "every worker is alive, but not all of them took part within "
+        f"{timeout:g} seconds. They may run other code or other data, or "
+        "one of them does something else for longer: then give "
+        "`timeout_seconds` of `CommunicationOptions` more"
+    )
+
+
+def _others(indices: "list[int] | range", cluster: Cluster) -> list[int]:
+    return [
+        index
+        for index in indices
+        if index != cluster.index and index < cluster.num_workers
+    ]
+
+
+def _names(indices: list[int], cluster: Cluster) -> str:
+    return ", ".join(
+        f"worker {index} at {cluster.addresses[index]}" for index in indices
     )

@@ -7,28 +7,30 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_dist.core.context import check_cross_replica
 from keras_dist.core.context import in_replica_function
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
+from keras_dist.core.values import DistributedValues
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.atomic import install_building
-from keras_dist_tensorflow.loops import loop_of
-from keras_dist_tensorflow.loops import stacked
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.atomic import install_updates
+from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.traced import Traced
-
-if TYPE_CHECKING:
-    from keras_dist_tensorflow.workers import TensorFlowWorkers
+from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _Named = Mapping[str, Any] | None
+Step = Callable[..., Any]
 
 
 class TensorFlowCompiler(Compiler):
@@ -41,10 +43,10 @@ class TensorFlowCompiler(Compiler):
     def __init__(
         self,
         num_replicas: int,
-        workers: "TensorFlowWorkers | None" = None,
+        workers: TensorFlowWorkers | None = None,
         is_one_device: bool = True,
     ) -> None:
-        install_building()
+        install_updates()
         self._num_replicas = num_replicas
         self._is_one_device = is_one_device
         self.workers = workers
@@ -70,7 +72,7 @@ class TensorFlowCompiler(Compiler):
         # The function may ask whether it is in replica context: each context
         # has a trace of its own.
         kind = ("call", in_replica_function())
-        return self._traced(function, kind, make)(args, kwargs)
+        return self._call(function, kind, make, args, kwargs)
 
     def call_in_replica(
         self,
@@ -79,7 +81,10 @@ class TensorFlowCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        if internals.is_recording() or internals.is_computed_again():
+        if (
+            runtime_internals.is_recording()
+            or runtime_internals.is_computed_again()
+        ):
             # A tape cannot follow gradients through a `tf.function` to the
             # all-reduces between replicas.
             return function.python_function(*args, **kwargs)
@@ -101,7 +106,7 @@ class TensorFlowCompiler(Compiler):
         def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
             return functools.partial(strategy.run_uncompiled, python_function)
 
-        return self._traced(fn, ("run",), make)(args, kwargs or {})
+        return self._call(fn, ("run",), make, args, kwargs or {})
 
     def scan(
         self,
@@ -110,21 +115,24 @@ class TensorFlowCompiler(Compiler):
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
         check_cross_replica(strategy, "run")
-        args = stacked(batches) if tf.executing_eagerly() else None
+        args = _stacked(batches) if tf.executing_eagerly() else None
         if args is None:
             return super().scan(strategy, function, batches)
 
         def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
-            return loop_of(strategy, python_function, len(batches))
+            return _loop_of(strategy, python_function, len(batches))
 
-        return self._traced(function, ("scan", len(batches)), make)(args, {})
+        kind = ("scan", len(batches))
+        return self._call(function, kind, make, args, {})
 
-    def _traced(
+    def _call(
         self,
         function: CompiledFunction,
         kind: Any,
         make: Callable[[Callable[..., Any]], Callable[..., Any]],
-    ) -> Callable[[Any, Any], Any]:
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         kept = self._kept.setdefault(function.key, {})
         traced = kept.get(kind)
         if traced is None or traced.is_outdated:
@@ -134,14 +142,10 @@ class TensorFlowCompiler(Compiler):
                 self._jit_compile(function),
             )
             kept[kind] = traced
-
-        def call(args: Any, kwargs: Any) -> Any:
-            check_arguments(function, args, kwargs)
-            # Without the scope, results are copied to the default device.
-            with self._explaining(), self.scope():
-                return traced(args, kwargs)
-
-        return call
+        check_arguments(function, args, kwargs)
+        # Without the scope, results are copied to the default device.
+        with self._explaining(), self.scope():
+            return traced(args, kwargs)
 
     def _explaining(self) -> contextlib.AbstractContextManager[None]:
         if self.workers is None:
@@ -159,3 +163,116 @@ class TensorFlowCompiler(Compiler):
             stacklevel=5,
         )
         return None
+
+
+def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
+    """Stacks the arguments of several steps along a new first axis.
+
+    Batches have equal shapes. Returns a nest like one batch, or `None` if
+    batches hold anything but dense tensors and arrays.
+    """
+    columns = list(zip(*map(leaves_of, batches), strict=True))
+    if not columns or not all(
+        _is_dense(value)
+        for column in columns
+        for leaf in column
+        for value in _components(leaf)
+    ):
+        return None
+    of_leaves = iter([_joined(_stack, column) for column in columns])
+    nest: tuple[Any, ...] = map_nest(lambda leaf: next(of_leaves), batches[0])
+    return nest
+
+
+def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
+    """Returns a function, to be traced, that loops over `strategy.run`.
+
+    It takes what `_stacked` returned, and keyword arguments that it ignores,
+    and returns the results of all steps, stacked.
+    """
+
+    def loop(batches: tuple[Any, ...], _: Any) -> Any:
+        results: list[Any] = []
+
+        def one(index: Any) -> list[Any]:
+            batch = map_nest(
+                lambda leaf: _joined(lambda own: own[0][index], [leaf]),
+                batches,
+            )
+            results[:] = [strategy.run_uncompiled(step, batch)]
+            return [
+                tf.convert_to_tensor(value)
+                for leaf in leaves_of(results[0])
+                if leaf is not None
+                for value in _components(leaf)
+            ]
+
+        # Traced first and on its own: the loop needs the number, dtypes and
+        # shapes of the body's results before it begins.
+        body = tf.function(one, autograph=False).get_concrete_function(
+            tf.TensorSpec((), tf.int32)
+        )
+        columns = iter(_collected(body, num_steps))
+
+        def column(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            own = [next(columns) for _ in _components(leaf)]
+            if not isinstance(leaf, DistributedValues):
+                return own[0]
+            return native_per_replica(own)
+
+        return map_nest(column, results[0])
+
+    return loop
+
+
+def _collected(body: Any, num_steps: int) -> list[Any]:
+    """Calls the body for steps 0, 1, ... and stacks each of its results."""
+    arrays = tuple(
+        tf.TensorArray(output.dtype, num_steps, element_shape=output.shape)
+        for output in body.outputs
+    )
+
+    def again(index: Any, arrays: tuple[Any, ...]) -> tuple[Any, Any]:
+        outputs = body(index)
+        return index + 1, tuple(
+            array.write(index, output)
+            for array, output in zip(arrays, outputs, strict=True)
+        )
+
+    _, arrays = tf.while_loop(
+        lambda index, _: index < num_steps,
+        again,
+        (tf.constant(0), arrays),
+        parallel_iterations=1,
+    )
+    return [array.stack() for array in arrays]
+
+
+def _components(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, DistributedValues) and not isinstance(
+        leaf, keras.Variable
+    ):
+        return leaf.values
+    return (leaf,)
+
+
+def _joined(fn: Callable[[list[Any]], Any], leaves: Sequence[Any]) -> Any:
+    """Applies `fn` per replica, or once if the leaves are not per-replica."""
+    if isinstance(leaves[0], tf.Tensor) or not isinstance(
+        leaves[0], DistributedValues
+    ):
+        return fn(list(leaves))
+    each = zip(*[leaf.values for leaf in leaves], strict=True)
+    return native_per_replica([fn(list(own)) for own in each])
+
+
+def _stack(values: list[Any]) -> Any:
+    device = getattr(values[0], "device", None)
+    with tf.device(device):
+        return tf.stack(values)
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, (tf.Tensor, np.ndarray, np.generic))

@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist_tensorflow.operation_internals import is_eager
-from keras_dist_tensorflow.operation_internals import is_made_outside
 from keras_dist_tensorflow.origins import SAME
 from keras_dist_tensorflow.origins import OriginNode
 from keras_dist_tensorflow.origins import through
+from keras_dist_tensorflow.runtime_internals import is_eager
+from keras_dist_tensorflow.runtime_internals import is_made_outside
 
 SECTION = "The numbers differ"
 _READS = ("ReadVariableOp", "Placeholder")
@@ -28,10 +28,8 @@ _READS = ("ReadVariableOp", "Placeholder")
 class StepSizes:
     """Known numbers of rows of the current step.
 
-    Args:
-        rows: Sequence with, for each replica, the set of known numbers of
-            rows that it may have.
-        start: Integer, `tensors_so_far` when the step began.
+    `rows` has, for each replica, the set of known numbers of rows that it may
+    have. `start` is `tensors_so_far` when the step began.
     """
 
     rows: Sequence[Set[int]] = ()

@@ -13,10 +13,10 @@ import sys
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
-from keras_dist_tensorflow.addresses import IPAddress
-from keras_dist_tensorflow.addresses import ip_addresses
-from keras_dist_tensorflow.addresses import is_of_this_machine
-from keras_dist_tensorflow.addresses import split
+from keras_dist_tensorflow.cluster import IPAddress
+from keras_dist_tensorflow.cluster import ip_addresses
+from keras_dist_tensorflow.cluster import is_of_this_machine
+from keras_dist_tensorflow.cluster import split
 
 # Constants of Linux' headers: a socket option, and instructions of filters.
 _SO_ATTACH_FILTER = 26

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_dist_tensorflow.operation_internals import body_of
-from keras_dist_tensorflow.operation_internals import is_eager
-from keras_dist_tensorflow.operation_internals import watching_operations
+from keras_dist_tensorflow.runtime_internals import body_of
+from keras_dist_tensorflow.runtime_internals import is_eager
+from keras_dist_tensorflow.runtime_internals import watching_operations
 
 _MARK = "_keras_dist_rows"
 _MADE = "_keras_dist_made"

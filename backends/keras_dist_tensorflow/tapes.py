@@ -21,60 +21,20 @@ from keras_dist.replica.custom_gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
-from keras_dist_tensorflow.meetings import TensorFlowReplica
+from keras_dist_tensorflow.replica import TensorFlowReplica
 
 
 @functools.cache
 def install_tapes() -> None:
     """Wraps `tf.GradientTape.gradient` and `tf.custom_gradient`."""
     tape = tf.GradientTape
-    tape.gradient = _rehearsed(_remembered(_counted(tape.gradient)))
+    tape.gradient = _in_replicas(tape.gradient)
     # `keras.ops.custom_gradient` calls this one.
     tf.custom_gradient = hook_custom_gradient(tf.custom_gradient)
 
 
-def _rehearsed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `gradient` note its targets and return zeros in a rehearsal."""
-
-    @functools.wraps(original)
-    def gradient(
-        self: tf.GradientTape,
-        target: Any,
-        sources: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        step = current_step()
-        if not isinstance(step, RehearsedStep) or not any(
-            map(_is_variable, tf.nest.flatten(sources))
-        ):
-            return original(self, target, sources, *args, **kwargs)
-        step.differentiated(tf.nest.flatten(target))
-        return tf.nest.map_structure(
-            lambda source: tf.zeros(source.shape, source.dtype), sources
-        )
-
-    return gradient
-
-
-def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the current replica remember what `gradient` returns."""
-
-    @functools.wraps(original)
-    def gradient(self: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        state = current_replica()
-        replica = None if state is None else state.replica
-        if isinstance(replica, TensorFlowReplica):
-            for each in tf.nest.flatten(result):
-                replica.derivatives[id(each)] = each
-        return result
-
-    return gradient
-
-
-def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `gradient` scale gradients of sums over rows by `total / rows`."""
+def _in_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `gradient` for replicas of a step."""
 
     @functools.wraps(original)
     def gradient(
@@ -84,61 +44,98 @@ def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        def of(output_gradients: Any) -> Any:
+        def of(weights: Any) -> Any:
             return original(
-                self, target, sources, output_gradients, unconnected_gradients
+                self, target, sources, weights, unconnected_gradients
             )
 
         step = current_step()
-        if step is None or step.has_global_rows:
-            return of(output_gradients)
-        targets = tf.nest.flatten(target)
-        are_variables = [_is_variable(s) for s in tf.nest.flatten(sources)]
-        if not any(map(_has_axis, targets)) or not any(are_variables):
-            return of(output_gradients)
-        are_sums = _are_sums(step, targets)
-        if not any(are_sums):
-            return of(output_gradients)
-        inverse = step.share.inverse
-        if not all(are_variables) and not all(are_sums):
-            raise UnsupportedModelError(
-                "`tape.gradient` was asked at once for gradients of targets "
-                "with a value a row and of targets without, with respect to "
-                f"variables and other tensors. Received: targets of shapes "
-                f"{[tuple(each.shape) for each in targets]}. Expected: "
-                "targets of one of the kinds, for each replica has a share of "
-                "the rows. Call it once for each, with a persistent tape."
-            )
-        if not all(are_variables):
+        if step is None:
             result = of(output_gradients)
-            return tf.nest.pack_sequence_as(
-                sources,
-                [
-                    _scaled(each, inverse) if is_variable else each
-                    for each, is_variable in zip(
-                        tf.nest.flatten(result), are_variables, strict=True
-                    )
-                ],
+        elif isinstance(step, RehearsedStep) and any(
+            map(_is_variable, tf.nest.flatten(sources))
+        ):
+            step.differentiated(tf.nest.flatten(target))
+            return tf.nest.map_structure(
+                lambda source: tf.zeros(source.shape, source.dtype), sources
             )
-        # Scaled before the backward pass and not after: sums over replicas
-        # within it, as those of batch statistics, weigh each replica as if
-        # the target were a mean.
-        weights = [None] * len(targets)
-        if output_gradients is not None:
-            weights = tf.nest.flatten(output_gradients)
-        return of(
-            tf.nest.pack_sequence_as(
-                target,
-                [
-                    _scaled(_or_ones(weight, each), inverse if is_sum else 1.0)
-                    for each, weight, is_sum in zip(
-                        targets, weights, are_sums, strict=True
-                    )
-                ],
-            )
-        )
+        else:
+            result = _counted(step, of, target, sources, output_gradients)
+        _remember(result)
+        return result
 
     return gradient
+
+
+def _remember(gradients: Any) -> None:
+    """Makes the current replica remember gradients as a tape returned them."""
+    state = current_replica()
+    replica = None if state is None else state.replica
+    if isinstance(replica, TensorFlowReplica):
+        for each in tf.nest.flatten(gradients):
+            replica.derivatives[id(each)] = each
+
+
+def _counted(
+    step: ReplicaStep,
+    of: Callable[[Any], Any],
+    target: Any,
+    sources: Any,
+    output_gradients: Any,
+) -> Any:
+    """Scales gradients of sums over rows by `total / rows`.
+
+    `of` returns the gradients for output gradients.
+    """
+    targets = tf.nest.flatten(target)
+    are_variables = [_is_variable(s) for s in tf.nest.flatten(sources)]
+    if (
+        step.has_global_rows
+        or not any(map(_has_axis, targets))
+        or not any(are_variables)
+    ):
+        return of(output_gradients)
+    are_sums = _are_sums(step, targets)
+    if not any(are_sums):
+        return of(output_gradients)
+    inverse = step.share.inverse
+    if not all(are_variables) and not all(are_sums):
+        raise UnsupportedModelError(
+            "`tape.gradient` was asked at once for gradients of targets "
+            "with a value a row and of targets without, with respect to "
+            f"variables and other tensors. Received: targets of shapes "
+            f"{[tuple(each.shape) for each in targets]}. Expected: "
+            "targets of one of the kinds, for each replica has a share of "
+            "the rows. Call it once for each, with a persistent tape."
+        )
+    if not all(are_variables):
+        result = of(output_gradients)
+        return tf.nest.pack_sequence_as(
+            sources,
+            [
+                _scaled(each, inverse) if is_variable else each
+                for each, is_variable in zip(
+                    tf.nest.flatten(result), are_variables, strict=True
+                )
+            ],
+        )
+    # Scaled before the backward pass and not after: sums over replicas
+    # within it, as those of batch statistics, weigh each replica as if
+    # the target were a mean.
+    weights = [None] * len(targets)
+    if output_gradients is not None:
+        weights = tf.nest.flatten(output_gradients)
+    return of(
+        tf.nest.pack_sequence_as(
+            target,
+            [
+                _scaled(_or_ones(weight, each), inverse if is_sum else 1.0)
+                for each, weight, is_sum in zip(
+                    targets, weights, are_sums, strict=True
+                )
+            ],
+        )
+    )
 
 
 def _has_axis(target: Any) -> bool:

@@ -15,6 +15,7 @@ from keras_dist.core.objects import refuse_result
 from keras_dist.core.tracing import creation_error
 from keras_dist.core.tracing import inlining
 from keras_dist.core.tracing import refusing_variables
+from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
@@ -22,8 +23,10 @@ from keras_dist.errors import TraceError
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.plugin.compiler import TraceLog
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.variables import moves_so_far
+from keras_dist.plugin.front_end import StepsOfData
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.runtime_internals import native_per_replica
+from keras_dist_tensorflow.variables import Moves
 
 MADE_AGAIN = "singleton tf.Variables"
 DIVERGED = "Replicas left different values"
@@ -32,10 +35,7 @@ DIVERGED = "Replicas left different values"
 class Traced:
     """A function of `args` and `kwargs`, traced once for each signature.
 
-    Args:
-        name: String, its name in messages and profiles.
-        fn: Callable.
-        jit_compile: Boolean or `None`, as for `tf.function`.
+    `name` stands in messages and profiles.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Traced:
         self._log = TraceLog(name)
         self._fn = fn
         self._jit_compile = jit_compile
-        self._moves = moves_so_far()
+        self._moves = Moves.so_far
         # Made now: a trace must not create this variable.
         make_global_seed()
         # True after the first call that did not fail.
@@ -55,18 +55,7 @@ class Traced:
     @property
     def is_outdated(self) -> bool:
         """True once a variable that a trace may have captured was replaced."""
-        return self._moves != moves_so_far()
-
-    @property
-    def tracing_count(self) -> int:
-        """The number of traces so far."""
-        count: int = self._function.experimental_get_tracing_count()
-        return count
-
-    def concrete(self, args: Any, kwargs: Any) -> Any:
-        """Returns the concrete function for arguments of this signature."""
-        inputs = map_nest(_closed, (args, kwargs))
-        return self._function.get_concrete_function(*inputs)
+        return self._moves != Moves.so_far
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         inputs = map_nest(_closed, (args, kwargs))
@@ -162,7 +151,7 @@ def _closed(leaf: Any) -> Any:
     if type(leaf) in (PerReplica, Mirrored) and all(
         _is_number(value) for value in leaf.values
     ):
-        return internals.native_per_replica(
+        return native_per_replica(
             [tf.convert_to_tensor(value) for value in leaf.values]
         )
     return leaf
@@ -182,7 +171,11 @@ def _closed_result(leaf: Any) -> Any:
         return tf.convert_to_tensor(leaf)
     if type(leaf) in (PerReplica, Mirrored):
         return _mapped(_closed_result, leaf)
-    if leaf is None or tf.is_tensor(leaf) or internals.is_composite(leaf):
+    if (
+        leaf is None
+        or tf.is_tensor(leaf)
+        or runtime_internals.is_composite(leaf)
+    ):
         return leaf
     if any(tf.is_symbolic_tensor(each) for each in held_in(leaf)):
         refuse_result(leaf)
@@ -200,3 +193,26 @@ def _opened(leaf: Any) -> Any:
 
 def _mapped(fn: Callable[[Any], Any], leaf: Any) -> Any:
     return type(leaf)([map_nest(fn, value) for value in leaf.values])
+
+
+def register_values() -> None:
+    """Registers our values as nests of `tf.nest`, and native ones as ours.
+
+    `for` loops over distributed datasets become part of a traced graph.
+    """
+    DistributedValues.register(tf.distribute.DistributedValues)
+    PerReplica.register(tf.types.experimental.distributed.PerReplica)
+    kinds: tuple[Any, ...] = (PerReplica, Mirrored)
+    for kind in kinds:
+        # The protocol of `tf.nest` for classes that are no containers.
+        kind.__tf_flatten__ = _flatten
+        kind.__tf_unflatten__ = classmethod(_unflatten)
+    runtime_internals.register_loop(StepsOfData)
+
+
+def _flatten(self: Any) -> tuple[None, tuple[Any, ...]]:
+    return None, self.values
+
+
+def _unflatten(cls: Any, _: None, components: Any) -> Any:
+    return cls(components)

@@ -13,7 +13,8 @@ from keras import tree
 
 from keras_dist.fit.binding import binding_of
 from keras_dist.internals.keras_internals import Trainer
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.variables import outside_of_traces
 
 
@@ -77,7 +78,7 @@ def _knowing_its_variables(
     def make(self: keras.Model, force: bool = False) -> Any:
         if binding_of(self) is None:
             # A trace keeps the `tf.Variable`s that it captured.
-            now = [id(internals.native_variable(v)) for v in self.variables]
+            now = [id(native_variable(v)) for v in self.variables]
             force = force or traced.get(self, now) != now
             traced[self] = now
         return original(self, force)
@@ -103,9 +104,9 @@ def built_first(
 
 
 def _build(model: keras.Model, name: str, data: Any) -> None:
-    layers = not internals.layers_are_built(model)
+    layers = not keras_internals.layers_are_built(model)
     compiled = name != "predict_step" and (
-        not internals.compiled_parts_are_built(model)
+        not keras_internals.compiled_parts_are_built(model)
     )
     if not layers and not compiled:
         return
@@ -125,7 +126,7 @@ def _build(model: keras.Model, name: str, data: Any) -> None:
                 model(keras.utils.unpack_x_y_sample_weight(batch)[0])
         if compiled:
             with tolerated:
-                internals.build_compiled_parts(model, batch)
+                keras_internals.build_compiled_parts(model, batch)
         binding.claim()
         binding.strategy.executor.prepare(model)
 

@@ -2,29 +2,28 @@
 
 import contextlib
 import math
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from keras import ops
 
 from keras_dist.core.device import parse_device
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import messages
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
-from keras_dist_tensorflow.lost import explained
+from keras_dist_tensorflow.listening import listen_to_own_address
 from keras_dist_tensorflow.variables import apart
-from keras_dist_tensorflow.words import from_words
-from keras_dist_tensorflow.words import shape_of
-from keras_dist_tensorflow.words import size_of
-from keras_dist_tensorflow.words import to_words
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
@@ -32,15 +31,6 @@ TIMEOUT = 600.0
 PARTING = 10.0
 # Group key. Other groups, such as a native strategy's, count from 1.
 _GROUP = 0x6B64
-# Dtypes that are summed without a cast; the position is a part of the key.
-_SUMMED = (
-    tf.float32,
-    tf.float64,
-    tf.float16,
-    tf.bfloat16,
-    tf.int32,
-    tf.int64,
-)
 _NUM_KINDS = 8
 _GATHERED = 7
 # Most elements of one collective: keys, which include the size, have 31 bits.
@@ -64,6 +54,7 @@ class TensorFlowWorkers(Workers):
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
         start(cluster, options)
+        listen_to_own_address(cluster)
         self._timeout = options.timeout_seconds or TIMEOUT
         devices = local_devices("GPU") or local_devices("CPU")
         self._device = devices[0].name
@@ -73,20 +64,40 @@ class TensorFlowWorkers(Workers):
         )
         self._is_over = False
 
-    def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        return self._summed(tensors, lambda dtype: dtype)
+    def sum(self, tensors: Sequence[Any], wire: str | None = None) -> list[Any]:
+        """Sums each tensor over the workers.
 
-    def sum_gradients(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sums dense gradients in the dtype that options set for the network.
-
-        Gradients of the first layers come first in `tensors`.
+        The last tensors are sent first, as gradients of the last layers are
+        there first. With the dtype `wire`, float32 tensors travel as that.
         """
-        wire = self.options.dtype and tf.as_dtype(self.options.dtype)
+        with tf.device(self._device):
+            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+            sent = [
+                messages.sendable(t, tf.as_dtype(wire))
+                if wire and t.dtype == tf.float32
+                else messages.sendable(t, t.dtype)
+                for t in tensors
+            ]
+            kinds = [t.dtype for t in sent]
+            sizes = [(t.shape.num_elements() or 0) * t.dtype.size for t in sent]
+            limit = self.options.bytes_per_pack or math.inf
+            totals = in_packs(
+                self._sum_packed,
+                packs(kinds, sizes, limit, last_first=True),
+                sent,
+            )
+            return list(map(messages.received, totals, tensors))
 
-        def travels_as(dtype: tf.DType) -> tf.DType:
-            return wire if wire and dtype == tf.float32 else dtype
-
-        return self._summed(tensors, travels_as)
+    def _sum_packed(self, tensors: list[Any]) -> list[Any]:
+        """Sums tensors of one dtype over the workers, in one collective."""
+        flats = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
+        sizes = [messages.size_of(each) for each in flats]
+        parts = tf.split(self._reduced(flat), sizes)
+        return [
+            tf.reshape(part, messages.shape_of(tensor))
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         if not tensors:
@@ -94,12 +105,12 @@ class TensorFlowWorkers(Workers):
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             # One word more: TensorFlow crashes on an empty collective.
-            words = [*map(to_words, tensors), tf.zeros([1], tf.int32)]
-            sizes = [size_of(each) for each in words]
+            words = [*map(messages.to_words, tensors), tf.zeros([1], tf.int32)]
+            sizes = [messages.size_of(each) for each in words]
             rows = self._gathered(tf.concat(words, axis=0))
             return [
                 [
-                    _like(from_words(part, t.dtype, shape_of(t)), t)
+                    messages.from_words(part, t)
                     for part, t in zip(
                         tf.split(row, sizes)[:-1], tensors, strict=True
                     )
@@ -122,27 +133,20 @@ class TensorFlowWorkers(Workers):
             return []
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            words = [to_words(tensor) for tensor in tensors]
+            words = [messages.to_words(tensor) for tensor in tensors]
             if not self.cluster.is_chief:
                 words = [tf.zeros_like(each) for each in words]
             return [
-                _like(from_words(each, t.dtype, shape_of(t)), t)
+                messages.from_words(each, t)
                 for each, t in zip(self.sum(words), tensors, strict=True)
             ]
 
     def concatenate(self, tensor: Any, axis: int) -> Any:
         with tf.device(self._device):
             tensor = tf.convert_to_tensor(tensor)
-            order = list(range(tensor.shape.rank))
-            order.insert(0, order.pop(axis))
-            moved = tensor if axis == 0 else tf.transpose(tensor, order)
-            joined = tf.concat(
-                [each[0] for each in self._gather_ragged([moved])], axis=0
-            )
-            if axis == 0:
-                return joined
-            back = [order.index(place) for place in range(len(order))]
-            return tf.transpose(joined, back)
+            moved = tensor if axis == 0 else ops.moveaxis(tensor, axis, 0)
+            (joined,) = self.concatenate_rows([moved])
+            return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
     def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
         with tf.device(self._device):
@@ -186,13 +190,13 @@ class TensorFlowWorkers(Workers):
         try:
             if failed:
                 own = self.cluster.addresses[self.cluster.index]
-                internals.tell_all_workers(
+                runtime_internals.tell_all_workers(
                     f"Worker {self.cluster.index} at {own} {reason}"
                 )
             else:
                 # Other workers need the chief's server until they end.
                 with interruptible():
-                    internals.wait_for_all_workers(
+                    runtime_internals.wait_for_all_workers(
                         "keras_dist/leave", round(PARTING * 1000)
                     )
         except tf.errors.OpError:
@@ -212,7 +216,8 @@ class TensorFlowWorkers(Workers):
         sizes = [tf.shape(t)[0] for t in tensors if t.shape.rank]
         fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
         padded = [
-            _padded(t[:most], most) if t.shape.rank else t for t in tensors
+            messages.padded(t[:most], most) if t.shape.rank else t
+            for t in tensors
         ]
         everyone = self.gather([fits, *padded])
         all_fit = tf.reduce_all([each[0] for each in everyone])
@@ -229,7 +234,7 @@ class TensorFlowWorkers(Workers):
                 return everyone
             return [
                 [
-                    _of_known_size(value, t, worker)
+                    messages.of_known_size(value, t, worker)
                     for value, t in zip(each, tensors, strict=True)
                 ]
                 for worker, each in enumerate(everyone)
@@ -254,7 +259,8 @@ class TensorFlowWorkers(Workers):
             rows = tf.reshape(self._gathered(own), [count, -1])
             most = iter(tf.unstack(tf.reduce_max(rows, axis=0)))
             padded = [
-                _padded(t, next(most)) if t.shape.rank else t for t in tensors
+                messages.padded(t, next(most)) if t.shape.rank else t
+                for t in tensors
             ]
             everyone = self.gather(padded)
             for worker, values in enumerate(everyone):
@@ -263,41 +269,6 @@ class TensorFlowWorkers(Workers):
                     if tensor.shape.rank:
                         values[place] = values[place][: next(sizes)]
             return everyone
-
-    def _summed(
-        self,
-        tensors: Sequence[Any],
-        travels_as: Callable[[tf.DType], tf.DType],
-    ) -> list[Any]:
-        with tf.device(self._device):
-            tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            sent = [_sendable(t, travels_as(t.dtype)) for t in tensors]
-            results: list[Any] = [None] * len(tensors)
-            for places in self._packs(sent):
-                flats = [tf.reshape(sent[place], [-1]) for place in places]
-                flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
-                parts = tf.split(
-                    self._reduced(flat), [size_of(each) for each in flats]
-                )
-                for place, part in zip(places, parts, strict=True):
-                    total = tf.reshape(part, shape_of(sent[place]))
-                    results[place] = _received(total, tensors[place])
-            return results
-
-    def _packs(self, tensors: Sequence[Any]) -> list[list[int]]:
-        """Groups tensors by dtype for one collective each; returns positions.
-
-        The last tensors come first, as gradients of the last layers do.
-        """
-        return packs(
-            [tensor.dtype for tensor in tensors],
-            [
-                (tensor.shape.num_elements() or 0) * tensor.dtype.size
-                for tensor in tensors
-            ],
-            self.options.bytes_per_pack or math.inf,
-            last_first=True,
-        )
 
     def _reduced(self, flat: Any) -> Any:
         known = flat.shape.num_elements()
@@ -320,7 +291,7 @@ class TensorFlowWorkers(Workers):
                 input=flat,
                 merge_op="Add",
                 final_op="Id",
-                **self._arguments(flat, _SUMMED.index(flat.dtype)),
+                **self._arguments(flat, messages.SUMMED.index(flat.dtype)),
             )
         reduced.set_shape(flat.shape)
         return reduced
@@ -339,7 +310,9 @@ class TensorFlowWorkers(Workers):
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
         with tf.device("/device:CPU:0"):
-            key = tf.convert_to_tensor(size_of(flat)) * _NUM_KINDS + kind
+            key = (
+                tf.convert_to_tensor(messages.size_of(flat)) * _NUM_KINDS + kind
+            )
         return {
             "group_size": self.cluster.num_workers,
             "group_key": _GROUP,
@@ -348,63 +321,3 @@ class TensorFlowWorkers(Workers):
             "communication_hint": self.options.implementation.value.lower(),
             "timeout_seconds": self._timeout,
         }
-
-
-def _sendable(tensor: Any, dtype: tf.DType) -> Any:
-    """Converts a tensor to `dtype`, or to one that collectives can sum.
-
-    Small integers are widened; complex numbers become pairs of floats.
-    """
-    if tensor.dtype.is_complex:
-        half = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
-        return tf.bitcast(tensor, half)
-    if dtype not in _SUMMED:
-        if not dtype.is_integer:
-            raise TypeError(
-                "Only numbers can be summed over workers. Received: a tensor "
-                f"of dtype '{dtype.name}'."
-            )
-        # Overflows as its own dtype would, once `_received` casts it back.
-        dtype = tf.int64 if dtype.size > 2 else tf.int32
-    return tf.cast(tensor, dtype)
-
-
-def _received(total: Any, like: Any) -> Any:
-    """Undoes `_sendable` on a sum: the dtype and static shape of `like`."""
-    if like.dtype.is_complex:
-        total = tf.bitcast(total, like.dtype)
-    return _like(tf.cast(total, like.dtype), like)
-
-
-def _like(tensor: Any, like: Any) -> Any:
-    tensor.set_shape(like.shape)
-    return tensor
-
-
-def _of_known_size(tensor: Any, like: Any, worker: int) -> Any:
-    """A worker's tensor, refused if its size isn't what a graph says of it.
-
-    The other rows of a batch of known size have known sizes too, and what
-    comes after it may depend on them, as on one device.
-    """
-    known = like.shape[0] if like.shape.rank else None
-    if known is None:
-        return tensor
-    size = tf.shape(tensor)[0]
-    message = (
-        "Workers gather tensors of other sizes. Received: from worker "
-        f"{worker}, this number of rows:"
-    )
-    advice = (
-        f"Expected: {known}, as here. Sizes that differ between replicas must "
-        "be found while the graph runs, for instance by `tf.boolean_mask`, "
-        "not in Python."
-    )
-    check = tf.debugging.Assert(tf.equal(size, known), [message, size, advice])
-    with tf.control_dependencies([check]):
-        return _like(tf.identity(tensor), like)
-
-
-def _padded(tensor: Any, rows: Any) -> Any:
-    missing = [[0, rows - tf.shape(tensor)[0]]]
-    return tf.pad(tensor, missing + [[0, 0]] * (tensor.shape.rank - 1))

@@ -1,9 +1,10 @@
 """DistributedDataset, and the functions that make one."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import final
+
+import keras
 
 from keras_dist.core.options import InputContext
 from keras_dist.core.options import InputOptions
@@ -15,17 +16,15 @@ from keras_dist.inputs.feed_choice import feed_of_function
 from keras_dist.inputs.feed_choice import off_in_fit
 from keras_dist.inputs.feed_choice import policy_of
 from keras_dist.inputs.feeds import Feed
+from keras_dist.inputs.feeds import GlobalFeed
+from keras_dist.inputs.iterator import BatchPlacement
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
-from keras_dist.inputs.placement import BatchPlacement
 from keras_dist.inputs.sources.choice import source_of
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
-from keras_dist.inputs.traced import reduce_in_graph
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import StepsOfData
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 @final
@@ -50,7 +49,6 @@ class DistributedDataset(StepsOfData):
 
     Args:
         feed: The `Feed` of each replica's part.
-        placement: The `BatchPlacement` of the parts on devices.
         options: The `InputOptions`.
         strategy: The `Strategy` of the replicas.
 
@@ -69,13 +67,12 @@ class DistributedDataset(StepsOfData):
     def __init__(
         self,
         feed: Feed,
-        placement: BatchPlacement,
         options: InputOptions,
-        strategy: "StrategyBase | None" = None,
+        strategy: StrategyBase,
     ) -> None:
         self._strategy = strategy
         self._feed = feed
-        self._placement = placement
+        self._placement = BatchPlacement(strategy.executor, options)
         self._ahead = options.experimental_per_replica_buffer_size
         self._only_iterator: DistributedIterator | None = None
 
@@ -166,7 +163,7 @@ class DistributedDataset(StepsOfData):
         6
         """
         if keras_internals.in_tf_graph():
-            return reduce_in_graph(
+            return _reduce_in_graph(
                 self._feed, self._placement, initial_state, reduce_func
             )
         state = initial_state
@@ -195,8 +192,47 @@ class DistributedDataset(StepsOfData):
         return self._placement.spec(self._feed.spec)
 
 
+def _reduce_in_graph(
+    feed: Feed,
+    placement: BatchPlacement,
+    initial_state: Any,
+    reduce_func: Callable[[Any, Any], Any],
+) -> Any:
+    """Implements `DistributedDataset.reduce` in a loop of the graph.
+
+    Raises `NotImplementedError` if a graph can't read the data.
+    """
+    data = feed.trace() if isinstance(feed, GlobalFeed) else None
+    if not isinstance(feed, GlobalFeed) or data is None:
+        raise NotImplementedError(
+            "Inside of a `tf.function` a distributed dataset can be read only "
+            "if it was made by `experimental_distribute_dataset` of a "
+            "`tf.data.Dataset` that all workers read alike. Received: other "
+            f"data, in a `{type(feed).__name__}`. Expected: a loop outside "
+            "that passes each element to a compiled step."
+        )
+    iterator = iter(data)
+
+    def step(_: Any, state: Any) -> tuple[Any, Any]:
+        optional = iterator.get_next_as_optional()
+        has_value = optional.has_value()
+        # A graph has both branches, so the loop itself checks for the end.
+        return has_value, keras.ops.cond(
+            has_value,
+            lambda: reduce_func(
+                state, placement(feed.split(optional.get_value()))
+            ),
+            lambda: state,
+        )
+
+    _, state = keras.ops.while_loop(
+        lambda has_value, _: has_value, step, (True, initial_state)
+    )
+    return state
+
+
 def distribute_dataset(
-    strategy: "StrategyBase", dataset: Any, options: InputOptions | None = None
+    strategy: StrategyBase, dataset: Any, options: InputOptions | None = None
 ) -> DistributedDataset:
     """Implements `strategy.experimental_distribute_dataset`.
 
@@ -213,16 +249,12 @@ def distribute_dataset(
             f"dataset of its own. Received: {checked!r}."
         )
     source = source_of(dataset, "experimental_distribute_dataset")
-    return DistributedDataset(
-        feed_of_batches(strategy, source),
-        BatchPlacement(strategy.executor, checked),
-        checked,
-        strategy,
-    )
+    feed = feed_of_batches(strategy, source)
+    return DistributedDataset(feed, checked, strategy)
 
 
 def distribute_from_function(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     dataset_fn: Callable[[InputContext], Any],
     options: InputOptions | None = None,
 ) -> DistributedDataset:
@@ -242,15 +274,11 @@ def distribute_from_function(
         return source_of(made, "distribute_datasets_from_function")
 
     mode = checked.experimental_replication_mode
-    return DistributedDataset(
-        feed_of_function(strategy, source, mode),
-        BatchPlacement(strategy.executor, checked),
-        checked,
-        strategy,
-    )
+    feed = feed_of_function(strategy, source, mode)
+    return DistributedDataset(feed, checked, strategy)
 
 
-def data_for_fit(strategy: "StrategyBase", data: Any) -> Any:
+def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
     """Converts the data of `fit`, so that each worker reads the same rows.
 
     A `DistributedDataset` is replaced by its global batches, and so is a

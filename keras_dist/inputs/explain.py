@@ -32,11 +32,10 @@ from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.sources.choice import source_of
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
+from keras_dist.replica.strategy_core import StrategyBase
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from keras_dist.replica.strategy_core import StrategyBase
 
 
 _COLUMNS = ("Worker", "Replica", "Device", "Rows", "Number", "Shape")
@@ -179,7 +178,7 @@ _WHOLE = "It is not cut: each replica computes all of its rows."
 
 
 def explain_data(
-    strategy: "StrategyBase", x: Any, more: Sequence[Any], batch_size: Any
+    strategy: StrategyBase, x: Any, more: Sequence[Any], batch_size: Any
 ) -> Explanation:
     """Implements `strategy.explain`; `more` is `y` and `sample_weight`."""
     arrays = keras.utils.pack_x_y_sample_weight(x, *more)
@@ -284,7 +283,7 @@ def _no_batch(data: Any) -> ValueError:
 
 
 def _of_batch(
-    strategy: "StrategyBase", batch: Any, notes: Sequence[str] = ()
+    strategy: StrategyBase, batch: Any, notes: Sequence[str] = ()
 ) -> Explanation:
     """Explains how `fit` splits a global batch."""
     check_batched(batch)
@@ -316,7 +315,7 @@ def _of_batch(
     return _explanation(strategy, "fit", shares, shapes, total, notes)
 
 
-def _of_parts(strategy: "StrategyBase", element: Any) -> Explanation:
+def _of_parts(strategy: StrategyBase, element: Any) -> Explanation:
     """Explains which rows of a distributed element `strategy.run` passes."""
     plan, workers = strategy.plan, strategy.executor.workers
     parts = [select(index, element) for index in range(plan.num_local_replicas)]
@@ -347,7 +346,7 @@ def _num_rows(part: Any) -> int:
 
 
 def _explanation(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     reader: str,
     shares: Sequence[range],
     shapes: Sequence[Any],

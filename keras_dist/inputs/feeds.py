@@ -20,11 +20,14 @@ from keras_dist.core.rows import describe
 from keras_dist.core.rows import named_leaves
 from keras_dist.core.rows import shape_of
 from keras_dist.core.rows import sliceable
-from keras_dist.inputs.adapters import RepeatableBatches
-from keras_dist.inputs.adapters import one_shot_batches
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
+from keras_dist.inputs.sources.source import RepeatableBatches
 from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import like
+from keras_dist.inputs.sources.source import one_shot_batches
+from keras_dist.inputs.sources.source import own_memory
+from keras_dist.inputs.sources.tf_data import TensorFlowSource
 
 
 class Feed(ABC):
@@ -73,10 +76,8 @@ class Feed(ABC):
 class GlobalFeed(Feed):
     """A feed of global batches, split over replicas in order.
 
-    Args:
-        source: The `Source` of global batches.
-        parts: Integer, number of replicas. With 1, elements are not split.
-        own: Slice of this worker's replicas. Default all.
+    With one part, elements are not split. `own` is the slice of this worker's
+    replicas.
     """
 
     def __init__(
@@ -117,10 +118,55 @@ class GlobalFeed(Feed):
         own = None
         if rows is not None and rows % self._parts == 0:
             own = rows // self._parts
-        return with_shape(leaf, (own, *others))
+        return like(leaf, (own, *others))
 
     def keras_data(self) -> Any:
         return self._source.keras_data()
+
+
+@final
+class ShardFeed(Feed):
+    """A feed of a worker's own batches, which have the global size.
+
+    Each batch is split as if over all workers, and this worker takes one part
+    after another, each in a step. A smaller batch gives fewer steps rather
+    than smaller ones. `parts` is the number of the worker's replicas.
+    """
+
+    def __init__(
+        self, source: TensorFlowSource, num_workers: int, parts: int
+    ) -> None:
+        source.check_batched()
+        self.restarts = source.restarts
+        self._source = source
+        self._num_workers = num_workers
+        self._parts = parts
+
+    def steps(self) -> Iterator[list[Any]]:
+        # If sizes vary, a whole batch has the largest size so far.
+        size = self._source.batch_size
+        for batch in self._source.read():
+            rows = check_rows(batch)
+            size = max(size, rows)
+            edges = bounds(size, self._num_workers)
+            batch = map_nest(sliceable, batch)
+            for start, stop in itertools.pairwise(edges):
+                if start < min(stop, rows):
+                    step = rows_of(batch, slice(start, stop))
+                    yield cut(step, self._parts)
+
+    @property
+    def cardinality(self) -> int:
+        return INFINITE if self._source.cardinality == INFINITE else UNKNOWN
+
+    @property
+    def spec(self) -> Any:
+        def of_any_rows(leaf: Any) -> Any:
+            if not shape_of(leaf):
+                return leaf
+            return like(leaf, (None, *shape_of(leaf)[1:]))
+
+        return map_nest(of_any_rows, self._source.spec)
 
 
 @final
@@ -138,7 +184,7 @@ class TurnsFeed(Feed):
     def steps(self) -> Iterator[list[Any]]:
         # Copies, because some generators fill one array again and again
         # while the elements of a step are collected.
-        elements = map(_kept, self._source.read())
+        elements = (map_nest(own_memory, e) for e in self._source.read())
         while step := list(itertools.islice(elements, self._parts)):
             missing = self._parts - len(step)
             if missing and self._source.has_static_rows:
@@ -200,29 +246,12 @@ class ParallelFeed(Feed):
         return self._feeds[0].spec
 
 
-def _kept(element: Any) -> Any:
-    """Copies an element's NumPy arrays, which the source may overwrite."""
-    return map_nest(
-        lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf,
-        element,
-    )
-
-
 def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
     """Splits the rows of a global batch over replicas, in order.
 
-    Args:
-        batch: Nest of arrays with one number of rows. A leaf `None` stays
-            `None` in each part.
-        parts: Integer, number of replicas.
-        own: Slice of the replicas whose parts are returned. Default all.
-
-    Returns:
-        List of nests like `batch`. With fewer rows than replicas, some have
-        arrays with 0 rows.
-
-    Raises:
-        ValueError: If `batch` is no batch.
+    A leaf `None` stays `None` in each part. With fewer rows than replicas, some
+    have arrays with 0 rows. `own` is the slice of the replicas whose parts are
+    returned. Raises `ValueError` if `batch` is no batch.
 
     Example:
 
@@ -260,13 +289,6 @@ def rows_of(batch: Any, rows: slice) -> Any:
 def empty(element: Any) -> Any:
     """Returns an element with 0 rows, for a replica without data."""
     return map_nest(lambda leaf: leaf[:0] if shape_of(leaf) else leaf, element)
-
-
-def with_shape(leaf: Any, shape: tuple[int | None, ...]) -> Any:
-    """Returns a `keras.KerasTensor` like another one, with a new shape."""
-    return keras.KerasTensor(
-        shape, leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
-    )
 
 
 def _joined(step: list[Any]) -> Any:

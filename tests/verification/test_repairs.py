@@ -111,7 +111,7 @@ def _module(name):
 
 
 def _take_out_rows_of_positions(monkeypatch):
-    monkeypatch.setattr(_module("sparse_sums"), "_kind_of", lambda node: "rows")
+    monkeypatch.setattr(_module("gradients"), "_kind_of", lambda node: "rows")
 
 
 def _take_out_gathering(monkeypatch):

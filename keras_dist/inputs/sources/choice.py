@@ -1,22 +1,26 @@
-"""Choice of the `Source` for a user's data."""
+"""Choice of the `Source` for a user's data, and the smaller sources."""
 
+import contextlib
+import itertools
+import sys
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sized
 from typing import Any
+from typing import final
 
 import keras
 import numpy as np
 
+from keras_dist.core.nests import map_nest
+from keras_dist.core.rows import readable
 from keras_dist.inputs.sources.numpy_data import NumpyDataset
 from keras_dist.inputs.sources.numpy_data import NumpySource
-from keras_dist.inputs.sources.others import FunctionSource
-from keras_dist.inputs.sources.others import GrainSource
-from keras_dist.inputs.sources.others import IterableSource
-from keras_dist.inputs.sources.others import OneShotSource
-from keras_dist.inputs.sources.others import PyDatasetSource
-from keras_dist.inputs.sources.others import TorchLoaderSource
+from keras_dist.inputs.sources.source import INFINITE
+from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.internals import keras_internals
 
@@ -65,3 +69,116 @@ def _refuse_arrays(data: Any, where: str) -> None:
             "For arrays, `strategy.experimental_make_numpy_dataset(arrays)"
             ".batch(global_batch_size)` is one."
         )
+
+
+@final
+class IterableSource(Source):
+    """The source of an iterable that can be read again, such as a list."""
+
+    def open(self) -> Iterator[Any]:
+        return iter(self._data)
+
+    @property
+    def cardinality(self) -> int:
+        if isinstance(self._data, Sized):
+            return len(self._data)
+        return UNKNOWN
+
+
+@final
+class FunctionSource(Source):
+    """The source of a function that returns an iterable for each pass."""
+
+    def open(self) -> Iterator[Any]:
+        return iter(self._data())
+
+
+@final
+class OneShotSource(Source):
+    """The source of an iterator that can be read once, such as a generator."""
+
+    restarts = False
+
+    def open(self) -> Iterator[Any]:
+        # The chain keeps the user's generator open when a pass is closed.
+        return itertools.chain(self._data)
+
+    def keras_data(self) -> Any:
+        return one_shot_batches(self.read())
+
+
+@final
+class GrainSource(Source):
+    """The source of one of grain's datasets or loaders."""
+
+    def open(self) -> Iterator[Any]:
+        return iter(self._data)
+
+    @property
+    def cardinality(self) -> int:
+        if not isinstance(self._data, Sized):
+            return UNKNOWN
+        # A dataset that repeats for ever has the largest possible length.
+        length = len(self._data)
+        return INFINITE if length >= sys.maxsize // 2 else length
+
+    def keras_data(self) -> Any:
+        return self._data
+
+
+@final
+class PyDatasetSource(Source):
+    """The source of a `PyDataset`, in the order of its indices.
+
+    If the dataset has worker threads or processes of its own, they read it.
+    """
+
+    def open(self) -> Iterator[Any]:
+        self._data.on_epoch_begin()
+        with contextlib.closing(self._batches()) as batches:
+            yield from batches
+        self._data.on_epoch_end()
+
+    def _batches(self) -> Any:
+        if self._data.workers > 1 or self._data.use_multiprocessing:
+            return keras_internals.read_with_workers(self._data)
+        return self._read_here()
+
+    def _read_here(self) -> Iterator[Any]:
+        index = 0
+        while self._data.num_batches is None or (
+            index < self._data.num_batches
+        ):
+            yield self._data[index]
+            index += 1
+
+    def peek(self) -> list[Any]:
+        # Unlike `open`, this calls no `on_epoch_begin`.
+        batches = self._read_here()
+        return [map_nest(readable, b) for b in itertools.islice(batches, 1)]
+
+    @property
+    def cardinality(self) -> int:
+        num_batches = self._data.num_batches
+        return INFINITE if num_batches is None else int(num_batches)
+
+    def keras_data(self) -> Any:
+        return self._data
+
+
+@final
+class TorchLoaderSource(Source):
+    """The source of a `DataLoader`; batches that are lists become tuples."""
+
+    def open(self) -> Iterator[Any]:
+        for batch in self._data:
+            yield tuple(batch) if isinstance(batch, list) else batch
+
+    @property
+    def cardinality(self) -> int:
+        if isinstance(self._data.dataset, Sized):
+            return len(self._data)
+        return UNKNOWN
+
+    def keras_data(self) -> Any:
+        return self._data

@@ -238,16 +238,14 @@ def _columns(nest: Any) -> Any:
 class NumpySource(Source):
     """The source of a `NumpyDataset`."""
 
-    def __init__(self, dataset: NumpyDataset) -> None:
-        super().__init__()
-        self._dataset = dataset
+    _data: NumpyDataset
 
     def open(self) -> Iterator[Any]:
-        return iter(self._dataset)
+        return iter(self._data)
 
     @property
     def cardinality(self) -> int:
-        return self._dataset.cardinality
+        return self._data.cardinality
 
     def known_spec(self) -> Any:
-        return self._dataset.element_spec
+        return self._data.element_spec

@@ -3,16 +3,19 @@
 import itertools
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
+from typing import final
 
 import keras
+import numpy as np
 
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
-from keras_dist.inputs.adapters import RepeatableBatches
+from keras_dist.internals import keras_internals
 
 INFINITE = -1
 UNKNOWN = -2
@@ -21,7 +24,8 @@ UNKNOWN = -2
 class Source(ABC):
     """Data that is read in passes, one element after another.
 
-    An element is a nest of NumPy arrays and tensors of the framework.
+    An element is a nest of NumPy arrays and tensors of the framework. `data` is
+    what the user has given.
 
     Attributes:
         restarts: Boolean, true if each pass starts anew. If false, a pass
@@ -30,7 +34,8 @@ class Source(ABC):
 
     restarts = True
 
-    def __init__(self) -> None:
+    def __init__(self, data: Any) -> None:
+        self._data = data
         self._begun: Iterator[Any] | None = None
         self._seen: Any = None
 
@@ -114,6 +119,18 @@ def _spec_of(leaf: Any) -> Any:
     return keras.KerasTensor((None, *shape[1:]) if shape else (), dtype)
 
 
+def like(leaf: Any, shape: Any, dtype: str | None = None) -> Any:
+    """Returns a `keras.KerasTensor` like another one, with a new shape."""
+    return keras.KerasTensor(
+        shape, dtype or leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
+    )
+
+
+def own_memory(leaf: Any) -> Any:
+    """Copies a NumPy array, which whoever gave it may overwrite."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
 def dtype_name(dtype: Any) -> str:
     """Returns Keras' name of a dtype of any framework."""
     kind = getattr(dtype, "kind", "")
@@ -121,3 +138,53 @@ def dtype_name(dtype: Any) -> str:
         return "string"
     name: str = keras.backend.standardize_dtype(dtype)
     return name
+
+
+@final
+class RepeatableBatches(keras_internals.GeneratorDataAdapter):
+    """An adapter for batches that each epoch reads anew.
+
+    `read` begins a pass; a negative `cardinality` means that the number of
+    batches is unknown.
+    """
+
+    def __init__(
+        self, read: Callable[[], Iterator[Any]], cardinality: int
+    ) -> None:
+        self._read = read
+        self._cardinality = cardinality
+        # The batches after those that the base class reads in advance.
+        self._rest: Iterator[Any] | None = _tuples(read())
+        super().__init__(self._rest)
+        self.generator: Callable[[], Iterator[Any]] = self._next_pass
+
+    def _next_pass(self) -> Iterator[Any]:
+        if self._rest is None:
+            return _tuples(self._read())
+        return itertools.chain(self._first_batches, self._others())
+
+    def _others(self) -> Iterator[Any]:
+        # Keras may read one batch, build the model, and begin again.
+        rest, self._rest = self._rest, None
+        if rest is None:
+            num_first = len(self._first_batches)
+            rest = itertools.islice(_tuples(self._read()), num_first, None)
+        yield from rest
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._cardinality if self._cardinality >= 0 else None
+
+
+def one_shot_batches(batches: Iterator[Any]) -> Any:
+    """Returns an adapter for batches that can be read once."""
+    return keras_internals.GeneratorDataAdapter(_tuples(batches))
+
+
+def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
+    # Keras accepts only tuples from a generator.
+    for batch in batches:
+        if isinstance(batch, (tuple, list)):
+            yield tuple(batch)
+        else:
+            yield (batch,)

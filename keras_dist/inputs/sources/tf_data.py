@@ -37,15 +37,14 @@ class TensorFlowSource(Source):
     def __init__(
         self, dataset: Any, whole: Any = None, num_workers: int = 1
     ) -> None:
-        super().__init__()
-        self._dataset = dataset
+        super().__init__(dataset)
         # Kept alive, because the shard uses functions of the whole dataset.
         self._whole = whole
         self._num_workers = num_workers
 
     def open(self) -> Iterator[Any]:
         try:
-            yield from self._dataset
+            yield from self._data
         except Exception as error:
             if "FILE based sharding" not in str(error):
                 raise
@@ -54,12 +53,12 @@ class TensorFlowSource(Source):
     @property
     def cardinality(self) -> int:
         # `tf.data` has the same numbers for infinite and unknown.
-        return int(self._dataset.cardinality())
+        return int(self._data.cardinality())
 
     @property
     def policy(self) -> int:
         """The value of the dataset's `auto_shard_policy`."""
-        options = self._dataset.options().experimental_distribute
+        options = self._data.options().experimental_distribute
         return int(options.auto_shard_policy.value)
 
     @property
@@ -67,7 +66,7 @@ class TensorFlowSource(Source):
         """Number of rows of a whole batch; 0 if batches differ."""
         # TensorFlow is loaded, because there is a dataset of its own.
         tf = sys.modules["tensorflow"]
-        dataset = self._dataset if self._whole is None else self._whole
+        dataset = self._data if self._whole is None else self._whole
         variant = tf.data.experimental.to_variant(dataset)
         size = tf.raw_ops.ComputeBatchSize(input_dataset=variant)
         return max(int(size), 0)
@@ -80,7 +79,7 @@ class TensorFlowSource(Source):
         Raises `ValueError` if the policy needs files and there are none.
         """
         tf = sys.modules["tensorflow"]
-        spec = self._dataset.element_spec
+        spec = self._data.element_spec
         tensors = [
             leaf
             if isinstance(leaf, tf.TensorSpec)
@@ -90,7 +89,7 @@ class TensorFlowSource(Source):
         ]
         try:
             variant = tf.raw_ops.AutoShardDataset(
-                input_dataset=tf.data.experimental.to_variant(self._dataset),
+                input_dataset=tf.data.experimental.to_variant(self._data),
                 num_workers=num_workers,
                 index=index,
                 auto_shard_policy=policy,
@@ -105,19 +104,19 @@ class TensorFlowSource(Source):
                 "`tf.data.TFRecordDataset`, or the policy AUTO or DATA."
             ) from error
         dataset = tf.data.experimental.from_variant(variant, spec)
-        return TensorFlowSource(dataset, self._dataset, num_workers)
+        return TensorFlowSource(dataset, self._data, num_workers)
 
     def check_batched(self) -> None:
         check_batched(self.known_spec())
 
     def known_spec(self) -> Any:
-        return map_nest(_keras_spec, self._dataset.element_spec)
+        return map_nest(_keras_spec, self._data.element_spec)
 
     def trace(self) -> Any:
-        return self._dataset
+        return self._data
 
     def keras_data(self) -> Any:
-        return self._dataset
+        return self._data
 
 
 def _keras_spec(spec: Any) -> Any:

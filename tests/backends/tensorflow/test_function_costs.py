@@ -33,7 +33,11 @@ def test_nothing_is_traced_after_each_shape_was_seen(num_replicas):
     counts = []
     for _ in range(3):
         classifier.epoch(step)
-        counts.append(traced(classifier.strategy, step).tracing_count)
+        counts.append(
+            traced(
+                classifier.strategy, step
+            )._function.experimental_get_tracing_count()
+        )
     # For 8 rows twice, because that made the optimizer's variables; for 6.
     assert counts == [3, 3, 3]
 
@@ -81,7 +85,8 @@ def test_two_replicas_have_hardly_more_operations_than_native_ones():
     step = keras_dist.function(our_step(ours))
     (batch,) = batches(ours.strategy, X[:8], Y[:8])
     ours.strategy.run(step, args=batch)
-    concrete = traced(ours.strategy, step).concrete(batch, {})
+    concrete = traced(ours.strategy, step)._function
+    concrete = concrete.get_concrete_function(batch, {})
 
     native = tf.distribute.MirroredStrategy(
         ["/cpu:0", "/cpu:1"],

@@ -1,8 +1,8 @@
 """The private names that this backend uses are where it looks for them.
 
 A failure here means that Keras or TensorFlow moved something: the tables in
-`internals.py` and `update_internals.py` of `keras_dist_tensorflow` say what
-each is for.
+`keras_internals.py` and `runtime_internals.py` of `keras_dist_tensorflow` say
+what each is for.
 """
 
 import inspect

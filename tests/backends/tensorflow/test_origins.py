@@ -7,10 +7,10 @@ from tensorflow.python.framework import op_callbacks
 from tensorflow.python.framework import ops
 
 from keras_dist_tensorflow import origins
-from keras_dist_tensorflow.operation_internals import watching_operations
 from keras_dist_tensorflow.origins import OriginNode
 from keras_dist_tensorflow.origins import depends_on_rows
 from keras_dist_tensorflow.origins import mark_rows
+from keras_dist_tensorflow.runtime_internals import watching_operations
 
 WEIGHT = tf.constant([3, 1, 2])
 

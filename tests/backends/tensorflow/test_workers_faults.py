@@ -15,7 +15,7 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.launch.launcher.addresses import free_addresses
 from keras_dist.plugin.backend import get_backend
-from keras_dist_tensorflow.addresses import check_addresses
+from keras_dist_tensorflow.cluster import check_addresses
 
 # For processes that import TensorFlow while others do; less than `timeout`.
 STARTING = 200

@@ -6,6 +6,7 @@ Writes what the cases return to FILE, a pickle of a dict by case.
 """
 
 import collections
+import functools
 import pickle
 import sys
 from pathlib import Path
@@ -417,7 +418,9 @@ def packs(strategy):
     ):
         workers.options = chosen
         try:
-            step = tf.function(workers.sum_gradients)
+            step = tf.function(
+                functools.partial(workers.sum, wire=chosen.dtype)
+            )
             graph = step.get_concrete_function(tensors).graph
             sums = [t.numpy().tolist() for t in step(tensors)]
         finally:

@@ -1,10 +1,10 @@
-"""Replicas of a step and the meetings where they wait for each other."""
+"""One replica while its thread traces a step, or runs it eagerly."""
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import Protocol
 from typing import TypeVar
 
 import keras
@@ -15,74 +15,22 @@ from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.replica import ALONE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import ReplicaState
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import outside_replicas
-from keras_dist_tensorflow import internals
-from keras_dist_tensorflow.atomic import Barrier
-from keras_dist_tensorflow.variables import components
+from keras_dist_tensorflow.keras_internals import native_variable
 
 T = TypeVar("T")
 
 
-class Meetings(Protocol):
-    """The interface through which replicas wait for each other."""
-
-    def meet(
-        self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
-    ) -> Any:
-        """Waits for the other replicas; returns `fn(values)`, called once."""
-
-
-class MeetingRound:
-    """One run of a step's replicas under a native `MirroredStrategy`.
-
-    Values pass between replicas through this object rather than through
-    TensorFlow: replicas are traced into one graph, one at a time.
-    """
-
-    def __init__(self, num_replicas: int) -> None:
-        self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
-        self._result: Any = None
-        self._barrier = Barrier()
-        # Pairs of a `tf.Variable` that was written in place and its old value.
-        self.overwritten: list[tuple[Any, Any]] = []
-
-    def undo(self) -> None:
-        """Restores the variables that replicas wrote and did not commit."""
-        for native, value in reversed(self.overwritten):
-            native.assign(value)
-
-    def places(self) -> list[str | None]:
-        """Returns the name of each replica's last meeting, `None` before."""
-        return [what or None for what, _ in self._arrived]
-
-    def meet(
-        self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
-    ) -> Any:
-        """Waits for the other replicas; returns `fn(values)`, called once."""
-        self._arrived[index] = (what, value)
-        state = current_replica()
-
-        def hold(native: tf.distribute.Strategy) -> None:
-            names = [name for name, _ in self._arrived]
-            if len(set(names)) > 1:
-                raise divergence(names)
-            values = [value for _, value in self._arrived]
-            # `merge_call` runs this in the caller's thread, not in a replica's.
-            with outside_replicas(state), self._barrier.hold():
-                self._result = fn(values)
-
-        tf.distribute.get_replica_context().merge_call(hold)
-        return self._result
-
-
 class TensorFlowReplica(Replica):
     """One replica while its thread traces a step, or runs it eagerly.
+
+    Args:
+        round_: The run of all replicas, whose `meet` waits for the others.
 
     Attributes:
         derivatives: Dict from id to each gradient that a tape returned to it.
@@ -92,11 +40,11 @@ class TensorFlowReplica(Replica):
         self,
         index: int,
         share: Share,
-        meetings: Meetings,
+        round_: Any,
         group: ReplicaGroup = ALONE,
     ) -> None:
         super().__init__(index, share, group)
-        self._meetings = meetings
+        self.round = round_
         self._graph = tf.compat.v1.get_default_graph()
         self.derivatives: dict[int, Any] = {}
 
@@ -114,7 +62,7 @@ class TensorFlowReplica(Replica):
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         self.check_meeting(what)
-        result: T = self._meetings.meet(self.index, what, fn, value)
+        result: T = self.round.meet(self.index, what, fn, value)
         return result
 
     def check_meeting(self, what: str) -> None:
@@ -147,7 +95,7 @@ class TensorFlowReplica(Replica):
         return tf.custom_gradient(tied)(value, total)
 
     def read(self, variable: keras.Variable) -> Any:
-        native = internals.native_variable(variable)
+        native = native_variable(variable)
         if native is None:
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' was made in the middle of a "
@@ -186,27 +134,8 @@ class TensorFlowReplica(Replica):
         return total if workers is None else workers.sum([total])[0]
 
 
-class MirroredReplica(TensorFlowReplica):
-    """A replica with its own copy of each variable."""
-
-    def __init__(
-        self,
-        index: int,
-        share: Share,
-        round_: MeetingRound,
-        group: ReplicaGroup = ALONE,
-    ) -> None:
-        super().__init__(index, share, round_, group)
-        self._round = round_
-
-    def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
-        # In place, because a tape watches the variable itself.
-        copies = components(internals.native_variable(variable))
-        copy = copies[self.index % len(copies)]
-        if self.share is WHOLE and tf.executing_eagerly():
-            self._round.overwritten.append((copy, copy.read_value()))
-        copy.assign(value)
-        return None
-
-    def committed(self) -> None:
-        self._round.overwritten = []
+def capture_thread() -> Callable[[], None]:
+    """Captures this thread's state in a function that sets it in another."""
+    with tf.init_scope():
+        state = thread_state()
+    return functools.partial(inherit_thread_state, state)

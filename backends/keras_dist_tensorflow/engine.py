@@ -1,6 +1,7 @@
 """Steps of `fit`, run once on each replica under Keras' own trainer."""
 
 import contextlib
+import functools
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,7 +17,6 @@ import tensorflow as tf
 from keras import tree
 
 from keras_dist.core.components import Component
-from keras_dist.core.device import Device
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.plan import Plan
@@ -29,46 +29,40 @@ from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.steps import check_layers
 from keras_dist.fit.steps import step_overrides
 from keras_dist.internals.keras_internals import make_global_seed
-from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist.plugin.replica import StepRunner
 from keras_dist.plugin.replica import group_of
+from keras_dist.plugin.replica import named
 from keras_dist.replica.state import current_call
 from keras_dist.replica.variables import SyncOnReadVariable
-from keras_dist_tensorflow import internals
+from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.atomic import wait_for
+from keras_dist_tensorflow.batches import FirstSeen
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.constant_indices import StepSizes
-from keras_dist_tensorflow.first_seen import FirstSeen
-from keras_dist_tensorflow.gradients import finished
+from keras_dist_tensorflow.executor import TensorFlowExecutor
+from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
-from keras_dist_tensorflow.operation_internals import tensors_so_far
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
+from keras_dist_tensorflow.runtime_internals import native_per_replica
+from keras_dist_tensorflow.runtime_internals import tensors_so_far
 from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.trainer import install_plain_models
-from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import NativeComponent
-from keras_dist_tensorflow.variables import components
-from keras_dist_tensorflow.variables import default_device
-from keras_dist_tensorflow.variables import device_of
-from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import is_native
 from keras_dist_tensorflow.variables import native_name
-from keras_dist_tensorflow.variables import put
-from keras_dist_tensorflow.variables import snapshot
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
 DIVERGED = "Replicas left different values in a variable that aggregates none."
 
 
-class StepExecutor(Executor, StepRunner):
+class StepExecutor(TensorFlowExecutor, StepRunner):
     """Runs each step of a model once on each replica.
 
     Subclasses keep the variables and run the replicas (`play`). This class
@@ -79,7 +73,6 @@ class StepExecutor(Executor, StepRunner):
             optimizers update variables.
     """
 
-    workers: TensorFlowWorkers | None
     updater: Any
     traces_steps = True
 
@@ -92,7 +85,6 @@ class StepExecutor(Executor, StepRunner):
         )
         install_plain_models()
         install_tapes()
-        self._moves = Moves()
         self._sizes = StepSizes()
         self._unequal = UnequalLengths()
 
@@ -102,38 +94,18 @@ class StepExecutor(Executor, StepRunner):
     @abstractmethod
     def play(
         self,
-        fn: Callable[[int, Replica], T],
+        fn: Callable[[Replica], T],
         shares: Sequence[Share],
         group: ReplicaGroup,
-    ) -> dict[int, T]:
-        """Calls `fn(index, replica)` on the device of each local replica.
+    ) -> list[T]:
+        """Calls `fn(replica)` for each local replica, on its device.
 
-        Returns a dict from index to the result of the call. `shares` has one
-        element for each local replica.
+        `shares` has one element for each of them.
         """
 
     @property
     def replicas(self) -> ReplicaRunner:
         return self
-
-    def default_device(self) -> str:
-        return default_device()
-
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        native = internals.native_variable(variable)
-        return (self.plan.primary,) if native is None else devices_of(native)
-
-    def put(self, value: Any, device: Device) -> Any:
-        return put(value, device)
-
-    def snapshot(self, value: Any, index: int = 0) -> Any:
-        return snapshot(value, index)
-
-    def is_live(self, value: Any) -> bool:
-        return is_native(value)
-
-    def device_of(self, tensor: Any) -> Device:
-        return device_of(tensor) or self.plan.primary
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         # A native per-replica value can be an argument and a result of a
@@ -141,24 +113,13 @@ class StepExecutor(Executor, StepRunner):
         if not tf.executing_eagerly() and all(_is_number(v) for v in values):
             values = [tf.convert_to_tensor(value) for value in values]
         if all(tf.is_tensor(value) for value in values):
-            return internals.native_per_replica(values)
+            return native_per_replica(values)
         return PerReplica(values)
-
-    def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        copies = components(internals.native_variable(variable))
-        return copies[index % len(copies)].read_value()
 
     def component(
         self, variable: keras.Variable, index: int, value: Callable[[], Any]
     ) -> Component:
         return NativeComponent(value, self.plan.devices[index])
-
-    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        with tf.device(native_name(self.plan.primary)):
-            own = tf.concat(values, axis)
-        if self.workers is None:
-            return own
-        return self.workers.concatenate(own, axis)
 
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
@@ -178,7 +139,7 @@ class StepExecutor(Executor, StepRunner):
             wait_for(tf.debugging.Assert(same, [message, first, other]))
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        internals.set_native_strategy(model, OneReplica())
+        keras_internals.set_native_strategy(model, OneReplica())
         steps = {
             name: built_first(model, name, step)
             for name, step in step_overrides(model, self).items()
@@ -201,10 +162,6 @@ class StepExecutor(Executor, StepRunner):
             )
             model.jit_compile = False
 
-    def recover(self, model: keras.Model) -> None:
-        # A trace that failed would make the next `fit` fail with another error.
-        internals.forget_functions(model)
-
     def run(
         self,
         fn: Callable[[Replica, Any], T],
@@ -220,28 +177,29 @@ class StepExecutor(Executor, StepRunner):
             is_whole,
         )
         self._mark([tree.flatten(part) for part in parts])
-
-        def on_replica(index: int, replica: Replica) -> T:
-            with noting():
-                return fn(replica, parts[index])
-
         group = group_of(self.plan, self.workers, edges)
-        results = self.play(on_replica, shares, group)
-        return [results[index] for index in range(count)]
+        arguments = [(part,) for part in parts]
+        on_replica = functools.partial(self._named, fn, arguments)
+        return self.play(on_replica, shares, group)
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         return ranges(cut_batch(batch, self.plan.num_replicas)[2])
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
-        count = self.plan.num_local_replicas
-
-        def on_replica(_: int, replica: Replica) -> T:
-            with noting():
-                return fn(replica)
-
+        shares = [WHOLE] * self.plan.num_local_replicas
         group = ReplicaGroup(self.workers, self.plan.first_replica)
-        results = self.play(on_replica, [WHOLE] * count, group)
-        return [results[index] for index in range(count)]
+        on_replica = functools.partial(self._named, fn, [()] * len(shares))
+        return self.play(on_replica, shares, group)
+
+    def _named(
+        self,
+        fn: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+        replica: Replica,
+    ) -> T:
+        """Calls `fn` with a replica and its arguments; errors name it."""
+        with named(replica.id, self.plan.num_replicas), noting():
+            return fn(replica, *arguments[replica.index])
 
     def check_arguments(self, nest: Any) -> None:
         # Per-replica arguments are taken for rows of a batch.
@@ -267,39 +225,26 @@ class StepExecutor(Executor, StepRunner):
     def weighted_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> list[Any]:
-        return self._summed(gradients, weights, [""] * len(gradients[0]))
+        variables = [None] * len(gradients[0])
+        return self.sum_gradients(None, gradients, weights, variables)
 
     def sum_gradients(
         self,
-        replica: Replica,
+        replica: Replica | None,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
-        variables: Sequence[keras.Variable],
+        variables: Sequence[keras.Variable | None],
     ) -> list[Any]:
-        names = [getattr(v, "path", v.name) for v in variables]
-        return self._summed(gradients, weights, names)
-
-    def _summed(
-        self,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        names: Sequence[str],
-    ) -> list[Any]:
+        sums = []
+        for variable, *column in zip(variables, *gradients, strict=True):
+            home, name = self.plan.primary, ""
+            if variable is not None:
+                home = self.home(variable)
+                name = getattr(variable, "path", variable.name)
+            with tf.device(native_name(home)):
+                sums.append(weighted_sum(column, weights, self._sizes, name))
         with tf.device(native_name(self.plan.primary)):
-            own = self.locally_summed(gradients, weights, names)
-            return finished(own, self.workers)
-
-    def locally_summed(
-        self,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        names: Sequence[str],
-    ) -> list[Any]:
-        """Sums gradients over this worker's replicas, as input of `finished`.
-
-        Sparse sums stay in parts, because workers may have to sum those.
-        """
-        return weighted_sum(gradients, weights, self._sizes, names)
+            return sum_over_workers(sums, self.workers)
 
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:
@@ -325,7 +270,7 @@ def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
     def _maybe_symbolic_build(
         iterator: Any = None, data_batch: Any = None
     ) -> None:
-        for metric in internals.metrics_to_build(model):
+        for metric in keras_internals.metrics_to_build(model):
             metric.reset_state()
 
     return _maybe_symbolic_build

@@ -1,0 +1,81 @@
+"""The ground of all executors: tensors and variables on devices."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from keras_dist.core.device import Device
+from keras_dist.core.device import parse_device
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.executor import Executor
+from keras_dist_tensorflow.keras_internals import forget_functions
+from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow.variables import Moves
+from keras_dist_tensorflow.variables import components
+from keras_dist_tensorflow.variables import devices_of
+from keras_dist_tensorflow.variables import native_name
+from keras_dist_tensorflow.workers import TensorFlowWorkers
+
+
+class TensorFlowExecutor(Executor):
+    """An executor whose variables are `tf.Variable`s."""
+
+    workers: TensorFlowWorkers | None
+
+    def __init__(
+        self, plan: Plan, workers: TensorFlowWorkers | None = None
+    ) -> None:
+        super().__init__(plan, workers)
+        self._moves = Moves()
+
+    def home(self, variable: keras.Variable) -> Device:
+        """Returns the device of a variable's first copy."""
+        return self.plan.primary
+
+    def default_device(self) -> str:
+        with tf.init_scope():
+            device: str = tf.constant(0.0).device
+        return device
+
+    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
+        native = native_variable(variable)
+        return (self.home(variable),) if native is None else devices_of(native)
+
+    def put(self, value: Any, device: Device) -> Any:
+        with tf.device(native_name(device)):
+            return tf.identity(ops.convert_to_tensor(value))
+
+    def is_live(self, value: Any) -> bool:
+        return isinstance(value, tf.Variable)
+
+    def snapshot(self, value: Any, index: int = 0) -> Any:
+        if not self.is_live(value):
+            return value
+        copies = components(value)
+        own = copies[index % len(copies)]
+        # Without this, the value is read to the current device.
+        with tf.device(own.device):
+            return own.read_value()
+
+    def device_of(self, tensor: Any) -> Device:
+        if not isinstance(tensor, tf.Tensor) or not tensor.device:
+            return self.plan.primary
+        return parse_device(tensor.device)
+
+    def copy_of(self, variable: keras.Variable, index: int) -> Any:
+        copies = components(native_variable(variable))
+        return copies[index % len(copies)].read_value()
+
+    def concatenate(self, values: Sequence[Any], axis: int) -> Any:
+        with tf.device(native_name(self.plan.primary)):
+            own = tf.concat(values, axis)
+        if self.workers is None:
+            return own
+        return self.workers.concatenate(own, axis)
+
+    def recover(self, model: keras.Model) -> None:
+        # A trace that failed would make the next `fit` fail with another error.
+        forget_functions(model)

@@ -1,0 +1,227 @@
+"""The door to private names of Keras, and of the updates of its optimizers.
+
+| name | why |
+|---|---|
+| `Optimizer._distribution_strategy`, | an adopted optimizer has its |
+| `._trainable_variables_indices`, | strategy and its variables' keys from |
+| `._exclude_from_weight_decay`, | before they moved |
+| `._exclude_from_weight_decay_cache`, | |
+| `tf.Variable._unique_id` | such a key |
+| `LossScaleOptimizer._tf_apply`, | the former refuses cross-replica context; |
+| `._common_apply` | the latter does the same and allows it |
+| `StrategyExtended._use_merge_call` | an optimizer updates in a meeting, |
+| | where replicas have merged already |
+| `StrategyExtended._update` | an optimizer may have variables of no |
+| | strategy, with one copy only |
+| `keras.Variable._value` | the framework's variable, in any scope |
+| `keras.Model._distribute_strategy` | gives the trainer one replica |
+| `keras.Model._symbolic_build` | builds metrics and losses from shapes |
+| `._compile_metrics`, `._compile_loss` | tells if that is needed |
+| `CompileMetrics._user_metrics`, | metrics that are reset before the model |
+| `._user_weighted_metrics` | lists them |
+| `keras.Layer._flatten_layers` | tells if the model is built |
+| `keras.src.backend.tensorflow.nn.conv` | converts kernels outside of XLA, |
+| | which can't read variables of another device |
+
+`tests/backends/tensorflow/test_internals.py` fails readably when one moves.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.tensorflow import nn
+from tensorflow.python.ops.resource_variable_ops import (
+    BaseResourceVariable as BaseResourceVariable,
+)
+
+from keras_dist.internals.keras_internals import Trainer
+
+
+def native_variable(variable: keras.Variable) -> Any:
+    """Returns a variable's `tf.Variable`, or `None` before it has one."""
+    if not isinstance(variable, keras.Variable):
+        return variable  # optimizers take a `tf.Variable` too
+    return variable._value
+
+
+def replace_native_variable(variable: keras.Variable, native: Any) -> None:
+    """Replaces the `tf.Variable` of a `keras.Variable`."""
+    variable._value = native
+
+
+@functools.cache
+def install_early_kernels() -> None:
+    """Makes convolutions convert their kernel to a tensor first.
+
+    Keras compiles grouped convolutions with XLA, which can't read variables
+    of another device.
+    """
+    original = nn.conv
+
+    @functools.wraps(original)
+    def conv(inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kernel, keras.Variable):
+            kernel = tf.convert_to_tensor(kernel)
+        return original(inputs, kernel, *args, **kwargs)
+
+    nn.conv = conv
+
+
+def native_key(native: Any) -> Any:
+    """Returns the key by which optimizers identify a `tf.Variable`."""
+    return native._unique_id
+
+
+def set_optimizer_strategy(
+    optimizer: Any, native: tf.distribute.Strategy
+) -> None:
+    """Sets the native strategy through which an optimizer updates."""
+    optimizer._distribution_strategy = native
+
+
+def adopt_optimizer(
+    optimizer: Any,
+    native: tf.distribute.Strategy,
+    renamed: Mapping[Any, Any],
+) -> None:
+    """Sets the strategy of an optimizer and replaces keys of its variables.
+
+    Includes inner optimizers. `optimizer` may be `None`; `renamed` maps keys
+    of replaced variables to those of their replacements.
+    """
+    while optimizer is not None:
+        known = vars(optimizer)
+        set_optimizer_strategy(optimizer, native)
+        if renamed:
+            indices = optimizer._trainable_variables_indices
+            # A new dict: TensorFlow can't save a tracked one that was cleared.
+            optimizer._trainable_variables_indices = {
+                renamed.get(key, key): i for key, i in indices.items()
+            }
+            excluded = known.get("_exclude_from_weight_decay")
+            if excluded:
+                optimizer._exclude_from_weight_decay = {
+                    renamed.get(key, key) for key in excluded
+                }
+            if known.get("_exclude_from_weight_decay_cache"):
+                optimizer._exclude_from_weight_decay_cache = {}
+        optimizer = known.get("inner_optimizer")
+
+
+def set_native_strategy(model: keras.Model, strategy: Any) -> None:
+    """Sets the stand-in that Keras' trainer uses as native strategy."""
+    object.__setattr__(model, "_distribute_strategy", strategy)
+
+
+def forget_functions(model: keras.Model) -> None:
+    """Drops the compiled steps of a model and of the models in it."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, Trainer):
+            layer.train_function = None
+            layer.test_function = None
+            layer.predict_function = None
+
+
+def layers_are_built(model: keras.Model) -> bool:
+    """Returns whether calling the model would create no variable.
+
+    A model without `call`, trained by its own `train_step`, is never marked
+    as built: only its layers count.
+    """
+    return all(
+        layer.built or not _has_own_call(layer)
+        for layer in model._flatten_layers()
+    )
+
+
+def _has_own_call(layer: keras.Layer) -> bool:
+    return type(layer).call not in (keras.Model.call, keras.Layer.call)
+
+
+def compiled_parts_are_built(model: keras.Model) -> bool:
+    """Returns whether the metrics and loss given to `compile` are built."""
+    parts = (
+        getattr(model, "_compile_metrics", None),
+        getattr(model, "_compile_loss", None),
+    )
+    return all(part is None or part.built for part in parts)
+
+
+def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Returns metrics given to `compile` that the model doesn't list yet."""
+    compiled = getattr(model, "_compile_metrics", None)
+    if compiled is None or compiled.built:
+        return []
+    given = (compiled._user_metrics, compiled._user_weighted_metrics)
+    return [
+        metric
+        for metric in keras.tree.flatten(given)
+        if isinstance(metric, keras.metrics.Metric)
+    ]
+
+
+def build_compiled_parts(model: keras.Model, batch: Any) -> None:
+    """Builds a model's metrics and loss from the shapes of a batch."""
+    model._symbolic_build(data_batch=batch)
+
+
+class _Current(threading.local):
+    is_applying = False
+
+
+_current = _Current()
+
+
+def install_applying(native: tf.distribute.Strategy) -> None:
+    """Prepares a native strategy for updates inside of `applying`.
+
+    Variables outside any strategy are updated on their own device.
+    """
+    extended = native.extended
+    use_merge_call = extended._use_merge_call
+    update, colocate = extended._update, extended.colocate_vars_with
+
+    def _use_merge_call() -> bool:
+        return not _current.is_applying and use_merge_call()
+
+    def _update(var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if is_distributed(var):
+            return update(var, fn, args, kwargs, group)
+        with tf.device(var.device):  # its only copy
+            return fn(var, *args, **kwargs)
+
+    def colocate_vars_with(variable: Any) -> Any:
+        if is_distributed(variable):
+            return colocate(variable)
+        return contextlib.nullcontext()
+
+    extended._use_merge_call = _use_merge_call
+    extended._update = _update
+    extended.colocate_vars_with = colocate_vars_with
+
+
+def is_distributed(native: Any) -> bool:
+    """Returns whether a `tf.Variable` has a copy for each native replica."""
+    return isinstance(native, tf.distribute.DistributedValues)
+
+
+@contextlib.contextmanager
+def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Makes `optimizer.apply` legal in cross-replica context."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scales:
+        # `object.__setattr__`: Keras' own would track the attribute.
+        object.__setattr__(optimizer, "_tf_apply", optimizer._common_apply)
+    _current.is_applying = True
+    try:
+        yield
+    finally:
+        _current.is_applying = False
+        if scales:
+            object.__delattr__(optimizer, "_tf_apply")

@@ -1,0 +1,293 @@
+"""Mirrored replicas: `tf.distribute.MirroredStrategy` as the engine."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import keras
+import tensorflow as tf
+
+from keras_dist.core.plan import Plan
+from keras_dist.core.rows import WHOLE
+from keras_dist.core.rows import Share
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
+from keras_dist.plugin.replica import divergence
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import outside_replicas
+from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.atomic import Barrier
+from keras_dist_tensorflow.engine import StepExecutor
+from keras_dist_tensorflow.keras_internals import adopt_optimizer
+from keras_dist_tensorflow.keras_internals import is_distributed
+from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow.keras_internals import set_optimizer_strategy
+from keras_dist_tensorflow.replica import TensorFlowReplica
+from keras_dist_tensorflow.replica import capture_thread
+from keras_dist_tensorflow.runtime_internals import install_conversions
+from keras_dist_tensorflow.variables import apart
+from keras_dist_tensorflow.variables import components
+from keras_dist_tensorflow.variables import copied
+from keras_dist_tensorflow.variables import creation
+from keras_dist_tensorflow.variables import devices_of
+from keras_dist_tensorflow.variables import native_name
+from keras_dist_tensorflow.variables import one_copy
+from keras_dist_tensorflow.workers import TensorFlowWorkers
+
+T = TypeVar("T")
+
+
+class TensorFlowReplicaExecutor(StepExecutor):
+    """Keeps a copy of each variable on each device.
+
+    `tf.distribute.MirroredStrategy` keeps the copies and runs the replicas.
+    """
+
+    # TensorFlow reads mirrored variables under their own strategy only.
+    shares_layers = False
+
+    def __init__(
+        self, plan: Plan, workers: TensorFlowWorkers | None = None
+    ) -> None:
+        super().__init__(plan, workers)
+        # On CPU devices, the collectives of two models can be mistaken for
+        # each other's; sums on one device can't.
+        self._native = tf.distribute.MirroredStrategy(
+            [native_name(device) for device in plan.devices],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+        self.updater = self._native
+        runtime_internals.silence_advice()
+        install_slots()
+        install_conversions()
+        keras_internals.install_applying(self._native)
+
+    def creation_scope(self) -> Any:
+        """Returns a scope whose variables have a copy on each device.
+
+        Metric states have one, on the primary. It is not the native strategy's
+        own scope, because models of other strategies, or of none, can't be
+        read, called or trained in that.
+        """
+        return tf.variable_creator_scope(self._create)
+
+    def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        # In a trace: ours make their variables outside of it, so this one is
+        # the user's.
+        if creation.has_one_copy or not tf.executing_eagerly():
+            return next_creator(**kwargs)
+        is_in_meeting = tf.distribute.get_strategy() is self._native
+        if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
+            kwargs["synchronization"] = tf.VariableSynchronization.AUTO
+            if is_in_meeting:
+                return apart(lambda: tf.Variable(**kwargs), self.plan.primary)
+            with one_copy(), tf.device(native_name(self.plan.primary)):
+                return next_creator(**kwargs)
+        if is_in_meeting:
+            return next_creator(**kwargs)
+        with self._native.scope():
+            return tf.Variable(**kwargs)
+
+    def place(self, variable: keras.Variable) -> None:
+        native = native_variable(variable)
+        if native is None or self._holds(variable, native):
+            return
+        if not tf.executing_eagerly():
+            return
+        with self.creation_scope():
+            moved = copied(
+                native,
+                tf.VariableSynchronization.ON_READ
+                if is_metric_state(variable)
+                else tf.VariableSynchronization.AUTO,
+            )
+        self._moves.move(variable, moved)
+
+    def _holds(self, variable: keras.Variable, native: Any) -> bool:
+        if is_metric_state(variable):
+            return devices_of(native) == (self.plan.primary,)
+        return (
+            isinstance(native, tf.distribute.DistributedValues)
+            and native.distribute_strategy is self._native
+        )
+
+    def play(
+        self,
+        fn: Callable[[Replica], T],
+        shares: Sequence[Share],
+        group: ReplicaGroup,
+    ) -> list[T]:
+        inherit = capture_thread()
+        round_ = MeetingRound(len(shares))
+        results: list[Any] = [None] * len(shares)
+
+        def on_replica() -> None:
+            native_context = tf.distribute.get_replica_context()
+            index = int(
+                tf.get_static_value(native_context.replica_id_in_sync_group)
+            )
+            inherit()
+            replica = MirroredReplica(index, shares[index], round_, group)
+            results[index] = fn(replica)
+
+        run = functools.partial(
+            self._native.run,
+            tf.autograph.experimental.do_not_convert(on_replica),
+        )
+        try:
+            if _in_native_replica() and tf.executing_eagerly():
+                # An update within an update: a native replica cannot call
+                # `run`, so the replicas run from a thread without a strategy.
+                apart(run, self.plan.primary)
+            else:
+                run()
+        except BaseException as error:
+            round_.undo()
+            if "different number of" not in str(error) or isinstance(
+                error, ReplicaDivergenceError
+            ):
+                raise
+            raise divergence(round_.places()) from error
+        return results
+
+    def updating(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> contextlib.AbstractContextManager[Any]:
+        adopt_optimizer(optimizer, self._native, {})
+        return keras_internals.applying(optimizer)
+
+
+def _in_native_replica() -> bool:
+    return (
+        tf.distribute.has_strategy()
+        and not tf.distribute.in_cross_replica_context()
+    )
+
+
+class MeetingRound:
+    """One run of a step's replicas under a native `MirroredStrategy`.
+
+    Values pass between replicas through this object rather than through
+    TensorFlow: replicas are traced into one graph, one at a time.
+    """
+
+    def __init__(self, num_replicas: int) -> None:
+        self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
+        self._result: Any = None
+        self._barrier = Barrier()
+        # Pairs of a `tf.Variable` that was written in place and its old value.
+        self.overwritten: list[tuple[Any, Any]] = []
+
+    def undo(self) -> None:
+        """Restores the variables that replicas wrote and did not commit."""
+        for native, value in reversed(self.overwritten):
+            native.assign(value)
+
+    def places(self) -> list[str | None]:
+        """Returns the name of each replica's last meeting, `None` before."""
+        return [what or None for what, _ in self._arrived]
+
+    def meet(
+        self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
+    ) -> Any:
+        """Waits for the other replicas; returns `fn(values)`, called once."""
+        self._arrived[index] = (what, value)
+        state = current_replica()
+
+        def hold(native: tf.distribute.Strategy) -> None:
+            names = [name for name, _ in self._arrived]
+            if len(set(names)) > 1:
+                raise divergence(names)
+            values = [value for _, value in self._arrived]
+            # `merge_call` runs this in the caller's thread, not in a replica's.
+            with outside_replicas(state), self._barrier.hold():
+                self._result = fn(values)
+
+        tf.distribute.get_replica_context().merge_call(hold)
+        return self._result
+
+
+class MirroredReplica(TensorFlowReplica):
+    """A replica with its own copy of each variable."""
+
+    def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
+        # In place, because a tape watches the variable itself.
+        copies = components(native_variable(variable))
+        copy = copies[self.index % len(copies)]
+        if self.share is WHOLE and tf.executing_eagerly():
+            self.round.overwritten.append((copy, copy.read_value()))
+        copy.assign(value)
+        return None
+
+    def committed(self) -> None:
+        self.round.overwritten = []
+
+
+def is_metric_state(variable: Any) -> bool:
+    """Returns whether a variable is a metric's state, kept on the primary.
+
+    Metrics are updated once, on gathered rows, which is right for states that
+    are no sums too. TensorFlow would give each replica a state of its own and
+    sum the states when they are read.
+    """
+    return bool(variable.synchronization == "on_read")
+
+
+@functools.cache
+def install_slots() -> None:
+    """Makes optimizers use the native strategy that has their variables.
+
+    Slots are made on the devices of their variables. Keras itself uses the
+    strategy in whose native scope the optimizer was made.
+    """
+    optimizer = keras.optimizers.Optimizer
+    original = optimizer.add_variable_from_reference
+
+    @functools.wraps(original)
+    def add_variable_from_reference(
+        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        def slot() -> Any:
+            return original(self, reference_variable, *args, **kwargs)
+
+        is_inside = tf.distribute.has_strategy()
+        if is_inside and tf.distribute.get_replica_context() is not None:
+            return slot()  # a replica of the user's own tf.distribute program
+        native = _take_strategy(self, reference_variable)
+        if native is not None:
+            with native.scope():
+                return slot()
+        if is_inside:
+            set_optimizer_strategy(self, tf.distribute.get_strategy())
+            return slot()
+        made = slot()
+        # The slot may have copies, though the variable has one.
+        _take_strategy(self, made)
+        return made
+
+    original_build = optimizer.build
+
+    @functools.wraps(original_build)
+    def build(self: Any, variables: Any) -> Any:
+        # Not every optimizer has slots, but each has to know its strategy.
+        for variable in variables:
+            if _take_strategy(self, variable) is not None:
+                break
+        return original_build(self, variables)
+
+    optimizer.add_variable_from_reference = add_variable_from_reference
+    optimizer.build = build
+
+
+def _take_strategy(optimizer: Any, variable: Any) -> Any:
+    """Gives an optimizer the native strategy of a variable, if it has one."""
+    native = native_variable(variable)
+    if not is_distributed(native):
+        return None
+    set_optimizer_strategy(optimizer, native.distribute_strategy)
+    return native.distribute_strategy

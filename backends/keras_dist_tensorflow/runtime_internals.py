@@ -1,0 +1,309 @@
+"""The door to private names of TensorFlow.
+
+| name | why |
+|---|---|
+| `tensorflow.python.autograph.operators.control_flow` | `for` over a |
+| | distributed dataset in a `tf.function` |
+| `tensorflow.python.distribute.values.PerReplica` | a value that a |
+| | `tf.function` takes and returns |
+| `tensorflow.python.distribute.values.DistributedVariable` | `int(v)` and the |
+| | like for mirrored variables, as for plain ones |
+| `tensorflow.python.eager.context` | starts the runtime of several |
+| | workers, and asks it about them; the global seed |
+| `tensorflow.python.eager.context.context().op_callbacks` | threads of a |
+| | native strategy share the list |
+| `tensorflow.python.framework.op_callbacks` | records the operations that |
+| | replicas run eagerly: origins of sparse gradients' indices |
+| `tensorflow.python.framework.ops.EagerTensor` | tells eager tensors from |
+| | those of graphs |
+| `EagerTensor._id`, `tensorflow.python.pywrap_tfe.TFE_Py_UID` | tells if a |
+| | tensor was made before a step |
+| `FuncGraph.function_captures.by_val_internal` | the same in graphs, which |
+| | hold small captured tensors as constants |
+| `tf.Graph._get_function` | the body of a `tf.function` called in a graph |
+| `tensorflow.python.eager.record` | tells if a tape is open |
+| `tensorflow.python.pywrap_tfe` | tells if tapes are stopped |
+| `tensorflow.python.eager.tape` | makes tapes watch a `HeldVariable` |
+| `tensorflow.python.framework.composite_tensor` | the base class of sparse, |
+| | ragged and native per-replica values |
+| `tensorflow.python.ops.resource_variable_ops.BaseResourceVariable` | the |
+| | base class of `HeldVariable` |
+| `tensorflow.python.ops.summary_ops_v2._summary_state`, | a replica's |
+| `tf.Graph._variable_creator_stack` | thread takes over its caller's |
+| | summary writer and variable creators |
+
+`tests/backends/tensorflow/test_internals.py` and `test_origins.py` fail
+readably when one moves.
+"""
+
+import contextlib
+import functools
+import json
+import secrets
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.operators import control_flow
+from tensorflow.python.distribute.values import DistributedVariable
+from tensorflow.python.distribute.values import PerReplica
+from tensorflow.python.eager import context
+from tensorflow.python.eager import record
+from tensorflow.python.eager import tape
+from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework.composite_tensor import CompositeTensor
+from tensorflow.python.framework.ops import EagerTensor
+from tensorflow.python.ops import summary_ops_v2
+from tensorflow.python.ops.resource_variable_ops import (
+    BaseResourceVariable as BaseResourceVariable,
+)
+
+from keras_dist.core import value_operators
+
+value_operators.install_arithmetic(PerReplica, "PerReplica")
+
+
+def native_per_replica(values: Sequence[Any]) -> Any:
+    """Makes a native per-replica value, which also counts as one of ours."""
+    return PerReplica(tuple(values))
+
+
+def is_composite(value: Any) -> bool:
+    """Returns whether a value is composite: sparse, ragged or per-replica.
+
+    A `tf.function` can return native composite values.
+    """
+    return isinstance(value, CompositeTensor)
+
+
+def is_recording() -> bool:
+    """Returns whether a tape or forward accumulator records this thread."""
+    return bool(record.could_possibly_record())
+
+
+def is_computed_again() -> bool:
+    """Returns whether this thread's tapes are stopped.
+
+    `tf.recompute_grad` stops them in the forward pass, and computes it again
+    under a tape.
+    """
+    return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
+
+
+def watch(variable: BaseResourceVariable) -> None:
+    """Tells the tapes of this thread that a variable was read."""
+    tape.variable_accessed(variable)
+
+
+def captured_creation() -> Callable[..., Any]:
+    """Captures this thread's variable creators and settings of summaries.
+
+    Returns a function of a context manager that gives them to another thread,
+    but for the summary writer unless it `writes`.
+    """
+    creators = tf.compat.v1.get_default_graph()._variable_creator_stack
+    summaries = dict(vars(summary_ops_v2._summary_state))
+
+    @contextlib.contextmanager
+    def taken_over(writes: bool) -> Iterator[None]:
+        graph = tf.compat.v1.get_default_graph()
+        own = vars(summary_ops_v2._summary_state)
+        before = graph._variable_creator_stack, dict(own)
+        graph._variable_creator_stack = creators
+        own.update(summaries if writes else {**summaries, "writer": None})
+        try:
+            yield
+        finally:
+            graph._variable_creator_stack = before[0]
+            own.update(before[1])
+
+    return taken_over
+
+
+@functools.cache
+def silence_advice() -> None:
+    """Silences TensorFlow's advice on `MirroredStrategy` run eagerly.
+
+    It is about native methods, which the user has not called.
+    """
+    tf.get_logger().addFilter(
+        lambda record: "MirroredStrategy eagerly" not in str(record.msg)
+    )
+
+
+def register_loop(kind: type) -> None:
+    """Makes `for` loops over objects of a class part of a traced graph.
+
+    The class has a method `reduce(initial_state, reduce_func)`.
+    """
+
+    def loop(iterable: Any, *args: Any) -> None:
+        if tf.executing_eagerly():
+            control_flow._py_for_stmt(iterable, *args)
+        else:
+            control_flow._tf_distributed_iterable_for_stmt(iterable, *args)
+
+    control_flow.for_loop_registry.register(kind, loop)
+
+
+def has_started() -> bool:
+    """Returns whether TensorFlow has started, so that its devices are final."""
+    return bool(context.context()._initialized)
+
+
+def configure_runtime(
+    job: str,
+    addresses: Sequence[str],
+    index: int,
+    joining_ms: int,
+    silence_ms: int,
+) -> None:
+    """Prepares this worker's runtime, before TensorFlow has started.
+
+    Workers wait `joining_ms` for one another. One without a heartbeat for
+    `silence_ms` counts as lost.
+    """
+    runtime = context.context()
+    leader = f"/job:{job}/replica:0/task:0"
+    own_devices_only = (f"/job:{job}/task:{index}",)
+    runtime.configure_collective_ops(
+        collective_leader=leader, device_filters=own_devices_only
+    )
+    runtime.configure_coordination_service(
+        "standalone",
+        service_leader=leader,
+        cluster_register_timeout_in_ms=joining_ms,
+        heartbeat_timeout_in_ms=silence_ms,
+    )
+    service = runtime.coordination_service
+    # Without this, workers wait for missing ones forever.
+    service.cluster_register_with_barrier = True
+    service.coordinated_job_list.add(name=job, num_tasks=len(addresses))
+    runtime.enable_collective_ops(
+        tf.train.ServerDef(
+            cluster=tf.train.ClusterSpec({job: addresses}).as_cluster_def(),
+            default_session_config=runtime.config,
+            job_name=job,
+            task_index=index,
+            protocol="grpc",
+        )
+    )
+
+
+def start_runtime() -> None:
+    """Starts TensorFlow, and with it this worker's server."""
+    context.context().ensure_initialized()
+
+
+def is_healthy(task: str, timeout_ms: int) -> bool:
+    """Returns whether a worker, by TensorFlow's name of it, answers in time."""
+    try:
+        context.context().check_collective_ops_peer_health(task, timeout_ms)
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def wait_for_all_workers(name: str, timeout_ms: int) -> None:
+    """Waits at a barrier of all workers, whose name is used only once.
+
+    Raises:
+        tf.errors.OpError: If a worker does not come in time.
+    """
+    context.context().wait_at_barrier(name, timeout_ms)
+
+
+def tell_all_workers(message: str) -> None:
+    """Makes the collectives of all workers fail with a message."""
+    context.context().report_error_to_cluster(tf.errors.ABORTED, message)
+
+
+def runtime_task() -> int | None:
+    """Returns this worker's index among several, `None` without others."""
+    server = context.context()._collective_ops_server_def
+    return None if server is None else int(server.task_index)
+
+
+def random_state() -> str:
+    """Returns the global seed and the state of the draws of operations' seeds.
+
+    Sets a global seed if there is none, because TensorFlow draws a seed
+    wherever it finds none.
+    """
+    now = context.context()
+    if context.global_seed() is None:
+        tf.random.set_seed(secrets.randbelow(2**31))
+    return json.dumps([int(context.global_seed()), now._rng.getstate()])
+
+
+def set_random_state(state: str) -> None:
+    """Restores a state that `random_state` returned, on any worker."""
+    seed, (version, numbers, gauss) = json.loads(state)
+    tf.random.set_seed(seed)
+    context.context()._rng.setstate((version, tuple(numbers), gauss))
+
+
+def is_eager(tensor: Any) -> bool:
+    """Returns whether a tensor is eager: it has a value and is in no graph."""
+    return isinstance(tensor, EagerTensor)
+
+
+def tensors_so_far() -> int:
+    """Returns a number smaller than the `_id` of any tensor made later."""
+    return int(pywrap_tfe.TFE_Py_UID())
+
+
+def is_made_outside(tensor: Any, start: int) -> bool:
+    """Returns whether a tensor was made before a step or outside its graph.
+
+    `start` is `tensors_so_far` when the step began.
+    """
+    if is_eager(tensor):
+        return bool(tensor._id < start)
+    captures = getattr(tensor.graph, "function_captures", None)
+    if captures is None:
+        return False
+    return any(own is tensor for own in captures.by_val_internal.values())
+
+
+def body_of(call: tf.Operation) -> Any:
+    """Returns the graph of the called function, `None` if unknown."""
+    name = call.get_attr("f").name
+    try:
+        return call.graph._get_function(name).graph
+    except AttributeError:  # not the function of a `tf.function`
+        return None
+
+
+@contextlib.contextmanager
+def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
+    """Calls `callback` for each operation that this thread runs."""
+    if callback in context.context().op_callbacks:
+        yield  # a native replica's thread shares the list with the others
+        return
+    op_callbacks.add_op_callback(callback)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(callback)
+
+
+@functools.cache
+def install_conversions() -> None:
+    """Adds `int(v)`, `float(v)` and `complex(v)` to mirrored variables.
+
+    TensorFlow has them for plain variables only. `bool(v)` is not added:
+    TensorFlow itself uses it to ask whether there is a variable.
+    """
+    for kind in (complex, float, int):
+        setattr(DistributedVariable, f"__{kind.__name__}__", _converting(kind))
+
+
+def _converting(kind: type) -> Callable[[Any], Any]:
+    def convert(self: Any) -> Any:
+        return kind(self.read_value())
+
+    return convert
