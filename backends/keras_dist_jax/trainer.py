@@ -9,7 +9,6 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.layout import StepOfParts
 from keras_dist_jax.running import Running
 from keras_dist_jax.stateful import stateless
 from keras_dist_jax.steps import FitStep
@@ -27,18 +26,17 @@ class Trainer:
     """The methods of a model that Keras' trainer calls, on a layout.
 
     The rest of the trainer, `fit` and its relatives, is Keras' own; so are the
-    steps, unless the user wrote them. `steps_of_parts` makes the `StepOfParts`
-    of a model's training step; it is `None` if each device has all of the
-    state.
+    steps, unless the user wrote them. `shard` makes a training step of sharded
+    state from one of a model; it is `None` if each device has all of the state.
     """
 
     def __init__(
         self,
         running: Running,
-        steps_of_parts: Callable[[keras.Model], StepOfParts] | None = None,
+        shard: Callable[[keras.Model, StepFn], StepFn] | None = None,
     ) -> None:
         self._running = running
-        self._steps_of_parts = steps_of_parts
+        self._shard = shard
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
         """Returns the methods by name.
@@ -117,17 +115,20 @@ class Trainer:
     ) -> FitStep:
         running = self._running
         layout, failures = running.layout, running.failures
-        parts = None
-        if trains and self._steps_of_parts is not None:
-            parts = self._steps_of_parts(running.model)
-            fn = parts.of_parts(fn)
+        is_sharded = trains and self._shard is not None
+        if trains and self._shard is not None:
+            fn = self._shard(running.model, fn)
         keep = changed_values(fn)
         if not internals.compiles(running.model):
             return FitStep(running, layout.eager(keep), eager=True)
         return FitStep(
             running,
-            layout.compile(keep, failures, gather=gather, parts=parts),
-            layout.compile(all_values(fn), failures, donate=True, parts=parts)
+            layout.compile(
+                keep, failures, gather=gather, is_sharded=is_sharded
+            ),
+            layout.compile(
+                all_values(fn), failures, donate=True, is_sharded=is_sharded
+            )
             if trains
             else None,
         )
