@@ -1,5 +1,6 @@
 """Layouts of state and batches on devices, and steps compiled for them."""
 
+import collections
 import contextlib
 from abc import ABC
 from abc import abstractmethod
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
+from keras_dist.core.device import Device
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
@@ -308,3 +310,29 @@ class _Cut(_Whole):
             [batches.put_cut(leaf, sharding, devices) for leaf in leaves]
         )
         return self._cut, data, rows if rows % len(devices) else None
+
+
+_TYPES = {
+    "cpu": "cpu",
+    "gpu": "gpu",
+    "cuda": "gpu",
+    "rocm": "gpu",
+    "tpu": "tpu",
+}
+
+
+def jax_devices() -> dict[Device, Any]:
+    """Returns this worker's `jax.Device`s, the default platform's first."""
+    found = list(jax.local_devices())
+    if found[0].platform != "cpu":
+        # JAX_PLATFORMS may exclude the CPU.
+        with contextlib.suppress(RuntimeError):
+            found += jax.local_devices(backend="cpu")
+    seen: collections.Counter[str] = collections.Counter()
+    devices = {}
+    for device in found:
+        type_ = _TYPES.get(device.platform)
+        if type_ is not None:
+            devices[Device(type_, seen[type_])] = device
+            seen[type_] += 1
+    return devices

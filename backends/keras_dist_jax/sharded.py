@@ -6,7 +6,6 @@ new variables are whole again; it finds the collectives.
 """
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -17,11 +16,6 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Plan
-from keras_dist.internals.keras_internals import with_gradients
-from keras_dist.plugin.powers import KeepsParts
-from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.scopes import Recording
 from keras_dist.sharding.sharded_optimizer import check_variables
 from keras_dist.sharding.supported import check_optimizer
@@ -30,16 +24,10 @@ from keras_dist.sharding.supported import rate_now
 from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
-from keras_dist_jax.executor import JaxExecutor
-from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import replaced
-from keras_dist_jax.replicas import JaxReplicas
-from keras_dist_jax.running import Running
 from keras_dist_jax.shards import Shards
-from keras_dist_jax.trainer import Trainer
-from keras_dist_jax.workers import JaxWorkers
 
 _OPTIMIZER_GROUP = internals.STATE_GROUPS.index("optimizer_variables")
 
@@ -302,128 +290,3 @@ def _array_of(variable: keras.Variable) -> Any:
     if shards.is_sharded(variable):
         return shards.stored(variable)
     return internals.array_of(variable)
-
-
-class JaxShardedExecutor(JaxExecutor, KeepsParts):
-    """The executor that shards the variables of optimizers.
-
-    `fit` and `optimizer.apply` in `strategy.run` update parts where they are. A
-    compiled function joins the parts of the variables that it uses for as long
-    as it runs: its gradients are reduced whole, it updates whole variables, and
-    only parts of them are kept.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        layout: Layout,
-        gate: Gate,
-        workers: JaxWorkers | None = None,
-    ) -> None:
-        super().__init__(plan, layout, gate, workers)
-        self.owners = shards.OptimizerSlots(plan.variable_devices)
-        self._replicas = ShardedReplicas(
-            layout, gate, plan.first_replica, workers
-        )
-
-    def place(self, variable: keras.Variable) -> None:
-        if shards.is_slot(variable):
-            shards.shard(variable, self.layout)
-        super().place(variable)
-
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        if shards.is_sharded(variable):
-            return self.plan.variable_devices
-        return super().devices_of(variable)
-
-    def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
-        if not shards.is_sharded(variable):
-            return super().bytes_on(variable)
-        return dict.fromkeys(
-            self.plan.variable_devices, shards.bytes_of_part(variable)
-        )
-
-    def trainer_of(self, running: Running) -> Trainer:
-        return Trainer(running, functools.partial(sharded_step, self.layout))
-
-    @contextlib.contextmanager
-    def readable_by_chief(
-        self, variables: Sequence[keras.Variable]
-    ) -> Iterator[None]:
-        chosen = self._over_workers(variables)
-        try:
-            for variable in chosen:
-                value = shards.on_host(variable, shards.stored(variable))
-                if self.plan.is_chief:
-                    shards.hold(variable, value)
-            yield
-        finally:
-            for variable in chosen:
-                shards.let_go(variable)
-
-    @contextlib.contextmanager
-    def written_by_chief(
-        self, variables: Sequence[keras.Variable]
-    ) -> Iterator[None]:
-        chosen = self._over_workers(variables)
-        with self.readable_by_chief(chosen):
-            yield
-            for variable in chosen:
-                value = shards.let_go(variable)
-                if value is None:  # of another worker
-                    value = shards.empty_like(variable)
-                assert self.workers is not None
-                (value,) = self.workers.broadcast([value])
-                internals.set_array(variable, value)
-
-    def _over_workers(
-        self, variables: Sequence[keras.Variable]
-    ) -> list[keras.Variable]:
-        if self.workers is None:
-            return []
-        return [each for each in variables if shards.is_sharded(each)]
-
-
-class ShardedReplicas(JaxReplicas, UpdatesParts):
-    """Replicas whose optimizers update each part on its own device.
-
-    `first` is the position of this worker's first replica among all.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        gate: Gate,
-        first: int = 0,
-        workers: JaxWorkers | None = None,
-    ) -> None:
-        super().__init__(layout, first, workers)
-        self._gate = gate
-        self._updates: weakref.WeakKeyDictionary[Any, EagerUpdate] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def update_parts(
-        self,
-        optimizer: Any,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        variables: Sequence[keras.Variable] | None,
-    ) -> None:
-        shard_state(optimizer, self._layout)
-        if optimizer not in self._updates:
-            self._updates[optimizer] = EagerUpdate(optimizer, self._layout)
-        summed, trained = with_gradients(
-            optimizer,
-            self.weighted_sum(gradients, weights),
-            internals.trained_by(optimizer, variables),
-        )
-        with self._gate.lock:
-            self._gate.settle(None)
-            found = self._updates[optimizer](summed, trained)
-            self._gate.enter(None, found[-1][1])
-        for variable, array in found:
-            if shards.is_sharded(variable):
-                shards.give_back(variable, array)
-            else:
-                internals.set_array(variable, array)
