@@ -4,8 +4,8 @@ Arrays and per-replica values are traced. All else is a part of the program's
 key, and must be hashable, like the structure that it is in.
 
 A program gives a flat list of arrays, and the outline of the nest that they
-come from is kept beside it. If Python had to rebuild a nest to receive them, an interrupt could
-come after the program has run and before its arrays are kept.
+come from is kept beside it. If Python had to rebuild a nest to receive them, an
+interrupt could come after the program has run and before its arrays are kept.
 """
 
 from collections.abc import Callable
