@@ -35,8 +35,11 @@ def train_step(kind, num_layers):
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_each_device_has_its_part_of_the_state():
+def test_each_device_has_its_part_of_the_state_and_no_state_is_sent():
     sharded, mirrored = train_step("sharded", 2), train_step("mirrored", 2)
     saved = mirrored["state"] - sharded["state"]
     slots = 2 * sharded["variables"]
     assert saved == pytest.approx(slots * (COUNT - 1) / COUNT, rel=0.02)
+    # At most one for each variable: two slots each would be more.
+    assert sharded["collectives"]["all-gather"] <= 4
+    assert "all-gather" not in mirrored["collectives"]
