@@ -44,7 +44,7 @@ def is_shared(holder: list[Any]) -> bool:
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies arrays to host memory; of cut ones, this worker's rows.
+    """Copies arrays to host memory; of sharded ones, this worker's part.
 
     Copies and not views: a buffer with a view on it can't be reused by the
     step that gets it.
@@ -54,17 +54,24 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [
         np.array(array, copy=True)
         if array.is_fully_replicated
-        else own_rows(array)
+        else own_part(array)
         for array in arrays
     ]
 
 
-def own_rows(array: Any) -> np.ndarray[Any, Any]:
-    """Copies the rows on this worker's devices to host memory, in order."""
+def axis_of(array: Any) -> int:
+    """Returns the axis along which an array is sharded."""
+    axes = enumerate(array.sharding.spec)
+    return next(axis for axis, names in axes if names)
+
+
+def own_part(array: Any) -> np.ndarray[Any, Any]:
+    """Copies the part on this worker's devices to host memory."""
+    axis = axis_of(array)
     shards = sorted(
-        array.addressable_shards, key=lambda shard: shard.index[0].start or 0
+        array.addressable_shards, key=lambda shard: shard.index[axis].start or 0
     )
-    return np.concatenate([np.asarray(shard.data) for shard in shards])
+    return np.concatenate([np.asarray(shard.data) for shard in shards], axis)
 
 
 def failure_of(arrays: Sequence[Any]) -> BaseException | None:

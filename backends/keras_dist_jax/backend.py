@@ -22,23 +22,23 @@ from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax import trees
 from keras_dist_jax.compiler import JaxCompiler
-from keras_dist_jax.devices import jax_devices
-from keras_dist_jax.differentiation import differentiate
+from keras_dist_jax.control_flow import differentiate
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import OpenGate
+from keras_dist_jax.joined import register_trees
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
+from keras_dist_jax.layout import jax_devices
 from keras_dist_jax.sharded_executor import JaxShardedExecutor
 from keras_dist_jax.wide import WideLayout
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
-trees.register()
+register_trees()
 
 
 class JaxBackend(Backend, Differentiates, ShardsOptimizerState):

@@ -18,13 +18,15 @@ from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit import hooks
 from keras_dist.plugin.replica import divergence
+from keras_dist_jax.agreement import Peers
+from keras_dist_jax.agreement import Record
 from keras_dist_jax.agreement import Tensor
 from keras_dist_jax.agreement import averaged
 from keras_dist_jax.agreement import check_alike
 from keras_dist_jax.agreement import in_order
 from keras_dist_jax.agreement import means_of
-from keras_dist_jax.divergence import AXIS
 from keras_dist_jax.divergence import differing
+from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.joined import cut_to
 from keras_dist_jax.joined import largest
@@ -32,14 +34,12 @@ from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
 from keras_dist_jax.lockstep import Lockstep
-from keras_dist_jax.peers import Peers
-from keras_dist_jax.peers import Record
 from keras_dist_jax.regions import Region
 from keras_dist_jax.regions import TracedCall
 from keras_dist_jax.regions import TracedReplica
 from keras_dist_jax.regions import TracedRunner
-from keras_dist_jax.results import ARRAY_TYPES
-from keras_dist_jax.results import check_constant
+from keras_dist_jax.structure import ARRAY_TYPES
+from keras_dist_jax.structure import check_constant
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
 

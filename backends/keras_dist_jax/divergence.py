@@ -7,12 +7,15 @@ to its results. Collectives make values equal again.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import Literal
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist_jax.jaxprs import called
+from keras_dist_jax.jaxprs import inner
+from keras_dist_jax.jaxprs import is_collective
+from keras_dist_jax.jaxprs import meets_inside
+from keras_dist_jax.jaxprs import opened
 
-AXIS = "replica"
 # Collectives with equal results on all replicas; all others give each replica
 # something of its own, whatever it brings.
 _MAKE_EQUAL = {
@@ -24,13 +27,9 @@ _MAKE_EQUAL = {
     "psum",
     "psum_invariant",
 }
-# Equations that name the axis, without a meeting.
-_MEET_NOBODY = {"axis_index", "pvary"}
 # Equations whose results differ even where their operands are equal: each
 # device calls Python, or its generator, for itself.
 _OF_EACH = {"axis_index", "io_callback", "rng_uniform"}
-# Parameters with the one program that an equation calls on its own operands.
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def differing(jaxpr: Any, arguments: Sequence[bool]) -> list[bool]:
@@ -74,11 +73,10 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
         return _of_scan(params, inputs)
     if name == "while":
         return _of_while(equation, inputs)
-    for key in _CALLS:
-        inner = params.get(key)
-        if inner is not None and len(_open(inner).invars) == len(inputs):
-            return _inside(inner, inputs)
-    own = any(inputs) or any(map(_has_its_own, _programs(params)))
+    program = called(equation)
+    if program is not None and len(opened(program).invars) == len(inputs):
+        return _inside(program, inputs)
+    own = any(inputs) or any(map(_has_its_own, inner(equation)))
     return [own] * outputs
 
 
@@ -123,13 +121,6 @@ def _meeting_of_some(where: str) -> ReplicaDivergenceError:
     )
 
 
-def is_collective(equation: Any) -> bool:
-    """Tells whether an equation is a collective of the replicas."""
-    return equation.primitive.name not in _MEET_NOBODY and (
-        AXIS in _axes(equation.params)
-    )
-
-
 def _makes_differ(equation: Any) -> bool:
     """Tells whether results differ, whatever the operands are."""
     name, groups = equation.primitive.name, "axis_index_groups"
@@ -139,45 +130,12 @@ def _makes_differ(equation: Any) -> bool:
     return name not in _MAKE_EQUAL or len(equation.params.get(groups) or ()) > 1
 
 
-def meets_inside(equation: Any) -> bool:
-    """Tells whether the programs of an equation have a collective."""
-    return any(
-        is_collective(inner) or meets_inside(inner)
-        for program in _programs(equation.params)
-        for inner in program.eqns
-    )
-
-
 def _inside(program: Any, inputs: list[bool]) -> list[bool]:
-    return differing(_open(program), inputs)
-
-
-def _open(program: Any) -> Any:
-    """Returns the `Jaxpr` of a `ClosedJaxpr`, or the `Jaxpr` itself."""
-    return getattr(program, "jaxpr", program)
-
-
-def _axes(params: Any) -> Sequence[Any]:
-    axes = params.get("axes", params.get("axis_name", ()))
-    return axes if isinstance(axes, (tuple, list)) else (axes,)
-
-
-def _programs(params: Any) -> list[Any]:
-    return [_open(p) for p in jax.extend.core.jaxprs_in_params(params)]
+    return differing(opened(program), inputs)
 
 
 def _has_its_own(jaxpr: Any) -> bool:
     return any(
-        _makes_differ(equation)
-        or any(map(_has_its_own, _programs(equation.params)))
-        for equation in jaxpr.eqns
-    )
-
-
-def has_callbacks(jaxpr: Any) -> bool:
-    """Tells whether a program calls back to Python, which may raise."""
-    return any(
-        "callback" in equation.primitive.name
-        or any(map(has_callbacks, _programs(equation.params)))
+        _makes_differ(equation) or any(map(_has_its_own, inner(equation)))
         for equation in jaxpr.eqns
     )

@@ -27,13 +27,13 @@ from keras_dist_jax.central import CentralRunning
 from keras_dist_jax.central import Homes
 from keras_dist_jax.central_steps import CentralTrainer
 from keras_dist_jax.compiler import JaxCompiler
-from keras_dist_jax.devices import jax_devices
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import default_device
+from keras_dist_jax.layout import jax_devices
 from keras_dist_jax.placement import lend
 from keras_dist_jax.placement import own_shard_on
 from keras_dist_jax.placement import place

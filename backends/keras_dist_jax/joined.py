@@ -8,6 +8,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
@@ -180,3 +181,23 @@ def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
         over_replicas(layout),
         placed,
     )
+
+
+def register_trees() -> None:
+    """Makes `jax.tree` look into per-replica values."""
+    for kind in (PerReplica, Mirrored):
+        jax.tree_util.register_pytree_node(kind, _flatten, _builder(kind))
+    jax.tree_util.register_pytree_node(
+        JoinedPerReplica, _flatten, _builder(PerReplica)
+    )
+
+
+def _flatten(value: Any) -> tuple[tuple[Any, ...], None]:
+    return value.values, None
+
+
+def _builder(kind: Any) -> Any:
+    def build(_: None, values: Any) -> Any:
+        return kind(values)
+
+    return build

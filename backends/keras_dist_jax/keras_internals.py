@@ -15,17 +15,22 @@
 | the attribute `global_seed_generator` of Keras' global state | its generator |
 | `LossScaleOptimizer._common_apply` | replaced: its branches assign |
 | `Optimizer._trainable_variables` | those that it was built for |
+| `Optimizer._get_current_learning_rate` | replaced by a traced rate |
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.jax import core
 from keras.src.random import seed_generator
+
+from keras_dist.sharding.supported import inner_of
 
 # The order in which `fit` passes the groups of the state to a step.
 STATE_GROUPS = (
@@ -86,6 +91,18 @@ def trained_by(
     if variables is None:
         variables = optimizer._trainable_variables
     return list(variables)
+
+
+@contextlib.contextmanager
+def at_rate(optimizer: Any, rate: Any) -> Iterator[None]:
+    """Makes an optimizer use a learning rate, unless it is `None`."""
+    attributes = vars(inner_of(optimizer))
+    if rate is not None:
+        attributes["_get_current_learning_rate"] = lambda: rate
+    try:
+        yield
+    finally:
+        attributes.pop("_get_current_learning_rate", None)
 
 
 def compiles(model: keras.Model) -> bool:

@@ -1,5 +1,6 @@
 """Layouts of state and batches on devices, and steps compiled for them."""
 
+import collections
 import contextlib
 from abc import ABC
 from abc import abstractmethod
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
+from keras_dist.core.device import Device
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
@@ -27,24 +29,6 @@ StepFn = Callable[[Any, Any], tuple[Any, Any]]
 Shapes = tuple[tuple[int, ...], ...]
 # A compiled step, the batch on its devices, and the rows if it was padded.
 Call = tuple[Callable[..., Any], Any, int | None]
-
-
-class StepOfParts(ABC):
-    """Transformations of a training step whose optimizer state is sharded."""
-
-    @abstractmethod
-    def of_parts(self, step: StepFn) -> StepFn:
-        """Makes a step of sharded state from one of whole variables."""
-
-    @abstractmethod
-    def scattered(
-        self, step: Callable[..., Any], num_rows: int
-    ) -> Callable[..., Any]:
-        """Makes a traceable step sum gradients only where they are needed.
-
-        `num_rows` is the number of rows of its batch, which is cut over the
-        devices.
-        """
 
 
 class BatchRouter(ABC):
@@ -105,36 +89,9 @@ class Layout(ABC):
         """Converts an array that a program gave to the one that users get."""
         return array
 
-    def cut_up(self, rows: np.ndarray[Any, Any]) -> Any:
-        """Cuts an array into equal shares of rows, one for each replica.
-
-        The rows are the same on each worker. They are padded with zeros, and
-        copied to new memory.
-        """
-        share = -(-len(rows) // self.num_replicas)
-        start = self.first * share
-        own = rows[start : start + share * len(self.devices)]
-        missing = share * len(self.devices) - len(own)
-        widths = [(0, missing), *[(0, 0)] * (own.ndim - 1)]
-        return self.cut_up_own(np.pad(own, widths))
-
-    def cut_up_own(self, rows: np.ndarray[Any, Any]) -> Any:
-        """Makes the array of `cut_up` from this worker's rows."""
-        shares = np.split(rows, len(self.devices))
-        # Copies: a device may use the memory of the array that it is given.
-        placed = [
-            arrays.copy_of(jax.device_put(share, device))
-            for share, device in zip(shares, self.devices, strict=True)
-        ]
-        return jax.make_array_from_single_device_arrays(
-            (len(shares[0]) * self.num_replicas, *rows.shape[1:]),
-            NamedSharding(self.whole.mesh, PartitionSpec("replica")),
-            placed,
-        )
-
-    def all_rows(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copies the rows of all workers to host memory."""
-        return arrays.own_rows(array)
+    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Copies a sharded array to host memory, with all workers' parts."""
+        return arrays.own_part(array)
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         """Returns the shapes that values have on all replicas, by one exchange.
@@ -154,7 +111,7 @@ class Layout(ABC):
         failures: Failures,
         donate: bool = False,
         gather: bool = False,
-        parts: "StepOfParts | None" = None,
+        is_sharded: bool = False,
     ) -> BatchRouter:
         """Compiles a step.
 
@@ -164,7 +121,8 @@ class Layout(ABC):
             donate: Boolean, whether the step deletes the state that it is
             given.
             gather: Boolean, whether each device gets the outputs whole.
-            parts: `StepOfParts`, if the state is not whole on each device.
+            is_sharded: Boolean, whether the step itself says how its state is
+            sharded. Else each device has it whole.
         """
 
     @abstractmethod
@@ -201,7 +159,7 @@ class SingleLayout(Layout):
         failures: Failures,
         donate: bool = False,
         gather: bool = False,
-        parts: "StepOfParts | None" = None,
+        is_sharded: bool = False,
     ) -> BatchRouter:
         call = _ignoring_rows(step)
         donated = 0 if donate else ()
@@ -242,19 +200,17 @@ class MeshLayout(Layout):
         failures: Failures,
         donate: bool = False,
         gather: bool = False,
-        parts: "StepOfParts | None" = None,
+        is_sharded: bool = False,
     ) -> BatchRouter:
         traced = guarded(step, failures)
         outputs = self.whole if gather or self.is_wide else None
-        # With parts, the state has the shardings of the arrays that come in,
-        # and the step constrains those of the new state.
-        whole = self.whole if parts is None else None
+        # A sharded state has the shardings of the arrays that come in, and the
+        # step constrains those of the new state.
+        whole = None if is_sharded else self.whole
 
         def on_rows(state: Any, data: Any, rows: int | None) -> Any:
             if rows is not None:
                 data = batches.unpad(data, rows, self.cut)
-            elif parts is not None and (count := _rows_of(data)):
-                return parts.scattered(traced, count)(state, data)
             return traced(state, data)
 
         on_rows.__name__ = step.__name__
@@ -286,10 +242,6 @@ class MeshLayout(Layout):
 
     def eager(self, step: StepFn) -> BatchRouter:
         return _Whole(self, _ignoring_rows(step))
-
-
-def _rows_of(data: Any) -> int | None:
-    return batches.common_rows(jax.tree.leaves(data))
 
 
 def _ignoring_rows(step: StepFn) -> Callable[..., Any]:
@@ -358,3 +310,29 @@ class _Cut(_Whole):
             [batches.put_cut(leaf, sharding, devices) for leaf in leaves]
         )
         return self._cut, data, rows if rows % len(devices) else None
+
+
+_TYPES = {
+    "cpu": "cpu",
+    "gpu": "gpu",
+    "cuda": "gpu",
+    "rocm": "gpu",
+    "tpu": "tpu",
+}
+
+
+def jax_devices() -> dict[Device, Any]:
+    """Returns this worker's `jax.Device`s, the default platform's first."""
+    found = list(jax.local_devices())
+    if found[0].platform != "cpu":
+        # JAX_PLATFORMS may exclude the CPU.
+        with contextlib.suppress(RuntimeError):
+            found += jax.local_devices(backend="cpu")
+    seen: collections.Counter[str] = collections.Counter()
+    devices = {}
+    for device in found:
+        type_ = _TYPES.get(device.platform)
+        if type_ is not None:
+            devices[Device(type_, seen[type_])] = device
+            seen[type_] += 1
+    return devices

@@ -5,7 +5,6 @@ each variant of shapes. A device runs the parts of its own variant, and all
 devices run each collective together, with operands of the same shapes.
 """
 
-import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -14,19 +13,20 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Literal
-from jax.extend.core import gensym
-from jax.extend.core import jaxprs_in_params
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist_jax.divergence import is_collective
-from keras_dist_jax.divergence import meets_inside
-from keras_dist_jax.likeness import atom_key
-from keras_dist_jax.likeness import constant_key
-from keras_dist_jax.likeness import equation_key
-
-_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-_CONTROL_FLOW = {"cond", "scan", "while"}
+from keras_dist_jax.jaxprs import atom_key
+from keras_dist_jax.jaxprs import bind
+from keras_dist_jax.jaxprs import called
+from keras_dist_jax.jaxprs import calls_back
+from keras_dist_jax.jaxprs import constant_key
+from keras_dist_jax.jaxprs import equation_key
+from keras_dist_jax.jaxprs import is_collective
+from keras_dist_jax.jaxprs import live
+from keras_dist_jax.jaxprs import meets_inside
+from keras_dist_jax.jaxprs import variables
+from keras_dist_jax.jaxprs import walk
 
 
 class Lockstep:
@@ -115,7 +115,7 @@ class Lockstep:
             for values in self._column(lambda v: v.operands(index))
         ]
         equation = first.equations[first.collective_at[index]]
-        results = bound(equation, operands)
+        results = bind(equation, operands)
         for each in self._variants:
             own = each.equations[each.collective_at[index]]
             each.values.update(zip(own.outvars, results, strict=True))
@@ -131,7 +131,7 @@ class _Variant:
         self._consts = dict(
             zip(program.jaxpr.constvars, program.consts, strict=True)
         )
-        self.equations = _live(program.jaxpr.eqns, self._outvars)
+        self.equations = live(program.jaxpr.eqns, self._outvars)
         self.collective_at = [
             index
             for index, equation in enumerate(self.equations)
@@ -173,7 +173,7 @@ class _Variant:
 
     def calls_back(self, index: int) -> bool:
         """Tells whether a part calls back to Python."""
-        return any(map(_calls_back, self.part(index)))
+        return any(map(calls_back, self.part(index)))
 
     def leaving(self, index: int) -> list[Any]:
         """Returns the variables of a part that later equations need."""
@@ -181,10 +181,9 @@ class _Variant:
         needed = {
             atom
             for equation in self.equations[self._stops[index] :]
-            for atom in equation.invars
-            if not isinstance(atom, Literal)
+            for atom in variables(equation.invars)
         }
-        needed |= {v for v in self._outvars if not isinstance(v, Literal)}
+        needed.update(variables(self._outvars))
         return [var for var in made if var in needed]
 
     def computed(self, index: int, leaving: list[Any]) -> list[Any]:
@@ -199,7 +198,7 @@ class _Variant:
     def run_part(self, index: int) -> None:
         """Runs a part, and keeps all its values."""
         for equation in self.part(index):
-            results = bound(equation, [*map(self.read, equation.invars)])
+            results = bind(equation, [*map(self.read, equation.invars)])
             self.values.update(zip(equation.outvars, results, strict=True))
 
     def operands(self, index: int) -> list[Any]:
@@ -244,87 +243,22 @@ def _flat(program: Any) -> Any:
         for var in program.jaxpr.invars
     ]
 
-    def opened(*arguments: Any) -> list[Any]:
-        return _evaluated(program.jaxpr, program.consts, arguments)
+    def inlined(*arguments: Any) -> list[Any]:
+        return walk(program, arguments, _to_inline)
 
-    return _flat(jax.make_jaxpr(opened)(*arguments))
-
-
-def _evaluated(
-    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]
-) -> list[Any]:
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    for equation in jaxpr.eqns:
-        inputs = [read(atom) for atom in equation.invars]
-        if meets_inside(equation):
-            inner = _called(equation)
-            results = _evaluated(
-                getattr(inner, "jaxpr", inner),
-                getattr(inner, "consts", ()),
-                inputs,
-            )
-        else:
-            results = bound(equation, inputs)
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return _flat(jax.make_jaxpr(inlined)(*arguments))
 
 
-@functools.cache
-def _empty() -> Any:
-    """Returns a program without arguments and equations, as a template."""
-    return jax.make_jaxpr(lambda: ())().jaxpr
-
-
-def bound(equation: Any, inputs: Sequence[Any]) -> list[Any]:
-    fresh = gensym()
-    # A literal of one variant may be a computed value of another.
-    taken = [fresh(atom.aval) for atom in equation.invars]
-    alone = _empty().replace(
-        invars=taken,
-        outvars=list(equation.outvars),
-        eqns=[equation.replace(invars=taken)],
-        effects=equation.effects,
-    )
-    results: list[Any] = jax.core.eval_jaxpr(alone, (), *inputs)
-    return results
-
-
-def _called(equation: Any) -> Any:
-    for key in _CALLS:
-        if key in equation.params and (
-            equation.primitive.name not in _CONTROL_FLOW
-        ):
-            return equation.params[key]
+def _to_inline(equation: Any) -> Any:
+    if not meets_inside(equation):
+        return None
+    program = called(equation)
+    if program is not None:
+        return program
     raise UnsupportedModelError(
         "Replicas can't meet inside of control flow in a step in which they "
         "have different numbers of rows. Received: a collective inside of "
         f"`{equation.primitive.name}`. Expected: losses, metrics, updates and "
         "synchronized statistics outside of `cond`, `scan`, `while_loop` and "
         "recurrent cells. Move it out, or drop the partial batch."
-    )
-
-
-def _live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
-    """Returns the equations that results need, and those with callbacks."""
-    needed = {var for var in outvars if not isinstance(var, Literal)}
-    found = []
-    for equation in reversed(equations):
-        if needed.intersection(equation.outvars) or _calls_back(equation):
-            found.append(equation)
-            needed.update(
-                a for a in equation.invars if not isinstance(a, Literal)
-            )
-    return found[::-1]
-
-
-def _calls_back(equation: Any) -> bool:
-    return "callback" in equation.primitive.name or any(
-        _calls_back(inner)
-        for program in jaxprs_in_params(equation.params)
-        for inner in getattr(program, "jaxpr", program).eqns
     )

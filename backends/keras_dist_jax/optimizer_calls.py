@@ -45,10 +45,10 @@ class OptimizerCalls:
         with contextlib.ExitStack() as undo:
             for optimizer in optimizers:
                 undo.enter_context(
-                    _replaced(optimizer, "stateless_apply", self._of_values)
+                    replaced(optimizer, "stateless_apply", self._of_values)
                 )
                 undo.enter_context(
-                    _replaced(optimizer, "apply", self._of_variables)
+                    replaced(optimizer, "apply", self._of_variables)
                 )
             yield
 
@@ -152,9 +152,10 @@ class OptimizerCalls:
 
 
 @contextlib.contextmanager
-def _replaced(
+def replaced(
     optimizer: Any, name: str, hook: Callable[[Any, Any], Any]
 ) -> Iterator[None]:
+    """Replaces a method of one optimizer by `hook(optimizer, method)`."""
     attributes = vars(optimizer)  # Keras tracks what is set otherwise
     own = name in attributes
     original = getattr(optimizer, name)

@@ -8,6 +8,7 @@ from typing import Any
 from jax.extend import core
 
 from keras_dist_jax.jax_internals import needed_for
+from keras_dist_jax.jaxprs import variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Partition:
         late: set[Any] = set()
         equations = []
         for eqn in self._closed.jaxpr.eqns:
-            taken = _variables(eqn.invars)
+            taken = variables(eqn.invars)
             is_chosen = id(eqn) in chosen
             if is_chosen or not late.isdisjoint(taken):
                 late.update(eqn.outvars)
@@ -97,7 +98,7 @@ class Partition:
         crossing: dict[Any, None] = {}
         here = late | set(self._state) | self._constants
         for eqn in self._equations:
-            taken = _variables(eqn.invars)
+            taken = variables(eqn.invars)
             crossing.update(dict.fromkeys(v for v in taken if v not in here))
         self.kept, self.gives, self._later = [], [], []
         for place, v in enumerate(jaxpr.outvars):
@@ -113,8 +114,8 @@ class Partition:
         ids = set(map(id, self._equations))
         equations = [eqn for eqn in jaxpr.eqns if id(eqn) not in ids]
         results = [jaxpr.outvars[place] for place in self.gives]
-        used = {v for eqn in equations for v in _variables(eqn.invars)}
-        used.update(_variables(results))
+        used = {v for eqn in equations for v in variables(eqn.invars)}
+        used.update(variables(results))
         self.reads = [i for i, v in enumerate(self._state) if v in used]
         self.num_crossing = len(crossing)
         self._crossing = list(crossing)
@@ -196,10 +197,10 @@ class Partition:
         key: list[Any] = [tuple(self._later), tuple(chosen)]
         for number, eqn in enumerate(self._equations):
             if not self._is_update(eqn) or not all(
-                v in names for v in _variables(eqn.invars)
+                v in names for v in variables(eqn.invars)
             ):
                 return None
-            if len(_variables(eqn.invars)) < len(eqn.invars):
+            if len(variables(eqn.invars)) < len(eqn.invars):
                 return None
             key.append((eqn.params["name"], *(names[v] for v in eqn.invars)))
             for place, v in enumerate(eqn.outvars):
@@ -208,7 +209,3 @@ class Partition:
             names[self._closed.jaxpr.outvars[place]] for place in self._later
         )
         return tuple(key)
-
-
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [atom for atom in atoms if not isinstance(atom, core.Literal)]

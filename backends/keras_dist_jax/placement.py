@@ -6,8 +6,8 @@ import jax
 import keras
 
 from keras_dist_jax import arrays
-from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 
 # Set on variables whose memory a replica function may have kept.
@@ -19,7 +19,7 @@ def place(variable: keras.Variable, layout: Layout) -> None:
 
     The array from before stays usable for all other holders.
     """
-    if cut.is_cut(variable):
+    if shards.is_sharded(variable):
         return
     holder = [internals.array_of(variable)]
     if holder[0] is None or layout.holds(holder[0]):
@@ -64,15 +64,15 @@ def lend(variable: keras.Variable, device: Any) -> Any:
     """
     array = internals.array_of(variable)
     # From another device, `shard_on` copies.
-    if not cut.is_cut(variable) and device in array.devices():
+    if not shards.is_sharded(variable) and device in array.devices():
         vars(variable)[LENT] = True
     return shard_on(array, device)
 
 
 def take(variable: keras.Variable, layout: Layout) -> Any:
     """Returns a variable's array on its layout, in memory that was not lent."""
-    if cut.is_cut(variable):
-        return cut.stored(variable)
+    if shards.is_sharded(variable):
+        return shards.stored(variable)
     place(variable, layout)
     if vars(variable).pop(LENT, False):
         array = arrays.copy_of(internals.array_of(variable))
@@ -82,7 +82,7 @@ def take(variable: keras.Variable, layout: Layout) -> Any:
 
 def give_back(variable: keras.Variable, array: Any) -> None:
     """Undoes `keras_internals.take_away`, with an array as of `take`."""
-    if cut.is_cut(variable):
-        cut.give_back(variable, array)
+    if shards.is_sharded(variable):
+        shards.give_back(variable, array)
     else:
         internals.give_back(variable, array)

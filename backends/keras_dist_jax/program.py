@@ -21,20 +21,20 @@ from keras_dist.plugin.compiler import TraceLog
 from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.control_flow import install_global_seed
-from keras_dist_jax.divergence import has_callbacks
 from keras_dist_jax.gate import Gate
+from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
-from keras_dist_jax.results import ARRAY
-from keras_dist_jax.results import marks_of
-from keras_dist_jax.results import packed
-from keras_dist_jax.results import unpacked
 from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
-from keras_dist_jax.trace_errors import raise_explained
+from keras_dist_jax.structure import ARRAY
+from keras_dist_jax.structure import marks_of
+from keras_dist_jax.structure import packed
+from keras_dist_jax.structure import unpacked
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
+from keras_dist_jax.tracing import raise_explained
 
 
 class _GrownError(Exception):

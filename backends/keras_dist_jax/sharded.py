@@ -1,7 +1,8 @@
-"""Training steps whose optimizers keep a part of their state on each device.
+"""Optimizers whose state is sharded over the replicas.
 
-A step sees whole variables, but the compiler makes only those that it reads.
-An update goes from the part of the state on each device to the new part.
+Updates are Keras' own, of whole variables. Constraints tell the compiler that
+each device needs its part of a gradient, a variable and a slot only, and that
+new variables are whole again; it finds the collectives.
 """
 
 import contextlib
@@ -13,232 +14,279 @@ from typing import Any
 
 import jax
 import keras
+import numpy as np
 
-from keras_dist.sharding.parts import Parts
-from keras_dist_jax import cut
+from keras_dist.replica.scopes import Recording
+from keras_dist.sharding.sharded_optimizer import check_variables
+from keras_dist.sharding.supported import check_optimizer
+from keras_dist.sharding.supported import inner_of
+from keras_dist.sharding.supported import rate_now
+from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.joined import over_replicas
+from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.layout import StepOfParts
-from keras_dist_jax.part_updates import PartUpdate
-from keras_dist_jax.part_updates import part_update_of
-from keras_dist_jax.partial_sums import Node
-from keras_dist_jax.partial_sums import PartialSums
-from keras_dist_jax.partial_sums import evaluate
+from keras_dist_jax.optimizer_calls import replaced
+from keras_dist_jax.shards import Shards
 
 _OPTIMIZER_GROUP = internals.STATE_GROUPS.index("optimizer_variables")
 
 
-class ShardedSteps(StepOfParts):
-    """The training step of one model, with sharded optimizer state.
+def shard_state(optimizer: Any, layout: Layout) -> None:
+    """Shards the variables that a built optimizer has for others.
 
     Raises:
-        UnsupportedModelError: If the update of one of its optimizers takes
-            whole variables.
+        UnsupportedModelError: If the update takes whole variables.
     """
-
-    def __init__(self, model: keras.Model, layout: Layout) -> None:
-        self._model = weakref.ref(model)
-        self._layout = layout
-        for optimizer in self._optimizers():
-            if optimizer.built:
-                part_update_of(optimizer, layout)
-
-    def of_parts(self, step: StepFn) -> StepFn:
-        """See `StepOfParts.of_parts`."""
-
-        def run(state: Any, data: Any) -> tuple[Any, Any]:
-            groups = [list(group) for group in state]
-            variables = self._variables()
-            views = _Views(self._layout)
-            old = groups[_OPTIMIZER_GROUP]
-            groups[_OPTIMIZER_GROUP] = list(map(views.whole, variables, old))
-            with self._updating(views):
-                outputs, new = step(tuple(groups), data)
-            new = [list(group) for group in new]
-            if list(map(len, new)) != list(map(len, groups)):
-                return outputs, new
-            new[_OPTIMIZER_GROUP] = list(
-                map(views.flat, variables, new[_OPTIMIZER_GROUP])
-            )
-            groups[_OPTIMIZER_GROUP] = old
-            return outputs, self._laid(new, groups, variables)
-
-        run.__name__ = step.__name__
-        return run
-
-    def scattered(
-        self, step: Callable[..., Any], num_rows: int
-    ) -> Callable[..., Any]:
-        mesh = self._layout.whole.mesh
-        if num_rows % mesh.size:
-            return step
-
-        def run(*args: Any) -> Any:
-            closed, shapes = jax.make_jaxpr(step, return_shape=True)(*args)
-            sums = PartialSums(mesh, num_rows)
-            updates = {update.name: update for update in self._updates()}
-
-            def replaced(equation: Any, nodes: list[Node]) -> list[Any] | None:
-                update = updates.get(equation.params["name"])
-                if update is None:
-                    return None
-                return update.with_sums(nodes, sums)
-
-            leaves = evaluate(closed, jax.tree.leaves(args), replaced)
-            return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-        return run
-
-    def _laid(self, new: Any, old: Any, variables: Any) -> list[list[Any]]:
-        """Constrains a new state to the shardings that a step expects."""
-
-        def laid(value: Any, before: Any, sharding: Any) -> Any:
-            if value is before or not isinstance(value, jax.core.Tracer):
-                return value
-            return jax.lax.with_sharding_constraint(value, sharding)
-
-        whole = [[self._layout.whole] * len(group) for group in new]
-        whole[_OPTIMIZER_GROUP] = [
-            over_replicas(self._layout)
-            if cut.is_cut(variable)
-            else self._layout.whole
-            for variable in variables
-        ]
-        return [
-            list(map(laid, *each)) for each in zip(new, old, whole, strict=True)
-        ]
-
-    def _optimizers(self) -> list[Any]:
-        model = self._model()
-        assert model is not None
-        return internals.optimizers_of(model)
-
-    def _variables(self) -> list[keras.Variable]:
-        return [v for each in self._optimizers() for v in each.variables]
-
-    def _updates(self) -> list[PartUpdate]:
-        return [
-            part_update_of(optimizer, self._layout)
-            for optimizer in self._optimizers()
-            if optimizer.built
-        ]
-
-    @contextlib.contextmanager
-    def _updating(self, views: "_Views") -> Iterator[None]:
-        """Replaces the updates of all optimizers, while open."""
-        with contextlib.ExitStack() as stack:
-            for update in self._updates():
-                own = _Update(update, views)
-                stack.enter_context(_replaced(update.sharded.optimizer, own))
-            yield
+    check_optimizer(optimizer)
+    trained = internals.trained_by(optimizer)
+    check_variables(trained)
+    shapes = {tuple(variable.shape) for variable in trained} - {()}
+    for variable in optimizer.variables:
+        if shards.is_slot(variable) or tuple(variable.shape) in shapes:
+            shards.shard(variable, layout)
 
 
-class _Views:
-    """Whole values of one step, and the flat arrays that they come from."""
+class ConstrainedUpdates:
+    """Updates of optimizers in a trace, each device's of its part."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._flat: dict[int, tuple[Any, Any]] = {}
+        self._is_inside = False
 
-    def whole(self, variable: keras.Variable, flat: Any) -> Any:
-        """Returns a variable's value, from its flat array if it is cut."""
-        if not cut.is_cut(variable):
-            return flat
-        if isinstance(flat, jax.core.Tracer):
-            value = self._parts(variable).join(flat)
-        else:
-            value = cut.whole(variable, flat)
-        self._flat[id(value)] = value, flat
-        return value
+    @contextlib.contextmanager
+    def of(
+        self, optimizers: Sequence[keras.optimizers.Optimizer]
+    ) -> Iterator[None]:
+        """Constrains each update of these optimizers, while open."""
+        with contextlib.ExitStack() as undo:
+            for optimizer in optimizers:
+                hooks = {"stateless_apply": self._of_values, "apply": self._of}
+                for name, hook in hooks.items():
+                    undo.enter_context(replaced(optimizer, name, hook))
+            yield
 
-    def flat(self, variable: keras.Variable, value: Any) -> Any:
-        """Returns a variable's flat array, from its value; undoes `whole`."""
-        if not cut.is_cut(variable):
+    def _of_values(self, _: Any, original: Any) -> Callable[..., Any]:
+        def stateless_apply(
+            optimizer_variables: Any, grads: Any, trainable_variables: Any
+        ) -> Any:
+            if self._is_inside or not grads:
+                return original(optimizer_variables, grads, trainable_variables)
+            with self._inside():
+                new, state = original(
+                    optimizer_variables,
+                    [*map(self._part, grads)],
+                    [*map(self._part, trainable_variables)],
+                )
+            return [*map(self._whole, new)], state
+
+        return stateless_apply
+
+    def _of(self, optimizer: Any, original: Any) -> Callable[..., Any]:
+        def apply(grads: Any, trainable_variables: Any = None) -> None:
+            grads = list(grads)
+            if self._is_inside or not grads:
+                original(grads, trainable_variables)
+                return
+            trained = internals.trained_by(optimizer, trainable_variables)
+            _assign(trained, self._part)
+            with self._inside():
+                original([*map(self._part, grads)], trainable_variables)
+            _assign(trained, self._whole)
+
+        return apply
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
+
+    def _part(self, value: Any) -> Any:
+        if not isinstance(value, jax.core.Tracer):
             return value
-        if id(value) in self._flat:
-            return self._flat[id(value)][1]
-        if isinstance(value, jax.core.Tracer):
-            return self._parts(variable).split(value).reshape(-1)
-        return cut.flat_of(variable, value)
+        return Shards(value.shape, self._layout).constrained(value)
 
-    def _parts(self, variable: keras.Variable) -> Parts:
-        return Parts(tuple(variable.shape), self._layout.num_replicas)
+    def _whole(self, value: Any) -> Any:
+        if not isinstance(value, jax.core.Tracer):
+            return value
+        return jax.lax.with_sharding_constraint(value, self._layout.whole)
 
 
-class _Update:
-    """Replacements for the methods of an optimizer while a step is traced."""
+def _assign(
+    variables: Sequence[keras.Variable], change: Callable[[Any], Any]
+) -> None:
+    for variable in variables:
+        variable.assign(change(variable.value))
 
-    def __init__(self, update: PartUpdate, views: _Views) -> None:
-        self._sharded = update.sharded
-        self._update = update
-        self._views = views
 
-    def stateless_apply(
-        self,
-        optimizer_variables: Sequence[Any],
-        grads: Sequence[Any],
-        trainable_variables: Sequence[Any],
-    ) -> tuple[list[Any], list[Any]]:
-        """Replaces Keras' `stateless_apply`."""
-        if not grads:
-            # A model without trainable weights: nothing to update.
-            return list(trainable_variables), list(optimizer_variables)
-        found = self._sharded.checked(list(grads))
-        return self._new(found, trainable_variables, optimizer_variables)
+def sharded_step(layout: Layout, model: keras.Model, step: StepFn) -> StepFn:
+    """Makes a training step of sharded state from one of whole variables.
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Replaces Keras' `apply`."""
-        grads = list(grads)
-        if not grads:
-            return
-        sharded = self._sharded
-        found = sharded.checked(grads, trainable_variables)
-        trained, state = (
-            sharded.trainable_variables,
-            sharded.optimizer.variables,
-        )
-        old = [[v.value for v in each] for each in (trained, state)]
-        new = self._new(found, *old)
-        for variables, values, before in zip(
-            (trained, state), new, old, strict=True
-        ):
-            for variable, value, own in zip(
-                variables, values, before, strict=True
-            ):
-                if value is not own:
-                    variable.assign(value)
+    Raises:
+        UnsupportedModelError: If the update of one of the model's optimizers
+            takes whole variables.
+    """
+    known = weakref.ref(model)
+    for optimizer in internals.optimizers_of(model):
+        if optimizer.built:
+            shard_state(optimizer, layout)
 
-    def _new(
-        self, gradients: list[Any], parameters: Any, values: Any
-    ) -> tuple[list[Any], list[Any]]:
-        views, variables = self._views, self._sharded.optimizer.variables
-        if len(values) != len(variables):
-            raise ValueError(
-                "An update takes the value of each variable of its optimizer. "
-                f"Received: {len(values)} values. Expected: {len(variables)}, "
-                "as `optimizer.variables` has."
+    def run(state: Any, data: Any) -> tuple[Any, Any]:
+        groups = [list(group) for group in state]
+        model = known()
+        assert model is not None
+        optimizers = internals.optimizers_of(model)
+        for optimizer in optimizers:
+            if optimizer.built:
+                shard_state(optimizer, layout)
+        variables = [v for each in optimizers for v in each.variables]
+        old = groups[_OPTIMIZER_GROUP]
+        values = list(map(_value_in, variables, old))
+        groups[_OPTIMIZER_GROUP] = list(values)
+        with ConstrainedUpdates(layout).of(optimizers):
+            outputs, new = step(tuple(groups), data)
+        new = [list(group) for group in new]
+        if list(map(len, new)) != list(map(len, groups)):
+            return outputs, new
+        new[_OPTIMIZER_GROUP] = [
+            before if value is seen else _array_in(variable, value)
+            for variable, value, seen, before in zip(
+                variables, new[_OPTIMIZER_GROUP], values, old, strict=True
             )
-        flats = list(map(views.flat, variables, values))
-        given = jax.tree.leaves((gradients, parameters, flats))
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in given):
-            new, kept = self._update(gradients, parameters, flats)
-        else:
-            new, kept = self._update.eagerly(gradients, parameters, flats)
-            jax.block_until_ready((new, kept))
-        return new, list(map(views.whole, variables, kept))
+        ]
+        groups[_OPTIMIZER_GROUP] = old
+        owners: list[list[Any]] = [[None] * len(group) for group in new]
+        owners[_OPTIMIZER_GROUP] = variables
+        return outputs, [
+            [
+                value if value is before else _constrained(owner, value, layout)
+                for owner, value, before in zip(*each, strict=True)
+            ]
+            for each in zip(owners, new, groups, strict=True)
+        ]
+
+    run.__name__ = step.__name__
+    return run
 
 
-@contextlib.contextmanager
-def _replaced(optimizer: Any, update: _Update) -> Iterator[None]:
-    attributes = vars(optimizer)
-    names = ("stateless_apply", "apply")
-    before = {n: attributes[n] for n in names if n in attributes}
-    attributes.update({name: getattr(update, name) for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del attributes[name]
-        attributes.update(before)
+def _value_in(variable: keras.Variable, array: Any) -> Any:
+    """Returns a variable's whole value in a step, from the state's array."""
+    if not shards.is_sharded(variable):
+        return array
+    if isinstance(array, jax.core.Tracer):
+        return shards.shards_of(variable).whole(array)
+    return shards.whole(variable, array)
+
+
+def _array_in(variable: keras.Variable, value: Any) -> Any:
+    """Returns the state's array of a variable; undoes `_value_in`."""
+    if not shards.is_sharded(variable):
+        return value
+    if isinstance(value, jax.core.Tracer):
+        return shards.shards_of(variable).stored(value)
+    return shards.array_of(variable, value)
+
+
+def _constrained(variable: Any, value: Any, layout: Layout) -> Any:
+    """Constrains a new array to the sharding that its variable has."""
+    if not isinstance(value, jax.core.Tracer):
+        return value
+    sharding = layout.whole
+    if variable is not None and shards.is_sharded(variable):
+        sharding = shards.shards_of(variable).sharding
+    return jax.lax.with_sharding_constraint(value, sharding)
+
+
+class EagerUpdate:
+    """An update of arrays, as one compiled program for each kind of settings.
+
+    Operations that run one by one on several devices would be much slower.
+    """
+
+    def __init__(self, optimizer: Any, layout: Layout) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._layout = layout
+        self._compiled: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(
+        self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+    ) -> list[tuple[keras.Variable, Any]]:
+        """Updates once.
+
+        Returns:
+            List of the optimizer's and the trained variables, and their new
+            arrays.
+        """
+        optimizer = self._optimizer()
+        state = _state_of(optimizer, variables)
+        # A schedule, or a function of the user's, is evaluated at each update.
+        rate = rate_now(optimizer)
+        key = (
+            settings_text(optimizer, internals.trained_by(optimizer)),
+            tuple(map(id, state)),
+            tuple(map(id, variables)),
+        )
+        if key not in self._compiled:
+            self._compiled[key] = jax.jit(self._program(state, variables))
+        arrays = self._compiled[key](
+            [*map(self._widened, map(_array_of, state))],
+            [*map(self._widened, gradients)],
+            None if rate is None else np.asarray(rate, "float32"),
+        )
+        return list(zip(state, map(self._layout.narrow, arrays), strict=True))
+
+    def _program(
+        self,
+        state: list[keras.Variable],
+        variables: Sequence[keras.Variable],
+    ) -> Callable[..., Any]:
+        layout = self._layout
+
+        def update(arrays: Any, gradients: Any, rate: Any) -> Any:
+            optimizer: Any = self._optimizer()
+            values = list(map(_value_in, state, arrays))
+            updates = ConstrainedUpdates(layout).of([optimizer])
+            recording = Recording(zip(state, values, strict=True))
+            with recording, updates, internals.at_rate(optimizer, rate):
+                optimizer.apply(gradients, list(variables))
+            written = {id(v): value for v, value in recording.written}
+            return [
+                _constrained(
+                    v, _array_in(v, written.get(id(v), before)), layout
+                )
+                for v, before in zip(state, values, strict=True)
+            ]
+
+        return update
+
+    def _widened(self, array: Any) -> Any:
+        if array is None or not array.is_fully_addressable:
+            return array
+        if isinstance(array.sharding, jax.sharding.NamedSharding) and (
+            not array.is_fully_replicated
+        ):
+            return array
+        return self._layout.widen(self._layout.place(array))
+
+
+def _state_of(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """Returns all variables that an update may read or write."""
+    own = [
+        value
+        for value in vars(inner_of(optimizer)).values()
+        if isinstance(value, keras.Variable)
+    ]
+    trained = internals.trained_by(optimizer)
+    found = [*optimizer.variables, *own, *trained, *variables]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def _array_of(variable: keras.Variable) -> Any:
+    if shards.is_sharded(variable):
+        return shards.stored(variable)
+    return internals.array_of(variable)

@@ -12,10 +12,9 @@ from jax import lax
 
 from keras_dist.internals.stateless import opened
 from keras_dist.replica.state import outside_replicas
-from keras_dist.sharding.parts import Parts
 from keras_dist_jax import arrays
-from keras_dist_jax import cut
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import shards
 from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.joined import parts_of
 from keras_dist_jax.joined import stacked_of
@@ -97,7 +96,7 @@ class WholeSlot(Slot):
 
     def refresh(self) -> Any:
         variable = self.variable
-        if cut.is_cut(variable):  # it was cut after the slot was made
+        if shards.is_sharded(variable):  # after the slot was made
             return internals.array_of(variable)
         if internals.array_of(variable) is None:
             return None
@@ -114,32 +113,31 @@ class WholeSlot(Slot):
         return array
 
     def keep(self, array: Any) -> None:
-        if cut.is_cut(self.variable):
+        if shards.is_sharded(self.variable):
             internals.set_array(self.variable, array)
         else:
             super().keep(array)
 
 
-class CutSlot(Slot):
-    """A variable that is cut, which programs put together while they run."""
+class ShardedSlot(Slot):
+    """A sharded variable, whose whole value programs use."""
 
     def __init__(self, variable: keras.Variable) -> None:
-        super().__init__(variable, cut.STORED)
-        layout = cut.layout_of(variable)
-        self.sharding = over_replicas(layout)
-        self._parts = Parts(tuple(variable.shape), layout.num_replicas)
+        super().__init__(variable, shards.STORED)
+        self._shards = shards.shards_of(variable)
+        self.sharding = self._shards.sharding
 
     def refresh(self) -> Any:
-        self.seen = self.array = cut.stored(self.variable)
+        self.seen = self.array = shards.stored(self.variable)
         return self.array
 
     def inside(self, array: Any) -> Any:
         if not isinstance(array, jax.core.Tracer):
             return internals.array_of(self.variable)
-        return self._parts.join(array)
+        return self._shards.whole(array)
 
     def outside(self, value: Any) -> Any:
-        return self._parts.split(value).reshape(-1)
+        return self._shards.stored(value)
 
 
 class WideSlot(WholeSlot):
@@ -327,8 +325,8 @@ class Slots:
 def _slot_for(
     variable: keras.Variable, owner: Any, layout: Layout | None
 ) -> Slot:
-    if cut.is_cut(variable):
-        return CutSlot(variable)
+    if shards.is_sharded(variable):
+        return ShardedSlot(variable)
     if layout is not None and is_split(variable):
         return SplitSlot(variable, layout)
     if layout is not None and owner is None:

@@ -1,4 +1,9 @@
-"""Replacements for methods of one model, which run its steps by `Running`."""
+"""Replacements for methods of one model, which run its steps by `Running`.
+
+A step may be written with variables: `train_step(self, data)` reads and assigns
+them, as on other backends. Keras' trainer on JAX wants
+`train_step(self, state, data)`.
+"""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -9,12 +14,111 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.layout import StepOfParts
+from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Running
-from keras_dist_jax.stateful import stateless
-from keras_dist_jax.steps import FitStep
-from keras_dist_jax.steps import all_values
-from keras_dist_jax.steps import changed_values
+from keras_dist_jax.running import all_values
+from keras_dist_jax.running import changed_values
+
+_GROUPS = {
+    "train_step": internals.STATE_GROUPS,
+    "test_step": (*internals.STATE_GROUPS[:2], "metrics_variables"),
+    "predict_step": internals.STATE_GROUPS[:2],
+}
+
+
+def stateless(model: keras.Model, name: str) -> StepFn:
+    """Returns a step of a model's as a function of its state.
+
+    `name` is `"train_step"`, `"test_step"` or `"predict_step"`.
+
+    Returns:
+        Callable from the state and a batch to the step's result and the new
+        state, both in the groups of Keras' trainer.
+    """
+    method = getattr(model, name)
+    if internals.takes_data_only(method):
+        return _of_variables(model, name, method)
+    if name != "predict_step":
+        step: StepFn = method
+        return step
+
+    def predict_step(state: Any, data: Any) -> tuple[Any, Any]:
+        outputs, non_trainable = method(state, data)
+        return outputs, (state[0], non_trainable)
+
+    return predict_step
+
+
+def _of_variables(
+    model: keras.Model, name: str, method: Callable[[Any], Any]
+) -> StepFn:
+    def step(state: Any, data: Any) -> tuple[Any, Any]:
+        groups = _variables(model, name)
+        _check_lengths(model, name, groups, state)
+        with _StateScope(groups, state) as scope:
+            outputs = method(data)
+        _check_lengths(model, name, _variables(model, name), state)
+        _check_assigned(name, scope, groups)
+        return outputs, [[scope.own(v) for v in group] for group in groups]
+
+    step.__name__ = name  # profiles show it
+    return step
+
+
+def _variables(model: keras.Model, name: str) -> list[list[keras.Variable]]:
+    return [internals.variables_of(model, group) for group in _GROUPS[name]]
+
+
+class _StateScope(keras.StatelessScope):
+    """A scope that reads the state's values and keeps a step's assignments."""
+
+    def __init__(self, groups: Any, state: Any) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        # Without Keras' conversions: a value that a step returns as it was
+        # given needs no new buffer.
+        for variables, values in zip(groups, state, strict=True):
+            ids = map(id, variables)
+            self.state_mapping.update(zip(ids, values, strict=True))
+        self.assigned: dict[int, keras.Variable] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        super().add_update(update)
+        self.assigned[id(update[0])] = update[0]
+
+    def own(self, variable: keras.Variable) -> Any:
+        """Returns a variable's value after the step."""
+        return self.state_mapping[id(variable)]
+
+
+def _check_lengths(
+    model: keras.Model, name: str, groups: Any, state: Any
+) -> None:
+    got, expected = [len(g) for g in groups], [len(g) for g in state]
+    if got != expected:
+        known = {id(v) for group in groups for v in group}
+        raise UnsupportedModelError(
+            f"`{name}` of model '{model.name}' made variables while it was "
+            f"traced. Received: {got} variables in the groups "
+            f"{list(_GROUPS[name])}. Expected: {expected}, of {len(known)} "
+            "in all, as before the step. Build layers, optimizers and "
+            "metrics before `fit`: call the model and `update_state` on a "
+            "batch, `optimizer.build(variables)`, then `reset_state()`."
+        )
+
+
+def _check_assigned(name: str, scope: _StateScope, groups: Any) -> None:
+    known = {id(variable) for group in groups for variable in group}
+    for key, variable in scope.assigned.items():
+        if key not in known:
+            raise UnsupportedModelError(
+                f"`{name}` assigned variable '{variable.path}', which is no "
+                "part of the model's state, so that its value would be lost "
+                f"on JAX. Expected: variables in {list(_GROUPS[name])} of "
+                "the model. Make what owns it (a layer, a metric, an "
+                "optimizer, a `keras.random.SeedGenerator`) an attribute of "
+                "the model."
+            )
+
 
 _MADE_HERE = (
     "make_train_function",
@@ -27,18 +131,17 @@ class Trainer:
     """The methods of a model that Keras' trainer calls, on a layout.
 
     The rest of the trainer, `fit` and its relatives, is Keras' own; so are the
-    steps, unless the user wrote them. `steps_of_parts` makes the `StepOfParts`
-    of a model's training step; it is `None` if each device has all of the
-    state.
+    steps, unless the user wrote them. `shard` makes a training step of sharded
+    state from one of a model; it is `None` if each device has all of the state.
     """
 
     def __init__(
         self,
         running: Running,
-        steps_of_parts: Callable[[keras.Model], StepOfParts] | None = None,
+        shard: Callable[[keras.Model, StepFn], StepFn] | None = None,
     ) -> None:
         self._running = running
-        self._steps_of_parts = steps_of_parts
+        self._shard = shard
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
         """Returns the methods by name.
@@ -117,17 +220,20 @@ class Trainer:
     ) -> FitStep:
         running = self._running
         layout, failures = running.layout, running.failures
-        parts = None
-        if trains and self._steps_of_parts is not None:
-            parts = self._steps_of_parts(running.model)
-            fn = parts.of_parts(fn)
+        is_sharded = trains and self._shard is not None
+        if trains and self._shard is not None:
+            fn = self._shard(running.model, fn)
         keep = changed_values(fn)
         if not internals.compiles(running.model):
             return FitStep(running, layout.eager(keep), eager=True)
         return FitStep(
             running,
-            layout.compile(keep, failures, gather=gather, parts=parts),
-            layout.compile(all_values(fn), failures, donate=True, parts=parts)
+            layout.compile(
+                keep, failures, gather=gather, is_sharded=is_sharded
+            ),
+            layout.compile(
+                all_values(fn), failures, donate=True, is_sharded=is_sharded
+            )
             if trains
             else None,
         )

@@ -91,9 +91,10 @@ class WideLayout(MeshLayout):
             return array
         return array.addressable_data(0)
 
-    def all_rows(self, array: Any) -> np.ndarray[Any, Any]:
-        found = self._gather([arrays.own_rows(array)])
-        return np.concatenate([np.asarray(own) for (own,) in found])
+    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+        found = self._gather([arrays.own_part(array)])
+        parts = [np.asarray(own) for (own,) in found]
+        return np.concatenate(parts, arrays.axis_of(array))
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         numbers = [n for value in shapes for shape in value for n in shape]

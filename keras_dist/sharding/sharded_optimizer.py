@@ -69,7 +69,7 @@ class ShardedOptimizer:
     ) -> None:
         check_optimizer(optimizer)
         trained = keras_internals.trainable_variables(optimizer)
-        _check_variables(trained)
+        check_variables(trained)
         self.optimizer = optimizer
         self.trainable_variables = trained
         self.parts = [Parts(tuple(v.shape), num_parts) for v in trained]
@@ -349,7 +349,8 @@ def _sum(scalars: list[Any]) -> Any:
     return ops.sum(ops.stack(scalars))
 
 
-def _check_variables(variables: Sequence[keras.Variable]) -> None:
+def check_variables(variables: Sequence[keras.Variable]) -> None:
+    """Refuses variables whose update is not elementwise."""
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise UnsupportedModelError(

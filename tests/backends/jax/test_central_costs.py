@@ -42,17 +42,17 @@ def count_all_reduces(program):
 @pytest.fixture
 def transfers(monkeypatch):
     """How many arrays each transfer of a step moves: away, and back."""
-    from keras_dist_jax import central_programs
+    from keras_dist_jax import central_steps
 
     counts = {"send": [], "bring": []}
     for name, counted in counts.items():
-        original = getattr(central_programs, name)
+        original = getattr(central_steps, name)
 
         def count(arrays, *args, original=original, counted=counted):
             counted.append(len(arrays))
             return original(arrays, *args)
 
-        monkeypatch.setattr(central_programs, name, count)
+        monkeypatch.setattr(central_steps, name, count)
     return counts
 
 

@@ -32,6 +32,15 @@ def mlp():
     ]
 
 
+def even():
+    """Layers with an axis in each variable that four replicas can share."""
+    return [
+        keras.Input((6,)),
+        layers.Dense(40, activation="relu"),
+        layers.Dense(4),
+    ]
+
+
 def convolutions():
     return [
         keras.Input((8, 8, 3)),
@@ -40,25 +49,26 @@ def convolutions():
         layers.Activation("relu"),
         layers.DepthwiseConv2D(3),
         layers.GlobalAveragePooling2D(),
-        layers.Dense(3),
+        layers.Dense(4),
     ]
 
 
 def words():
     return [
         keras.Input((5,), dtype="int32"),
-        layers.Embedding(11, 4),
-        layers.Dense(6, activation="gelu", kernel_regularizer="l2"),
+        layers.Embedding(12, 4),
+        layers.Dense(8, activation="gelu", kernel_regularizer="l2"),
         layers.LayerNormalization(),
         layers.Flatten(),
-        layers.Dense(3),
+        layers.Dense(4),
     ]
 
 
 DATA = {
     mlp: RNG.normal(size=(64, 6)).astype("float32"),
+    even: RNG.normal(size=(64, 6)).astype("float32"),
     convolutions: RNG.normal(size=(64, 8, 8, 3)).astype("float32"),
-    words: RNG.integers(0, 11, (64, 5)),
+    words: RNG.integers(0, 12, (64, 5)),
 }
 
 
@@ -123,55 +133,42 @@ def collectives_of(model, stack, **options):
     return found
 
 
-def wire_bytes(collectives, count):
-    """What each device sends in ring algorithms."""
-    factors = {
-        "all-reduce": 2 * (count - 1) / count,
-        "reduce-scatter": count - 1,  # of the part that is left
-        "all-gather": (count - 1) / count,
-    }
-    return sum(factors[kind] * size for kind, size in collectives)
+def bytes_of(model):
+    return sum(v.value.nbytes for v in model.trainable_variables)
 
 
-@pytest.mark.parametrize("stack", [mlp, convolutions, words])
-def test_one_reduce_scatter_and_one_all_gather(stack):
-    found = collectives_of(sharded_model(4, stack), stack)
-    kinds = [kind for kind, _ in found]
-    assert kinds.count("reduce-scatter") == 1
-    assert kinds.count("all-gather") == 1
-    others = [kind for kind in kinds if kind.startswith("all-reduce")]
-    # The loss; and what batch normalization has to know of the batch.
-    assert len(others) == {mlp: 1, words: 1, convolutions: 4}[stack]
-    assert len(kinds) == 2 + len(others)
+def assert_sums_and_gathers_once(model, found, others=16):
+    """Each gradient is summed once, and each new variable gathered once.
+
+    `others` are the bytes of what is summed besides. The CPU's compiler has no
+    reduce-scatter; `tests/compiled` counts what other compilers make of it.
+    """
+    sums = sum(size for kind, size in found if kind == "all-reduce")
+    gathers = sum(size for kind, size in found if kind == "all-gather")
+    assert {kind for kind, _ in found} == {"all-reduce", "all-gather"}
+    assert bytes_of(model) <= sums <= bytes_of(model) + others
+    assert gathers == bytes_of(model)
 
 
-@pytest.mark.parametrize("num_replicas", [2, 4])
-def test_as_many_bytes_as_without(num_replicas):
-    sharded = collectives_of(sharded_model(num_replicas), mlp)
-    with strategy(num_replicas, "mirrored").scope():
-        plain = collectives_of(model_of(mlp), mlp)
-    num_variables = 4
-    padding = 2 * 4 * (num_replicas - 1) * num_variables
-    ours, theirs = (wire_bytes(f, num_replicas) for f in (sharded, plain))
-    assert theirs <= ours <= theirs + padding
+@pytest.mark.parametrize("stack", [even, words])
+def test_no_state_is_sent(stack):
+    model = sharded_model(4, stack)
+    found = collectives_of(model, stack)
+    assert_sums_and_gathers_once(model, found)
 
 
-def test_norms_take_one_more_number():
+def test_norms_take_few_more_numbers():
     model = sharded_model(
-        4, optimizer=keras.optimizers.Adam(global_clipnorm=0.1)
+        4, even, optimizer=keras.optimizers.Adam(global_clipnorm=0.1)
     )
-    found = collectives_of(model, mlp)
-    kinds = sorted(kind for kind, _ in found)
-    assert kinds.count("all-reduce") <= 2
-    assert kinds.count("reduce-scatter") == kinds.count("all-gather") == 1
-    assert all(size <= 12 for kind, size in found if kind == "all-reduce")
+    found = collectives_of(model, even)
+    assert_sums_and_gathers_once(model, found, others=64)
 
 
-def test_a_batch_of_unequal_shares_is_exact_with_more_traffic():
-    found = collectives_of(sharded_model(4), mlp, batch_size=15, rows=60)
-    kinds = [kind for kind, _ in found]
-    assert kinds.count("all-gather") == 1
-    assert "reduce-scatter" not in kinds
+def test_a_batch_of_unequal_shares_costs_the_same():
+    model = sharded_model(4, even)
+    found = collectives_of(model, even, batch_size=15, rows=60)
+    assert_sums_and_gathers_once(model, found)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 4])
@@ -266,15 +263,13 @@ def test_a_users_own_step_costs_no_more(cls):
     for make in (None, 2):
         keras.utils.set_random_seed(0)
         with contextlib.nullcontext() if make is None else strategy(2).scope():
-            models.append(cls(mlp()))
+            models.append(cls(even()))
             models[-1].compile("adam", CROSSENTROPY, jit_compile=True)
     plain, model = models
     if cls is WithValues:  # plain Keras has no step of variables on JAX
-        fit(plain)
-    found = collectives_of(model, mlp)
-    kinds = [kind for kind, _ in found]
-    assert kinds.count("reduce-scatter") == kinds.count("all-gather") == 1
-    assert len(kinds) == 3
+        fit(plain, even)
+    found = collectives_of(model, even)
+    assert_sums_and_gathers_once(model, found)
     if cls is WithValues:
         for own, theirs in zip(model.weights, plain.weights, strict=True):
             np.testing.assert_allclose(own, theirs, rtol=2e-5, atol=2e-6)

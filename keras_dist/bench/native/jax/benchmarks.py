@@ -20,7 +20,7 @@ from keras_dist.bench.native.jax.workers import JaxNativeWorkers
 from keras_dist.bench.native.jax.workers import collectives_run
 from keras_dist.bench.tasks import Task
 from keras_dist.core.device import Device
-from keras_dist_jax.devices import jax_devices
+from keras_dist_jax.layout import jax_devices
 
 
 class JaxBenchmarks(Benchmarks):

@@ -23,7 +23,7 @@ from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.portable import build_model
 from keras_dist.core.device import parse_device
-from keras_dist_jax.devices import jax_devices
+from keras_dist_jax.layout import jax_devices
 
 _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 

@@ -1,18 +1,151 @@
-"""Keys of equations and programs, equal only where they compute alike.
+"""Walks through programs of JAX (jaxprs): their equations, live parts, calls.
 
-Objects of which nothing is known are equal only to themselves. So a key is
-compared while what it was made of is alive.
+A `ClosedJaxpr` has constants, a `Jaxpr` has none; most functions here take
+either.
+
+Equations and programs have keys, equal only where they compute alike. Objects
+of which nothing is known are equal only to themselves. So a key is compared
+while what it was made of is alive.
 """
 
 import dataclasses
 import functools
 import types
+from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend.core import Literal
+from jax.extend.core import gensym
+from jax.extend.core import jaxprs_in_params
+
+# The axis of the mesh that replicas meet over.
+AXIS = "replica"
+# Equations that name the axis, without a meeting.
+_MEET_NOBODY = {"axis_index", "pvary"}
+# Parameters with the one program that an equation calls on its own operands.
+_CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_CONTROL_FLOW = {"cond", "scan", "while"}
+
+
+def opened(program: Any) -> Any:
+    """Returns the `Jaxpr` of a `ClosedJaxpr`, or the `Jaxpr` itself."""
+    return getattr(program, "jaxpr", program)
+
+
+def inner(equation: Any) -> list[Any]:
+    """Returns the `Jaxpr`s among an equation's parameters."""
+    return [opened(each) for each in jaxprs_in_params(equation.params)]
+
+
+def called(equation: Any) -> Any:
+    """Returns the program that an equation calls on its operands, or `None`.
+
+    Control flow calls none.
+    """
+    if equation.primitive.name in _CONTROL_FLOW:
+        return None
+    found = (equation.params.get(key) for key in _CALLS)
+    return next((program for program in found if program is not None), None)
+
+
+def variables(atoms: Sequence[Any]) -> list[Any]:
+    """Returns the atoms that are no literals."""
+    return [atom for atom in atoms if not isinstance(atom, Literal)]
+
+
+def is_collective(equation: Any) -> bool:
+    """Tells whether an equation is a collective of the replicas."""
+    axes = equation.params.get("axes", equation.params.get("axis_name", ()))
+    names = axes if isinstance(axes, (tuple, list)) else (axes,)
+    return AXIS in names and equation.primitive.name not in _MEET_NOBODY
+
+
+def meets_inside(equation: Any) -> bool:
+    """Tells whether the programs of an equation have a collective."""
+    return any(
+        is_collective(each) or meets_inside(each)
+        for program in inner(equation)
+        for each in program.eqns
+    )
+
+
+def calls_back(equation: Any) -> bool:
+    """Tells whether an equation calls back to Python, which may raise."""
+    return "callback" in equation.primitive.name or any(
+        map(has_callbacks, inner(equation))
+    )
+
+
+def has_callbacks(jaxpr: Any) -> bool:
+    """Tells whether a program calls back to Python, which may raise."""
+    return any(map(calls_back, jaxpr.eqns))
+
+
+def live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
+    """Returns the equations that results need, and those with callbacks."""
+    needed = set(variables(outvars))
+    found = []
+    for equation in reversed(equations):
+        if needed.intersection(equation.outvars) or calls_back(equation):
+            found.append(equation)
+            needed.update(variables(equation.invars))
+    return found[::-1]
+
+
+def walk(
+    program: Any,
+    arguments: Sequence[Any],
+    enters: Callable[[Any], Any],
+) -> list[Any]:
+    """Runs a program, equation by equation.
+
+    `enters` takes an equation, and returns a program to walk through in its
+    place, or `None`.
+    """
+    jaxpr = opened(program)
+    consts = getattr(program, "consts", ())
+    values = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for equation in jaxpr.eqns:
+        inputs = [read(atom) for atom in equation.invars]
+        entered = enters(equation)
+        results = (
+            bind(equation, inputs)
+            if entered is None
+            else walk(entered, inputs, enters)
+        )
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+@functools.cache
+def _empty() -> Any:
+    """Returns a program without arguments and equations, as a template."""
+    return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Runs one equation."""
+    fresh = gensym()
+    # A literal of one program may be a computed value of another.
+    taken = [fresh(atom.aval) for atom in equation.invars]
+    alone = _empty().replace(
+        invars=taken,
+        outvars=list(equation.outvars),
+        eqns=[equation.replace(invars=taken)],
+        effects=equation.effects,
+    )
+    results: list[Any] = jax.core.eval_jaxpr(alone, (), *inputs)
+    return results
+
 
 # By an equation: parameters that don't change its results. The derivatives
 # were taken before, and their rules are new functions in each trace.

@@ -1,0 +1,240 @@
+"""Variables of optimizers whose arrays are sharded over the replicas."""
+
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax import numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from keras_dist.core.plan import Owners
+from keras_dist.core.plan import num_bytes
+from keras_dist_jax import arrays
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.tracing import eagerly
+
+# Attributes of a sharded variable: its array, and the array's `Shards`.
+STORED = "_keras_dist_stored"
+_SHARDS = "_keras_dist_shards"
+# The whole value, while only this worker reads and writes it.
+_HELD = "_keras_dist_held"
+# Set on variables that an optimizer made for one that it updates.
+_SLOT = "_keras_dist_is_slot"
+
+
+def axis_to_shard(shape: tuple[int, ...], count: int) -> int | None:
+    """Returns the largest axis that can be cut into `count` equal parts."""
+    fitting = [a for a, size in enumerate(shape) if size % count == 0]
+    return max(fitting, key=lambda axis: shape[axis], default=None)
+
+
+class Shards:
+    """The sharding of a variable of one shape over a layout's replicas.
+
+    An array is sharded along one of its axes. If none is divisible by the
+    number of replicas, the array is flat, with zeros behind its elements: then
+    programs put the value together where they use it.
+
+    Attributes:
+        axis: Integer, the axis of the variable, or `None` for a flat array.
+        sharding: `NamedSharding` of the array.
+    """
+
+    def __init__(self, shape: tuple[int, ...], layout: Layout) -> None:
+        self.layout = layout
+        self._shape = tuple(shape)
+        self._size = int(np.prod(shape, dtype=np.int64))
+        self.axis = axis_to_shard(self._shape, layout.num_replicas)
+        before = [None] * (self.axis or 0)
+        self.sharding = NamedSharding(
+            layout.whole.mesh, PartitionSpec(*before, "replica")
+        )
+
+    def stored(self, value: Any) -> Any:
+        """Converts a whole value to the array's shape."""
+        if self.axis is not None:
+            return value
+        library = jnp if isinstance(value, jax.Array) else np
+        missing = -self._size % self.layout.num_replicas
+        return library.pad(library.reshape(value, (-1,)), (0, missing))
+
+    def whole(self, array: Any) -> Any:
+        """Converts an array, traced or of the host, to the whole value."""
+        if self.axis is not None:
+            return array
+        return array[: self._size].reshape(self._shape)
+
+    def constrained(self, value: Any) -> Any:
+        """Shards a traced whole value; a flat array's is left as it is."""
+        if self.axis is None or not isinstance(value, jax.core.Tracer):
+            return value
+        return jax.lax.with_sharding_constraint(value, self.sharding)
+
+    def put(self, value: np.ndarray[Any, Any]) -> Any:
+        """Makes the array of a whole value that each worker has."""
+        value = self.stored(value)
+        places = self.sharding.addressable_devices_indices_map(value.shape)
+        parts = [value[places[device]] for device in self.layout.devices]
+        return self._joined(value.shape, parts)
+
+    def put_own(self, part: np.ndarray[Any, Any]) -> Any:
+        """Makes the array of this worker's part, as of `arrays.own_part`."""
+        axis = self.axis or 0
+        parts = np.split(part, len(self.layout.devices), axis)
+        shape = list(part.shape)
+        shape[axis] = parts[0].shape[axis] * self.layout.num_replicas
+        return self._joined(tuple(shape), parts)
+
+    def _joined(self, shape: tuple[int, ...], parts: list[Any]) -> Any:
+        # Copies: a device may use the memory of the array that it is given.
+        placed = [
+            arrays.copy_of(jax.device_put(part, device))
+            for part, device in zip(parts, self.layout.devices, strict=True)
+        ]
+        return jax.make_array_from_single_device_arrays(
+            shape, self.sharding, placed
+        )
+
+
+class OptimizerSlots(Owners):
+    """Owners that mark variables of the same shape as their reference."""
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        super().keep_together(variable, reference)
+        if variable.shape == reference.shape:
+            vars(variable)[_SLOT] = True
+
+
+def is_slot(variable: keras.Variable) -> bool:
+    """Tells whether an optimizer has made the variable for another one."""
+    return _SLOT in vars(variable)
+
+
+class Sharded:
+    """A variable whose array is sharded over the replicas.
+
+    Reading the variable makes the whole value, which is not kept; on several
+    workers that takes a collective of all. Nothing else about the variable
+    changes.
+    """
+
+    @property
+    def _value(self) -> Any:
+        held = vars(self).get(_HELD)
+        if held is not None:
+            return _placed(self, held)
+        array = vars(self)[STORED]
+        return None if array is None else whole(self, array)
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        attributes = vars(self)
+        if value is None:
+            attributes[STORED] = None
+        elif attributes.get(_HELD) is not None:
+            attributes[_HELD] = np.array(value)
+        else:
+            attributes[STORED] = array_of(self, value)
+
+
+_classes: dict[type, type] = {}
+
+
+def is_sharded(variable: keras.Variable) -> bool:
+    """Tells whether each replica keeps a part of a variable."""
+    return isinstance(variable, Sharded)
+
+
+def stored(variable: keras.Variable) -> Any:
+    """Returns the `jax.Array` of a sharded variable, or `None`."""
+    return vars(variable)[STORED]
+
+
+def shards_of(variable: Any) -> Shards:
+    """Returns the `Shards` of a sharded variable."""
+    shards: Shards = vars(variable)[_SHARDS]
+    return shards
+
+
+def bytes_of_part(variable: keras.Variable) -> int:
+    """Returns the bytes that each device keeps of a sharded variable."""
+    count = shards_of(variable).layout.num_replicas
+    elements = int(np.prod(variable.shape, dtype=np.int64))
+    return -(-elements // count) * num_bytes(variable) // max(elements, 1)
+
+
+def shard(variable: keras.Variable, layout: Layout) -> None:
+    """Leaves each replica its part of a variable; idempotent and cheap.
+
+    A variable without a value is left alone.
+    """
+    value = None if is_sharded(variable) else internals.array_of(variable)
+    if value is None or isinstance(value, jax.core.Tracer):
+        return
+    shards = Shards(tuple(variable.shape), layout)
+    with eagerly():
+        array = shards.put(np.asarray(value))
+    kind = type(variable)
+    if kind not in _classes:
+        _classes[kind] = type(kind.__name__, (Sharded, kind), {})
+    attributes = vars(variable)
+    attributes[_SHARDS], attributes[STORED] = shards, array
+    variable.__class__ = _classes[kind]
+    del attributes["_value"]
+
+
+def give_back(variable: keras.Variable, array: Any) -> None:
+    """Undoes `keras_internals.take_away` on a sharded variable.
+
+    The new array is a `jax.Array`, or a NumPy array of this worker's part.
+    """
+    if not isinstance(array, jax.Array):
+        array = shards_of(variable).put_own(array)
+    internals.give_back(variable, None)
+    vars(variable)[STORED] = array
+
+
+def whole(variable: Any, array: Any) -> Any:
+    """Makes a variable's value from its array."""
+    return _placed(variable, on_host(variable, array))
+
+
+def on_host(variable: Any, array: Any) -> np.ndarray[Any, Any]:
+    """Makes a variable's value from its array, in host memory."""
+    shards = shards_of(variable)
+    found: np.ndarray[Any, Any] = shards.whole(shards.layout.on_host(array))
+    return found
+
+
+def array_of(variable: Any, value: Any) -> Any:
+    """Makes a variable's array from its value."""
+    return shards_of(variable).put(np.asarray(value))
+
+
+def empty_like(variable: keras.Variable) -> np.ndarray[Any, Any]:
+    """Makes an array of a variable's shape and dtype, in host memory.
+
+    Its elements are arbitrary.
+    """
+    return np.empty(variable.shape, stored(variable).dtype)
+
+
+def hold(variable: keras.Variable, value: Any) -> None:
+    """Lets this worker use a whole value of its own, until `let_go`."""
+    vars(variable)[_HELD] = value
+
+
+def let_go(variable: keras.Variable) -> Any:
+    """Undoes `hold`; returns the value as it was last, or `None`."""
+    return vars(variable).pop(_HELD, None)
+
+
+def _placed(variable: Any, value: Any) -> Any:
+    # The variable may be read while a function is traced.
+    with eagerly():
+        return shards_of(variable).layout.place(value)
