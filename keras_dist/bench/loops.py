@@ -21,8 +21,8 @@ from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.backend import set_virtual_devices
 
 LEARNING_RATE = 1e-3
-# Defaults of Keras' Adam, for optimizers that have other ones.
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
+# The default of Keras' Adam, for optimizers that have another one.
+EPSILON = 1e-7
 
 NUM_BATCHES = 4
 
@@ -174,10 +174,6 @@ def groups_of_devices(
 
     `replicas` of `None` are 1, 2, 4 and so on up to all devices (for CPUs,
     cores).
-
-    Raises:
-        DeviceError: If there are fewer.
-        VirtualDevicesError: If CPUs can't be split any more.
     """
     on_cpu = device_type == "cpu"
     if replicas is None:
@@ -225,11 +221,7 @@ class StepLoop(Loop):
         step, loss = self.step, None
         for x, y in self.feed(steps):
             loss = step(x, y)
-        return self.number(loss)
-
-    def number(self, loss: Any) -> float:
-        """Waits for the last step's loss, and returns it."""
-        return float(loss)
+        return float(keras.ops.convert_to_numpy(loss))
 
 
 class BatchLoop(StepLoop):

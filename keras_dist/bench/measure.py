@@ -203,9 +203,6 @@ def check_losses(
 
     `losses` are those after equally many steps. `others` are arms that have
     other rows and may differ.
-
-    Raises:
-        LossMismatchError: If the loss of an arm is not that of the base.
     """
     expected = losses[base]
     for name, loss in losses.items():

@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import asdict
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
@@ -65,6 +67,12 @@ class MeasuredMemory:
     planned: Mapping[str, int]
     bytes_sent: int
 
+    def numbers(self) -> dict[str, Any]:
+        """Returns all but the arm's name, in types that JSON has."""
+        numbers = asdict(self)
+        del numbers["arm"]
+        return numbers
+
     def pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """Returns the measured and the planned bytes of each device."""
         return [
@@ -99,10 +107,6 @@ def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
 
     `num_devices` devices compute, and the model has about `num_parameters`
     parameters.
-
-    Raises:
-        KerasDistError: If the backend can't measure, or a strategy can't be
-            had.
     """
     counted = get_benchmarks(_LACK).live_bytes_text
     if counted is None:
@@ -199,15 +203,7 @@ def report_of_memory(
         content=header("memory")
         | {
             "counted": counted,
-            "arms": {
-                each.arm: {
-                    "parameters": each.parameters,
-                    "measured": dict(each.measured),
-                    "planned": dict(each.planned),
-                    "bytes_sent": each.bytes_sent,
-                }
-                for each in measured
-            },
+            "arms": {each.arm: each.numbers() for each in measured},
         },
         draw=lambda path: draw_bytes(
             path, {each.arm: each.measured for each in measured}

@@ -128,11 +128,6 @@ def run_loops(
 
     `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
     block takes about `seconds`, and each arm has `rounds` of them.
-
-    Raises:
-        ValueError: If a model is unknown, or can't be cut into equal shares.
-        KerasDistError: If the devices or the native loops can't be had, or if
-            the arms don't compute the same.
     """
     sizes = [size_of(name) for name in models]
     groups = groups_of_devices(replicas, device_type)

@@ -73,11 +73,6 @@ def run_workers(
 
     Each worker has one CPU device. A block takes about `seconds`, and each arm
     has `rounds` of them.
-
-    Raises:
-        ValueError: If a model is unknown, or can't be cut into equal shares.
-        KerasDistError: If the native distribution can't be had, or if the
-            arms don't compute the same.
     """
     sizes = [size_of(name) for name in models]
     settings = [Setting(size, ("cpu:0",) * workers) for size in sizes]

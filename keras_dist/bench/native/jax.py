@@ -20,8 +20,6 @@ from jax.sharding import SingleDeviceSharding
 
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
-from keras_dist.bench.loops import BETA_1
-from keras_dist.bench.loops import BETA_2
 from keras_dist.bench.loops import EPSILON
 from keras_dist.bench.loops import LEARNING_RATE
 from keras_dist.bench.loops import BatchLoop
@@ -39,6 +37,9 @@ from keras_dist_jax.devices import jax_devices
 
 # The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
+
+# Defaults of Keras' Adam.
+_BETA_1, _BETA_2 = 0.9, 0.999
 
 _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
@@ -217,14 +218,14 @@ def _updated(state: Any, gradients: Any) -> Any:
     weights, means, variances, count = state
     count = count + 1
     rate = (
-        LEARNING_RATE * jnp.sqrt(1 - BETA_2**count) / (1 - BETA_1**count)
+        LEARNING_RATE * jnp.sqrt(1 - _BETA_2**count) / (1 - _BETA_1**count)
     ).astype("float32")
     means = [
-        m + (g - m) * (1 - BETA_1)
+        m + (g - m) * (1 - _BETA_1)
         for m, g in zip(means, gradients, strict=True)
     ]
     variances = [
-        v + (g * g - v) * (1 - BETA_2)
+        v + (g * g - v) * (1 - _BETA_2)
         for v, g in zip(variances, gradients, strict=True)
     ]
     weights = [

@@ -17,8 +17,6 @@ import torch.distributed as dist
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.bench.counts import Profile
-from keras_dist.bench.loops import BETA_1
-from keras_dist.bench.loops import BETA_2
 from keras_dist.bench.loops import EPSILON
 from keras_dist.bench.loops import LEARNING_RATE
 from keras_dist.bench.loops import Loop
@@ -50,10 +48,7 @@ class NativeLoop(StepLoop):
     def __init__(self, model: torch.nn.Module, batches: list[Any]) -> None:
         self._model = model
         self._optimizer = torch.optim.Adam(
-            model.parameters(),
-            lr=LEARNING_RATE,
-            betas=(BETA_1, BETA_2),
-            eps=EPSILON,
+            model.parameters(), lr=LEARNING_RATE, eps=EPSILON
         )
         self.batches = batches
 
@@ -64,9 +59,6 @@ class NativeLoop(StepLoop):
         loss.backward()
         self._optimizer.step()
         return loss
-
-    def number(self, loss: Any) -> float:
-        return float(loss.detach())
 
 
 class DataParallelWorkersLoop(NativeLoop):
@@ -103,9 +95,6 @@ class KerasLoop(StepLoop):
             gradients = [each.value.grad for each in self._variables]
             self._optimizer.apply(gradients, self._variables)
         return loss
-
-    def number(self, loss: Any) -> float:
-        return float(loss.detach())
 
 
 def _sequential(setting: Setting) -> torch.nn.Sequential:
