@@ -241,7 +241,9 @@ class BatchLoop(StepLoop):
         self.batches = batches
         self._runs_in = runs_in
         with built_in():
-            self.step = setting.compiled().train_on_batch
+            # A strategy's `train_on_batch` does not keep its model alive.
+            self._model = setting.compiled()
+        self.step = self._model.train_on_batch
 
     def run(self, steps: int) -> float:
         with self._runs_in():
