@@ -1,20 +1,33 @@
-"""Settings, and what a loop is."""
+"""The models, the devices and the loops that are measured."""
 
+import contextlib
+import itertools
+import os
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from keras_dist.errors import DeviceError
+from keras_dist.plugin.backend import list_devices
+from keras_dist.plugin.backend import set_virtual_devices
+
 LEARNING_RATE = 1e-3
-# Defaults of Keras' Adam, for optimizers that have other ones.
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
+# The default of Keras' Adam, for optimizers that have another one.
+EPSILON = 1e-7
 
 NUM_BATCHES = 4
 
 Batch = tuple[NDArray[Any], NDArray[Any]]
+Scope = Callable[[], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,98 @@ class Setting:
             )
         ]
 
+    def rows_of(self, worker: int) -> list[Batch]:
+        """Returns a worker's rows of all batches; a worker is one replica."""
+        each = self.size.rows // self.num_replicas
+        rows = slice(worker * each, (worker + 1) * each)
+        return [(x[rows], y[rows]) for x, y in self.batches()]
+
+    def model(self) -> keras.Model:
+        """Returns a new Keras model with the setting's weights."""
+        widths = self.size.widths
+        model = keras.Sequential(
+            [
+                keras.Input(widths[:1]),
+                *(keras.layers.Dense(n, "relu") for n in widths[1:-1]),
+                keras.layers.Dense(widths[-1]),
+            ]
+        )
+        model.set_weights(self.weights())
+        return model
+
+    def model_and_optimizer(self) -> tuple[keras.Model, Any]:
+        """Returns a new model and its optimizer, both built."""
+        model = self.model()
+        optimizer = keras.optimizers.Adam(LEARNING_RATE)
+        optimizer.build(model.trainable_variables)
+        return model, optimizer
+
+    def compiled(self) -> keras.Model:
+        """Returns a new model that is compiled with its optimizer and loss."""
+        model = self.model()
+        model.compile(
+            keras.optimizers.Adam(LEARNING_RATE),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        return model
+
+
+def row_losses(y: Any, logits: Any) -> Any:
+    """Returns the loss of each row."""
+    return keras.losses.sparse_categorical_crossentropy(
+        y, logits, from_logits=True
+    )
+
+
+def size_of(name: str) -> ModelSize:
+    """Returns the model that has a name; refuses unknown names."""
+    if name not in MODELS:
+        raise ValueError(
+            f"There is no model of that name. Received: {name!r}. Expected: "
+            f"some of {', '.join(MODELS)}, separated by commas."
+        )
+    return MODELS[name]
+
+
+def check_shares(settings: Sequence[Setting]) -> None:
+    """Refuses batches that can't be split into equal shares.
+
+    The framework's own distribution needs them.
+    """
+    for setting in settings:
+        rows = setting.size.rows
+        if rows % setting.num_replicas:
+            raise ValueError(
+                f"The {rows} rows of '{setting.size.name}' can't be cut into "
+                f"equal shares. Received: N = {setting.num_replicas}. "
+                f"Expected: a number that divides {rows}, such as 2 or 4."
+            )
+
+
+def groups_of_devices(
+    replicas: Sequence[int] | None, device_type: str
+) -> list[tuple[str, ...]]:
+    """Returns the devices of each number of replicas; CPUs are virtual devices.
+
+    `replicas` of `None` are 1, 2, 4 and so on up to all devices (for CPUs,
+    cores).
+    """
+    on_cpu = device_type == "cpu"
+    if replicas is None:
+        count = os.cpu_count() if on_cpu else len(list_devices(device_type))
+        most = max(1, count or 1)
+        replicas = sorted({2**i for i in range(most.bit_length())} | {most})
+    if on_cpu:
+        set_virtual_devices(max(replicas))
+    present = list_devices(device_type)
+    if len(present) < max(replicas):
+        raise DeviceError(
+            "There are fewer devices than replicas. Received: "
+            f"{max(replicas)} replicas on '{device_type}'. Expected: at most "
+            f"{len(present)}, or --device cpu, which makes virtual devices."
+        )
+    return [tuple(present[:n]) for n in replicas]
+
 
 class Loop(ABC):
     """A training loop whose model is built and whose batches are placed."""
@@ -100,3 +205,46 @@ class Loop(ABC):
 
     def close(self) -> None:
         """Ends what the loop has started; a second call does nothing."""
+
+
+class StepLoop(Loop):
+    """A loop that calls `step` with the features and classes of each batch."""
+
+    batches: Sequence[tuple[Any, Any]]
+    step: Callable[[Any, Any], Any]
+
+    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+        """Returns the batches of a number of steps."""
+        return itertools.islice(itertools.cycle(self.batches), steps)
+
+    def run(self, steps: int) -> float:
+        step, loss = self.step, None
+        for x, y in self.feed(steps):
+            loss = step(x, y)
+        return float(keras.ops.convert_to_numpy(loss))
+
+
+class BatchLoop(StepLoop):
+    """A loop that calls `train_on_batch`, which is the step of `fit`.
+
+    The model is made in the context manager of `built_in`, and trained in that
+    of `runs_in`.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        batches: list[Batch],
+        built_in: Scope = contextlib.nullcontext,
+        runs_in: Scope = contextlib.nullcontext,
+    ) -> None:
+        self.batches = batches
+        self._runs_in = runs_in
+        with built_in():
+            # A strategy's `train_on_batch` does not keep its model alive.
+            self._model = setting.compiled()
+        self.step = self._model.train_on_batch
+
+    def run(self, steps: int) -> float:
+        with self._runs_in():
+            return super().run(steps)

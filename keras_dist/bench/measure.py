@@ -1,74 +1,197 @@
-"""The measurement of one setting, whose arms take turns."""
+"""The measuring loop: arms take turns, and a copy of one shows the noise."""
 
 import time
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from keras_dist.bench.benchmarks import Benchmarks
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn
+from rich.progress import Progress
+from rich.progress import TextColumn
+from rich.progress import TimeElapsedColumn
+
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
-from keras_dist.bench.measurement import Measurement
-from keras_dist.bench.measurement import pairs_of
-from keras_dist.bench.portable import SCANNED_STEPS
-from keras_dist.bench.portable import PortableLoop
-from keras_dist.bench.portable import ReducedLoop
-from keras_dist.bench.portable import ScannedLoop
-from keras_dist.bench.profile import calls_a_step
 from keras_dist.errors import KerasDistError
 
+# Steps that warm an arm up, and steps in which calls are counted.
 COUNTED_STEPS = 20
+FEW = 8
+# Steps in a call of `scan_steps`.
+SCANNED_STEPS = 10
 
 # The largest relative difference of early losses between equivalent arms. It is
 # not only rounding: PyTorch's Adam adds its epsilon elsewhere than Keras'.
-_TOLERANCE = 1e-2
+TOLERANCE = 1e-2
+
+# The ratio of an arm to its copy outside of which the machine was too busy, and
+# the largest distance of that ratio's quartiles.
+NOISE = (0.97, 1.03)
+SPREAD = 0.2
+# Quartiles of fewer rounds say nothing.
+LEAST_ROUNDS = 5
+
+# The copy of the base, and all arms that `pairs_of` knows by name.
+AGAIN = "again"
+_KNOWN = {"native", "ours", AGAIN, "scan", "ragged", "reduced"}
+
+T = TypeVar("T")
+
+# A job is given a function to call after each of its rounds.
+Job = Callable[[Callable[[], None]], T]
 
 
 class LossMismatchError(KerasDistError, RuntimeError):
     """Raised when two arms compute different things, so times mean nothing."""
 
 
-def build_arms(benchmarks: Benchmarks, setting: Setting) -> dict[str, Loop]:
-    """Returns the loops to measure, by name.
+@dataclass(frozen=True)
+class Ratio:
+    """The median of paired ratios, with their quartiles."""
 
-    Neighbors are measured one after the other.
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(
+        cls,
+        times: Sequence[float] | NDArray[np.float64],
+        base: Sequence[float] | NDArray[np.float64],
+    ) -> "Ratio":
+        """Returns the ratio of times to those of `base` in the same rounds."""
+        paired = np.asarray(times) / np.asarray(base)
+        low, median, high = np.percentile(paired, [25, 50, 75])
+        return cls(float(median), float(low), float(high))
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+
+def verdict(ratio: Ratio, noise: Ratio, rounds: int) -> str:
+    """Returns the meaning of a ratio in a word.
+
+    It is "few rounds" for fewer than `LEAST_ROUNDS`; "noise" if the ratio of an
+    arm to its copy (`noise`) shows that the machine was too busy; "level" if
+    the difference is not larger than what passes for noise, or the quartiles
+    disagree on its sign; else "faster" or "slower".
     """
-    arms: dict[str, Loop] = {
-        "native": benchmarks.native_loop(setting),
-        "ours": PortableLoop(setting),
-        "again": benchmarks.native_loop(setting),
-        "scan": ScannedLoop(setting),
-    }
-    if setting.num_replicas > 1:
-        arms["ragged"] = PortableLoop(setting, setting.size.rows - 1)
-        arms["reduced"] = ReducedLoop(setting)
-    return arms | benchmarks.other_loops(setting)
+    if rounds < LEAST_ROUNDS:
+        return "few rounds"
+    least, most = NOISE
+    # If rounds don't agree, a median within these limits is luck.
+    if not (least <= noise.median <= most) or noise.high - noise.low > SPREAD:
+        return "noise"
+    if least <= ratio.median <= most or ratio.low <= 1.0 <= ratio.high:
+        return "level"
+    return "faster" if ratio.median < 1.0 else "slower"
 
 
-def measure(
-    benchmarks: Benchmarks,
-    setting: Setting,
-    rounds: int,
-    seconds: float,
-    on_round: Callable[[], None],
-) -> Measurement:
-    """Measures all arms in blocks that alternate.
+@dataclass(frozen=True)
+class Comparison:
+    """The ratio of two arms, as a row of the summary."""
 
-    A block of the native loop takes about `seconds`, and each arm has `rounds`
-    blocks. `on_round` is called after each round.
+    name: str
+    ratio: Ratio
+    verdict: str
 
-    Raises:
-        LossMismatchError: If the arms' losses differ.
+
+@dataclass(frozen=True)
+class Measurement:
+    """All numbers of one setting.
+
+    Args:
+        setting: The model and the devices.
+        steps: Steps in a block.
+        times: Seconds of a step of each arm, one for each round.
+        losses: Loss of each arm after the first steps.
+        counts: By what was counted, the number of each arm; `None` if it is not
+            known.
+        pairs: Pairs of arms to compare.
+        base: The arm that `"again"` is a copy of.
     """
-    arms = build_arms(benchmarks, setting)
-    losses = {name: arm.run(COUNTED_STEPS) for name, arm in arms.items()}
-    check_losses(losses)
-    ours = arms["ours"]
-    assert isinstance(ours, PortableLoop)
-    counts = count(ours, arms["native"])
-    steps = steps_in(arms["native"], seconds)
-    times = time_arms(arms, steps, rounds, on_round)
-    return Measurement(setting, steps, times, losses, counts, pairs_of(arms))
+
+    setting: Setting
+    steps: int
+    times: Mapping[str, list[float]]
+    losses: Mapping[str, float]
+    counts: Mapping[str, Mapping[str, float | None]]
+    pairs: Sequence[tuple[str, str]]
+    base: str = "native"
+
+    @property
+    def noise(self) -> Ratio:
+        """The ratio of the base's copy to the base."""
+        return Ratio.of(self.times[AGAIN], self.times[self.base])
+
+    @property
+    def rounds(self) -> int:
+        """The number of blocks of each arm."""
+        return len(self.times[self.base])
+
+    def comparisons(self) -> list[Comparison]:
+        """Returns the ratio of each pair, with a verdict."""
+        rows = []
+        for arm, other in self.pairs:
+            if other == self.base:
+                # Ours runs between the base and its copy, so their mean is free
+                # of a steady drift.
+                both = [self.times[other], self.times[AGAIN]]
+                ratio = Ratio.of(self.times[arm], np.mean(both, axis=0))
+            else:
+                ratio = Ratio.of(self.times[arm], self.times[other])
+            name = f"{arm}/{other}"
+            word = verdict(ratio, self.noise, self.rounds)
+            rows.append(Comparison(name, ratio, word))
+        return rows
+
+
+def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns the pairs of arms to compare with a native loop, ours first."""
+    arms = list(arms)
+    pairs = [
+        ("ours", "native"),
+        ("reduced", "native"),
+        ("ragged", "ours"),
+        ("scan", "ours"),
+    ]
+    for arm in arms:
+        if arm not in _KNOWN:
+            pairs += [(arm, "native"), ("ours", arm)]
+    return [pair for pair in pairs if pair[0] in arms]
+
+
+def in_turn(jobs: Mapping[str, Job[T]], rounds: int | None = None) -> list[T]:
+    """Does jobs one after another, shows progress, and returns their results.
+
+    Progress goes to standard error: a bar on a terminal, lines elsewhere.
+    `rounds` is the number of each job's rounds, or `None` if jobs don't report
+    them.
+    """
+    console = Console(stderr=True, highlight=False)
+    done = []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        for name, job in jobs.items():
+            if not console.is_terminal:
+                console.print(f"Measuring {name}", markup=False)
+            task = progress.add_task(f"Measuring {name}", total=rounds)
+            done.append(job(lambda task=task: progress.advance(task)))  # type: ignore[misc]
+            progress.remove_task(task)
+    return done
 
 
 def check_losses(
@@ -80,20 +203,17 @@ def check_losses(
 
     `losses` are those after equally many steps. `others` are arms that have
     other rows and may differ.
-
-    Raises:
-        LossMismatchError: If the loss of an arm is not that of the base.
     """
     expected = losses[base]
     for name, loss in losses.items():
         # A comparison with NaN is false, so a loss that blew up is refused.
         if name not in others and not (
-            abs(loss - expected) <= _TOLERANCE * abs(expected)
+            abs(loss - expected) <= TOLERANCE * abs(expected)
         ):
             raise LossMismatchError(
                 f"The arm '{name}' computes something else than the arm "
                 f"'{base}'. Received: a loss of {loss} after the first steps. "
-                f"Expected: {expected}, up to {_TOLERANCE:.0e} of it. This "
+                f"Expected: {expected}, up to {TOLERANCE:.0e} of it. This "
                 "is a bug; please report it with the versions you use."
             )
 
@@ -134,17 +254,25 @@ def steps_in(arm: Loop, seconds: float) -> int:
     return SCANNED_STEPS * max(1, round(seconds / one / SCANNED_STEPS))
 
 
-def count(
-    ours: PortableLoop, native: Loop
-) -> dict[str, dict[str, float | None]]:
-    """Counts Python calls and traces of warm loops."""
-    before = ours.traces
-    calls = calls_a_step(ours, COUNTED_STEPS)
-    traces = ours.traces - before
-    num_runs = 3 * COUNTED_STEPS * ours.strategy.num_replicas_in_sync
-    native_calls = calls_a_step(native, COUNTED_STEPS)
-    return {
-        "calls": {"ours": calls, "native": native_calls},
-        # Python runs each eager step: there are no traces to count.
-        "traced_again": {"ours": None if traces == num_runs else traces},
-    }
+def steps_that_take(arm: Loop, seconds: float) -> int:
+    """Returns the number of steps that take `seconds`, besides a call's cost.
+
+    On TensorFlow, a call of `fit` costs as much as many steps. So the time that
+    twice as many steps add is what counts.
+    """
+
+    def taken_by(steps: int) -> float:
+        start = time.perf_counter()
+        arm.run(steps)
+        return time.perf_counter() - start
+
+    steps = FEW
+    before = taken_by(steps)
+    while True:
+        after = taken_by(2 * steps)
+        added = after - before
+        if added >= seconds / 2:
+            return max(FEW, round(steps * seconds / added))
+        if steps >= 2**16:
+            return steps
+        steps, before = 2 * steps, after

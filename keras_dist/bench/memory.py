@@ -1,4 +1,4 @@
-"""The part of `keras-dist bench memory` that uses Keras.
+"""The memory that devices hold under each strategy, beside the plan.
 
 Each arm trains in a process of its own, so that no memory of another arm is
 alive in it.
@@ -9,19 +9,30 @@ import gc
 import math
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
+from rich.table import Table
 
 from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.benchmarks import lacking
-from keras_dist.bench.memory_report import MeasuredMemory
-from keras_dist.bench.memory_report import report_of_memory
-from keras_dist.bench.output import Output
-from keras_dist.bench.progress import in_turn
+from keras_dist.bench.measure import in_turn
+from keras_dist.bench.report import BenchReport
+from keras_dist.bench.report import Output
+from keras_dist.bench.report import draw_bytes
+from keras_dist.bench.report import header
 from keras_dist.launch.function import launch
 from keras_dist.planning.placement import Placement
 from keras_dist.planning.placement import memory
+from keras_dist.planning.tables import NUMBER
+from keras_dist.planning.tables import WORD
+from keras_dist.planning.tables import alike
+from keras_dist.planning.tables import table
+from keras_dist.planning.text import bytes_text
 from keras_dist.planning.traffic import transfers
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
@@ -36,6 +47,38 @@ SHARDED = "optimizer sharded"
 _LACK = "can't tell what memory is held"
 # Layers of the model, all square.
 NUM_LAYERS = 4
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """The memory of one arm between steps.
+
+    Args:
+        arm: The arm's name.
+        parameters: Number of trainable parameters.
+        measured: Bytes alive on each device, by its name.
+        planned: Bytes on each device that `keras-dist plan` computes.
+        bytes_sent: Bytes sent in a step that `keras-dist plan` computes.
+    """
+
+    arm: str
+    parameters: int
+    measured: Mapping[str, int]
+    planned: Mapping[str, int]
+    bytes_sent: int
+
+    def numbers(self) -> dict[str, Any]:
+        """Returns all but the arm's name, in types that JSON has."""
+        numbers = asdict(self)
+        del numbers["arm"]
+        return numbers
+
+    def pairs(self) -> list[tuple[str, tuple[int, int]]]:
+        """Returns the measured and the planned bytes of each device."""
+        return [
+            (name, (held, self.planned.get(name, 0)))
+            for name, held in self.measured.items()
+        ]
 
 
 def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
@@ -64,10 +107,6 @@ def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
 
     `num_devices` devices compute, and the model has about `num_parameters`
     parameters.
-
-    Raises:
-        KerasDistError: If the backend can't measure, or a strategy can't be
-            had.
     """
     counted = get_benchmarks(_LACK).live_bytes_text
     if counted is None:
@@ -109,18 +148,15 @@ def measure_memory(
     held = get_benchmarks(_LACK).live_bytes(model)
     assert held is not None  # `run_memory` starts this where it is counted.
     live = {str(name): n for name, n in held.items()}
+    devices = dict.fromkeys((*placement.all_devices, *live))
     load = load_of(model)
     return MeasuredMemory(
         arm,
         sum(math.prod(each.shape) for each in model.trainable_variables),
-        {name: live.get(name, 0) for name in _devices(placement, live)},
+        {name: live.get(name, 0) for name in devices},
         {name: m.kept for name, m in memory(load, placement).items()},
         sum(t.total for t in transfers(load, placement, kept_of(model))),
     )
-
-
-def _devices(placement: Placement, live: Mapping[str, int]) -> list[str]:
-    return list(dict.fromkeys((*placement.all_devices, *live)))
 
 
 def build_model(num_parameters: int) -> keras.Model:
@@ -146,3 +182,56 @@ def _train(model: keras.Model, rows: int) -> None:
     width = model.input_shape[-1]
     x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
     model.fit(x, x, batch_size=rows, epochs=1, verbose=0)
+
+
+def report_of_memory(
+    measured: Sequence[MeasuredMemory], counted: str
+) -> BenchReport:
+    """Returns the report on the bytes that devices hold in each arm.
+
+    The first item of `measured` is plain Keras; `counted` says what the backend
+    counts.
+    """
+    return BenchReport(
+        tables=[memory_table(measured)],
+        notes=[
+            f"A model of {measured[0].parameters:,} parameters, float32, with "
+            "Adam, after a step of `fit`; each arm in a process of its own. "
+            "Planned: what `keras-dist plan` computes, without metrics and "
+            f"what the framework keeps for itself. {counted}",
+        ],
+        content=header("memory")
+        | {
+            "counted": counted,
+            "arms": {each.arm: each.numbers() for each in measured},
+        },
+        draw=lambda path: draw_bytes(
+            path, {each.arm: each.measured for each in measured}
+        ),
+    )
+
+
+def memory_table(measured: Sequence[MeasuredMemory]) -> Table:
+    """Returns a table; in each arm, devices that hold the same share a row."""
+    made = table(
+        "Held between steps",
+        ("Arm", WORD),
+        ("Device", WORD),
+        ("Measured", NUMBER),
+        ("Planned", NUMBER),
+        ("Of plain Keras", NUMBER),
+        ("Sent in a step", NUMBER),
+    )
+    plain = max(measured[0].measured.values())
+    for each in measured:
+        for index, (names, numbers) in enumerate(alike(each.pairs())):
+            held, planned = numbers
+            made.add_row(
+                "" if index else each.arm,
+                names,
+                bytes_text(held),
+                bytes_text(planned),
+                f"{held / plain:.2f}",
+                "" if index else bytes_text(each.bytes_sent),
+            )
+    return made

@@ -1,13 +1,32 @@
-"""The portable loop, as README shows it, and its variants."""
+"""The portable loop, as README shows it, beside the framework's own."""
 
+import functools
 import itertools
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.benchmarks import Benchmarks
+from keras_dist.bench.benchmarks import get_benchmarks
+from keras_dist.bench.counts import calls_a_step
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
+from keras_dist.bench.loops import check_shares
+from keras_dist.bench.loops import groups_of_devices
+from keras_dist.bench.loops import row_losses
+from keras_dist.bench.loops import size_of
+from keras_dist.bench.measure import COUNTED_STEPS
+from keras_dist.bench.measure import SCANNED_STEPS
+from keras_dist.bench.measure import Measurement
+from keras_dist.bench.measure import check_losses
+from keras_dist.bench.measure import in_turn
+from keras_dist.bench.measure import pairs_of
+from keras_dist.bench.measure import steps_in
+from keras_dist.bench.measure import time_arms
+from keras_dist.bench.report import Output
+from keras_dist.bench.report import report_of
 from keras_dist.replica.average_loss import compute_average_loss
 from keras_dist.replica.function import function
 from keras_dist.replica.gradients import value_and_grad
@@ -15,21 +34,12 @@ from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.scan import scan_steps
 from keras_dist.strategies.strategy import Strategy
 
-SCANNED_STEPS = 10
-
-
-def build_model(setting: Setting) -> keras.Model:
-    """Returns the setting's model in Keras, with its weights."""
-    widths = setting.size.widths
-    model = keras.Sequential(
-        [
-            keras.Input(widths[:1]),
-            *(keras.layers.Dense(n, "relu") for n in widths[1:-1]),
-            keras.layers.Dense(widths[-1]),
-        ]
-    )
-    model.set_weights(setting.weights())
-    return model
+ARMS = (
+    "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the loss "
+    "reduced in each step. Ragged: with a row less, in shares of two sizes. "
+    f"Scan: `scan_steps` of {SCANNED_STEPS}. Keras: a Keras model in the "
+    "framework's own loop."
+)
 
 
 class PortableLoop(Loop):
@@ -50,9 +60,7 @@ class PortableLoop(Loop):
         self.traces = 0
         self._global_batch = rows or setting.size.rows
         with self.strategy.scope():
-            self._model = build_model(setting)
-            self._optimizer = keras.optimizers.Adam(LEARNING_RATE)
-            self._optimizer.build(self._model.trainable_variables)
+            self._model, self._optimizer = setting.model_and_optimizer()
         batches = setting.batches(rows)
         self.batches = list(
             self.strategy.experimental_distribute_dataset(batches)
@@ -63,12 +71,9 @@ class PortableLoop(Loop):
         self.traces += 1
 
         def loss_fn() -> Any:
-            logits = self._model(x, training=True)
-            losses = keras.losses.sparse_categorical_crossentropy(
-                y, logits, from_logits=True
-            )
             return compute_average_loss(
-                losses, global_batch_size=self._global_batch
+                row_losses(y, self._model(x, training=True)),
+                global_batch_size=self._global_batch,
             )
 
         variables = self._model.trainable_variables
@@ -109,3 +114,79 @@ class ScannedLoop(PortableLoop):
             for _ in range(steps // SCANNED_STEPS):
                 losses = scan_steps(self.step, batches, SCANNED_STEPS)
         return float(keras.ops.convert_to_numpy(self.total(losses))[-1])
+
+
+def run_loops(
+    replicas: Sequence[int] | None,
+    models: Sequence[str],
+    device_type: str,
+    rounds: int,
+    seconds: float,
+    output: Output,
+) -> None:
+    """Measures the portable loop beside the framework's own, and shows ratios.
+
+    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
+    block takes about `seconds`, and each arm has `rounds` of them.
+    """
+    sizes = [size_of(name) for name in models]
+    groups = groups_of_devices(replicas, device_type)
+    benchmarks = get_benchmarks("has no loop to compare with")
+    settings = [Setting(size, devices) for size in sizes for devices in groups]
+    check_shares(settings)
+    jobs = {
+        setting.title: functools.partial(
+            measure_loops, benchmarks, setting, rounds, seconds
+        )
+        for setting in settings
+    }
+    measured = in_turn(jobs, rounds)
+    output.publish(report_of("loops", measured, benchmarks.loop_text, [ARMS]))
+
+
+def measure_loops(
+    benchmarks: Benchmarks,
+    setting: Setting,
+    rounds: int,
+    seconds: float,
+    on_round: Callable[[], None],
+) -> Measurement:
+    """Measures all arms in blocks that alternate.
+
+    A block of the native loop takes about `seconds`, and each arm has `rounds`
+    blocks. `on_round` is called after each round.
+    """
+    ours = PortableLoop(setting)
+    # Neighbors are measured one after the other.
+    arms: dict[str, Loop] = {
+        "native": benchmarks.native_loop(setting),
+        "ours": ours,
+        "again": benchmarks.native_loop(setting),
+        "scan": ScannedLoop(setting),
+    }
+    if setting.num_replicas > 1:
+        arms["ragged"] = PortableLoop(setting, setting.size.rows - 1)
+        arms["reduced"] = ReducedLoop(setting)
+    arms |= benchmarks.other_loops(setting)
+    losses = {name: arm.run(COUNTED_STEPS) for name, arm in arms.items()}
+    check_losses(losses)
+    counts = count(ours, arms["native"])
+    steps = steps_in(arms["native"], seconds)
+    times = time_arms(arms, steps, rounds, on_round)
+    return Measurement(setting, steps, times, losses, counts, pairs_of(arms))
+
+
+def count(
+    ours: PortableLoop, native: Loop
+) -> dict[str, dict[str, float | None]]:
+    """Counts Python calls and traces of warm loops."""
+    before = ours.traces
+    calls = calls_a_step(ours, COUNTED_STEPS)
+    traces = ours.traces - before
+    num_runs = 3 * COUNTED_STEPS * ours.strategy.num_replicas_in_sync
+    native_calls = calls_a_step(native, COUNTED_STEPS)
+    return {
+        "calls": {"ours": calls, "native": native_calls},
+        # Python runs each eager step: there are no traces to count.
+        "traced_again": {"ours": None if traces == num_runs else traces},
+    }

@@ -42,21 +42,13 @@ class Processes:
         self._error: BaseException | None = None
 
     def loop(self, name: str) -> Loop:
-        """Returns a loop that runs on all workers; the first call starts them.
-
-        Raises:
-            ProcessesError: If a worker fails before it is ready.
-        """
+        """Returns a loop of all workers; the first call starts them."""
         if self._thread is None:
             self._start()
         return _LoopOfAll(self, name)
 
     def run(self, name: str, steps: int) -> float:
-        """Runs a loop on all workers, and returns the mean of their losses.
-
-        Raises:
-            ProcessesError: If a worker fails.
-        """
+        """Runs a loop on all workers, and returns the mean of their losses."""
         try:
             for file in self._files:
                 _send(file, [name, steps])

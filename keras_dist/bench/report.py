@@ -1,21 +1,27 @@
-"""Tables, JSON and sentences that all benchmarks share."""
+"""The output of a benchmark: tables, sentences, JSON and a picture."""
 
 import dataclasses
+import json
 import os
+import pathlib
 import platform
+import textwrap
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
 import keras
 import numpy as np
+from rich.console import Console
 from rich.table import Table
 
-from keras_dist.bench.measurement import AGAIN
-from keras_dist.bench.measurement import Measurement
-from keras_dist.bench.ratios import LEAST_ROUNDS
-from keras_dist.bench.ratios import NOISE
-from keras_dist.bench.ratios import SPREAD
+from keras_dist.bench.measure import AGAIN
+from keras_dist.bench.measure import LEAST_ROUNDS
+from keras_dist.bench.measure import NOISE
+from keras_dist.bench.measure import SPREAD
+from keras_dist.bench.measure import Measurement
 from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORD
 from keras_dist.planning.tables import WORDS
@@ -61,36 +67,20 @@ COLUMNS = {
 }
 
 
-def versions() -> dict[str, str]:
-    """Returns the versions of the backend, Keras, keras_dist and Python."""
-    backend = keras.backend.backend()
-    return {
-        backend: version(backend),
-        "keras": keras.__version__,
-        "keras-dist": version("keras-dist"),
-        "python": platform.python_version(),
-    }
-
-
-def machine() -> str:
-    """Returns a description of the machine."""
-    system = f"{platform.system()} {platform.machine()}"
-    return f"{system}, {os.cpu_count()} CPU cores"
-
-
-def where() -> str:
-    """Returns a sentence with versions and the machine."""
-    names = ", ".join(f"{name} {each}" for name, each in versions().items())
-    return f"{names}; {machine()}."
-
-
 def header(command: str) -> dict[str, Any]:
-    """Returns the first items of each command's JSON."""
+    """Returns the first items of each command's JSON: versions, machine."""
+    backend = keras.backend.backend()
+    system = f"{platform.system()} {platform.machine()}"
     return {
         "command": f"bench {command}",
-        "backend": keras.backend.backend(),
-        "versions": versions(),
-        "machine": machine(),
+        "backend": backend,
+        "versions": {
+            backend: version(backend),
+            "keras": keras.__version__,
+            "keras-dist": version("keras-dist"),
+            "python": platform.python_version(),
+        },
+        "machine": f"{system}, {os.cpu_count()} CPU cores",
     }
 
 
@@ -99,9 +89,9 @@ def meaning(base: str) -> str:
     least, most = NOISE
     return (
         "Ratios are medians of paired blocks, with quartiles. A/A is "
-        f"{base} against a copy of itself: outside of {least} to {most}, or "
-        f"with quartiles more than {SPREAD} apart, the verdict is noise. "
-        f"With fewer than {LEAST_ROUNDS} rounds there is none."
+        f"the arm '{base}' against a copy of itself: outside of {least} to "
+        f"{most}, or with quartiles more than {SPREAD} apart, the verdict is "
+        f"noise. With fewer than {LEAST_ROUNDS} rounds there is none."
     )
 
 
@@ -180,3 +170,168 @@ def settings_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
         }
         for each in measurements
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchReport:
+    """The results of a command.
+
+    `notes` has paragraphs that explain the tables, `content` begins with what
+    `header` returns and has all numbers in types that JSON has. `draw` draws
+    them into a file.
+    """
+
+    tables: Sequence[Table]
+    notes: Sequence[str]
+    content: Mapping[str, Any]
+    draw: Callable[[pathlib.Path], None]
+
+    @property
+    def text(self) -> list[str]:
+        """All paragraphs; the first has the versions and the machine."""
+        versions = self.content["versions"].items()
+        names = ", ".join(f"{name} {each}" for name, each in versions)
+        return [f"{names}; {self.content['machine']}.", *self.notes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """The destinations of a report besides the terminal.
+
+    With `markdown`, the terminal gets Markdown.
+    """
+
+    json: pathlib.Path | None = None
+    plot: pathlib.Path | None = None
+    markdown: bool = False
+
+    def publish(self, report: BenchReport) -> None:
+        """Shows a report and writes its files."""
+        if self.markdown:
+            print(markdown_of(report))
+        else:
+            console = Console(highlight=False)
+            for table in report.tables:
+                console.print(table)
+                console.print()
+            for paragraph in report.text:
+                console.print(paragraph, markup=False)
+        if self.json is not None:
+            self.json.write_text(json.dumps(report.content, indent=2) + "\n")
+        if self.plot is not None:
+            report.draw(self.plot)
+
+
+def report_of(
+    command: str,
+    measured: Sequence[Measurement],
+    native: str,
+    text: Sequence[str],
+    **more: Any,
+) -> BenchReport:
+    """Returns the report of a command that compares times.
+
+    `native` describes the framework's own arms, and `text` the others. `more`
+    is added to the JSON.
+    """
+    return BenchReport(
+        tables=[ratio_table(measured), arm_table(measured)],
+        notes=[f"Native: {native}", *text, meaning(measured[0].base)],
+        content=header(command)
+        | {"native": native, "settings": settings_json(measured)}
+        | more,
+        draw=lambda path: draw_ratios(path, measured),
+    )
+
+
+def markdown_of(report: BenchReport) -> str:
+    """Returns a report as Markdown, to be pasted into a page."""
+    parts = [markdown_table(table) for table in report.tables]
+    parts += [textwrap.fill(paragraph, 80) for paragraph in report.text]
+    return "\n\n".join(parts)
+
+
+def markdown_table(table: Table) -> str:
+    """Returns a table as Markdown."""
+    columns = [
+        [
+            " ".join(str(column.header).split()),
+            *(str(cell) for cell in column.cells),
+        ]
+        for column in table.columns
+    ]
+    rules = [
+        "---:" if column.justify == "right" else "---"
+        for column in table.columns
+    ]
+    head, *rows = zip(*columns, strict=True)
+    lines = [head, rules, *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw_ratios(
+    path: pathlib.Path, measurements: Sequence[Measurement]
+) -> None:
+    """Draws a bar for each ratio, with its quartiles, by model and N."""
+    rows = [each.comparisons() for each in measurements]
+    names = list(dict.fromkeys(row.name for group in rows for row in group))
+    labels = [
+        f"{each.setting.size.name}\nN={each.setting.num_replicas}\n"
+        f"A/A {each.noise.median:.2f}"
+        for each in measurements
+    ]
+    figure, axes = _figure(len(labels) * len(names))
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        found = [
+            (place, row.ratio)
+            for place, group in enumerate(rows)
+            for row in group
+            if row.name == name
+        ]
+        places = [place + (index + 0.5) * width - 0.4 for place, _ in found]
+        medians = [ratio.median for _, ratio in found]
+        spread = [
+            [ratio.median - ratio.low for _, ratio in found],
+            [ratio.high - ratio.median for _, ratio in found],
+        ]
+        axes.bar(places, medians, width, yerr=spread, capsize=2, label=name)
+    axes.axhspan(*NOISE, color="grey", alpha=0.3)
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set_ylabel("time of a step, ratio (quartiles)")
+    _save(figure, axes, path)
+
+
+def draw_bytes(
+    path: pathlib.Path, held: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Draws a stacked bar for each arm, of the bytes on all devices."""
+    devices = list(
+        dict.fromkeys(name for each in held.values() for name in each)
+    )
+    figure, axes = _figure(2 * len(held))
+    below = np.zeros(len(held))
+    for device in devices:
+        sizes = np.array([each.get(device, 0) / 1e6 for each in held.values()])
+        axes.bar(range(len(held)), sizes, 0.6, bottom=below, label=device)
+        below += sizes
+    axes.set_xticks(
+        range(len(held)), [name.replace(" ", "\n") for name in held]
+    )
+    axes.set_ylabel("held between steps, MB")
+    _save(figure, axes, path)
+
+
+def _figure(num_bars: int) -> tuple[Any, Any]:
+    # Imported late, because it is an extra.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(max(6.0, 1.5 + 0.4 * num_bars), 4.5))
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Any, axes: Any, path: pathlib.Path) -> None:
+    axes.set_title(f"keras_dist on {keras.backend.backend()}")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=120, bbox_inches="tight")

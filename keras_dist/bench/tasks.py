@@ -1,14 +1,19 @@
-"""Models and data for `fit`: ours, or the user's."""
+"""Models and data for `fit`, ours or the user's, and loops that train them."""
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import CodeType
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import ModelSize
+from keras_dist.bench.loops import Scope
 from keras_dist.bench.loops import Setting
-from keras_dist.bench.worker_loops import compiled
+from keras_dist.plugin.backend import list_devices
 from keras_dist.tools.users_function import called
 from keras_dist.tools.users_function import function_of
 from keras_dist.tools.users_function import told
@@ -70,7 +75,7 @@ def task_of(size: ModelSize) -> Task:
     x, y = (
         np.concatenate(each) for each in zip(*setting.batches(), strict=True)
     )
-    return Task(size, lambda: compiled(setting), x, y, is_known=True)
+    return Task(size, setting.compiled, x, y, is_known=True)
 
 
 def users_task(spec: str, rows: int) -> Task:
@@ -143,3 +148,60 @@ def _check(spec: str, given: Any) -> None:
                 f"{[leaf.shape for leaf in leaves]}. Expected: rows in the "
                 "first dimension."
             )
+
+
+class ModelLoop(Loop):
+    """A loop around a compiled Keras model.
+
+    `step` is the Python function that a step runs, or traces.
+    """
+
+    def __init__(
+        self, model: keras.Model, step: Callable[..., Any] | None = None
+    ) -> None:
+        self.model = model
+        code = getattr(step or type(model).train_step, "__code__", None)
+        self.step_code: frozenset[CodeType] = frozenset({code} if code else ())
+
+
+class FitLoop(ModelLoop):
+    """A loop that calls `fit` for one epoch, on NumPy arrays.
+
+    The model is made in the context manager of `built_in`, and `fit` is called
+    in that of `runs_in`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        built_in: Scope = contextlib.nullcontext,
+        runs_in: Scope = contextlib.nullcontext,
+    ) -> None:
+        with built_in():
+            super().__init__(task.model())
+        self._task = task
+        self._runs_in = runs_in
+
+    def run(self, steps: int) -> float:
+        """Trains; returns the mean loss over all steps, as `fit` reports it."""
+        x, y = self._task.data(steps)
+        with self._runs_in():
+            history = self.model.fit(
+                x,
+                y,
+                batch_size=self._task.size.rows,
+                shuffle=False,
+                verbose=0,
+            )
+        return float(history.history["loss"][-1])
+
+
+def on_device(name: str) -> AbstractContextManager[Any]:
+    """Returns a context manager that places a plain Keras model on a device.
+
+    On the first device, where models are by default, it does nothing.
+    """
+    if name == list_devices()[0]:
+        return contextlib.nullcontext()
+    scope: AbstractContextManager[Any] = keras.device(name)
+    return scope

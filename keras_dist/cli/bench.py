@@ -16,7 +16,7 @@ from keras_dist.cli.environment import select_backend
 from keras_dist.planning.text import read_number
 
 if TYPE_CHECKING:
-    from keras_dist.bench.output import Output
+    from keras_dist.bench.report import Output
 
 bench = typer.Typer(
     name="bench",
@@ -115,7 +115,7 @@ def fit(
         wanted = some_models("small,medium" if models is None else models)
     users = None if model is None else (model, batch_size)
     with prepared(backend, json, plot, markdown, own_devices=True) as output:
-        from keras_dist.bench.fit_command import run_fit
+        from keras_dist.bench.fit import run_fit
 
         seconds = block_ms / 1e3
         run_fit(counts, wanted, users, device, rounds, seconds, output)
@@ -142,7 +142,7 @@ def loops(
     counts = numbers_or_all(replicas)
     wanted = some_models(models)
     with prepared(backend, json, plot, markdown, own_devices=True) as output:
-        from keras_dist.bench.command import run_loops
+        from keras_dist.bench.portable import run_loops
 
         run_loops(counts, wanted, device, rounds, block_ms / 1e3, output)
 
@@ -170,7 +170,7 @@ def workers(
     """
     wanted = some_models(models)
     with prepared(backend, json, plot, markdown, only_cpus=True) as output:
-        from keras_dist.bench.worker_command import run_workers
+        from keras_dist.bench.workers import run_workers
 
         run_workers(workers, wanted, rounds, block_ms / 1e3, output)
 
@@ -239,7 +239,7 @@ def prepared(
     if only_cpus:
         # Each framework has its own variable to hide GPUs.
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-    from keras_dist.bench.output import Output
+    from keras_dist.bench.report import Output
     from keras_dist.errors import KerasDistError
 
     try:

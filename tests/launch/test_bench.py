@@ -14,21 +14,22 @@ from typer.testing import CliRunner
 
 import keras_dist
 from keras_dist.bench import benchmarks
-from keras_dist.bench import command
+from keras_dist.bench import counts
+from keras_dist.bench import loops
 from keras_dist.bench import measure
-from keras_dist.bench import output
-from keras_dist.bench import profile
+from keras_dist.bench import portable
+from keras_dist.bench import report
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.loops import MODELS
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
-from keras_dist.bench.measurement import Measurement
-from keras_dist.bench.measurement import pairs_of
+from keras_dist.bench.measure import LEAST_ROUNDS
+from keras_dist.bench.measure import Measurement
+from keras_dist.bench.measure import Ratio
+from keras_dist.bench.measure import pairs_of
+from keras_dist.bench.measure import verdict
 from keras_dist.bench.portable import PortableLoop
-from keras_dist.bench.ratios import LEAST_ROUNDS
-from keras_dist.bench.ratios import Ratio
-from keras_dist.bench.ratios import verdict
 from keras_dist.cli import environment
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
@@ -164,8 +165,8 @@ def test_a_verdict_is_refused_in_noise(noise):
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_there_is_no_verdict_of_few_rounds(rounds, capsys):
     few = measurement([1.0] * rounds, [2.0] * rounds, [1.0] * rounds)
-    made = output.report_of("loops", [few], "by hand.", [])
-    output.Output().publish(made)
+    made = report.report_of("loops", [few], "by hand.", [])
+    report.Output().publish(made)
     text = capsys.readouterr().out
     assert re.search(r"ours/native +2.00 \(2.00-2.00\) .* few rounds\n", text)
     assert "With fewer than 5 rounds there is none." in " ".join(text.split())
@@ -187,8 +188,8 @@ def test_the_base_of_our_ratio_is_the_mean_of_the_loops_around_it():
 
 def test_the_report_shows_a_refused_verdict(capsys):
     noisy = measurement([1.0] * 5, [2.0] * 5, [1.5] * 5)
-    made = output.report_of("loops", [noisy], "by hand.", ["More."])
-    output.Output().publish(made)
+    made = report.report_of("loops", [noisy], "by hand.", ["More."])
+    report.Output().publish(made)
     text = capsys.readouterr().out
     assert re.search(r"ours/native +1.60 \(1.60-1.60\) .* noise", text)
     assert "slower" not in text
@@ -201,8 +202,8 @@ def test_the_report_shows_a_refused_verdict(capsys):
 
 def test_markdown_is_what_the_table_shows(capsys):
     quiet = measurement([1.0] * 5, [2.0] * 5, [1.02] * 5)
-    made = output.report_of("loops", [quiet], "by hand.", [])
-    output.Output(markdown=True).publish(made)
+    made = report.report_of("loops", [quiet], "by hand.", [])
+    report.Output(markdown=True).publish(made)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "| Model | N | Compared | Ratio | A/A | Verdict |",
@@ -246,7 +247,7 @@ def test_python_calls_of_a_step_are_counted():
         def one(self):
             pass
 
-    assert profile.calls_a_step(Calling(), 20) == 2.0
+    assert counts.calls_a_step(Calling(), 20) == 2.0
 
 
 @pytest.mark.parametrize("loss", [2.5, float("nan")])
@@ -293,9 +294,9 @@ def test_a_bad_option_is_an_error_that_says_so(invoke, arguments, message):
 
 
 def test_more_replicas_than_devices_are_an_error(monkeypatch):
-    monkeypatch.setattr(command, "list_devices", lambda kind: [f"{kind}:0"])
+    monkeypatch.setattr(loops, "list_devices", lambda kind: [f"{kind}:0"])
     with pytest.raises(keras_dist.DeviceError, match="2 replicas on 'gpu'"):
-        command.groups_of_devices([1, 2], "gpu")
+        loops.groups_of_devices([1, 2], "gpu")
 
 
 @pytest.mark.parametrize(
@@ -303,8 +304,8 @@ def test_more_replicas_than_devices_are_an_error(monkeypatch):
 )
 def test_all_devices_are_powers_of_two_and_all(monkeypatch, count, expected):
     present = [f"gpu:{index}" for index in range(count)]
-    monkeypatch.setattr(command, "list_devices", lambda kind: present)
-    groups = command.groups_of_devices(None, "gpu")
+    monkeypatch.setattr(loops, "list_devices", lambda kind: present)
+    groups = loops.groups_of_devices(None, "gpu")
     assert list(map(len, groups)) == expected
     assert groups[-1] == tuple(present)
 
@@ -326,7 +327,7 @@ def test_virtual_devices_that_come_too_late_are_an_error(invoke):
 def test_benchmarks_are_those_of_the_backend_in_use():
     found = get_benchmarks("has none")
     assert isinstance(found, Benchmarks)
-    assert type(found).__module__.split(".")[-2] == BACKEND
+    assert type(found).__module__.split(".")[-1] == BACKEND
 
 
 def test_a_backend_without_loops_of_its_own_is_an_error(registered_benchmarks):
@@ -336,7 +337,7 @@ def test_a_backend_without_loops_of_its_own_is_an_error(registered_benchmarks):
         match=f"'{BACKEND}' has no loop to compare with"
         f".*Backend object .*'{benchmarks.ENTRY_POINT_GROUP}'",
     ):
-        command.run_loops([4], ["small"], "cpu", 1, 0.001, output.Output())
+        portable.run_loops([4], ["small"], "cpu", 1, 0.001, report.Output())
 
 
 def test_bench_alone_shows_its_commands():

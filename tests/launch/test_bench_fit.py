@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.bench import fit_command
-from keras_dist.bench import fit_measure
+from keras_dist.bench import fit
+from keras_dist.bench import measure
 from keras_dist.bench import tasks
 from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.loops import MODELS
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
-from keras_dist.bench.measurement import Measurement
-from keras_dist.bench.output import Output
+from keras_dist.bench.measure import Measurement
+from keras_dist.bench.report import Output
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
 from launch.bench_runs import BACKEND
@@ -244,9 +244,9 @@ def test_losses_of_a_users_model_that_differ_are_told(users):
     losses = {"Keras": 1.0, "ours": 1.2, "again": 1.001}
     setting = Setting(task.size, ("cpu:0", "cpu:1"))
     measured = Measurement(setting, 1, {}, losses, {}, [], "Keras")
-    (note,) = fit_command._notes([task], [measured])
+    (note,) = fit._notes([task], [measured])
     assert "differ: Keras 1.0000, ours 1.2000. With ours" in note
-    assert fit_command._notes([tasks.task_of(MODELS["small"])], []) == []
+    assert fit._notes([tasks.task_of(MODELS["small"])], []) == []
 
 
 def test_a_block_takes_about_as_long_as_asked_for(monkeypatch):
@@ -259,8 +259,8 @@ def test_a_block_takes_about_as_long_as_asked_for(monkeypatch):
             Clock.now += 100.0 + 0.01 * steps
             return 0.0
 
-    monkeypatch.setattr(fit_measure.time, "perf_counter", lambda: Clock.now)
-    steps = fit_measure.steps_that_take(Ticking(), 10.0)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: Clock.now)
+    steps = measure.steps_that_take(Ticking(), 10.0)
     assert steps == pytest.approx(1000, rel=1e-6)
 
 
@@ -287,7 +287,7 @@ def test_a_bad_option_is_an_error_that_says_so(monkeypatch, arguments, message):
 def test_a_backend_without_its_own_training_is_an_error(registered_benchmarks):
     registered_benchmarks()
     with pytest.raises(BackendNotFoundError, match="no training to compare"):
-        fit_command.run_fit([4], ["small"], None, "cpu", 1, 0.001, Output())
+        fit.run_fit([4], ["small"], None, "cpu", 1, 0.001, Output())
 
 
 def test_what_a_framework_does_not_count_is_unknown(
@@ -297,7 +297,7 @@ def test_what_a_framework_does_not_count_is_unknown(
     users("two_inputs")
     path = tmp_path / "bench.json"
     yours = ("users:two_inputs", 8)
-    fit_command.run_fit([4], [], yours, "cpu", 1, 0.001, Output(path))
+    fit.run_fit([4], [], yours, "cpu", 1, 0.001, Output(path))
     (found,) = json.loads(path.read_text())["settings"]
     assert set(found["times"]) == {"Keras", "ours", "again"}
     for what in ("live_bytes", "collectives"):

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from keras_dist.bench import memory
 from keras_dist.bench.benchmarks import get_benchmarks
-from keras_dist.bench.memory_report import MeasuredMemory
-from keras_dist.bench.memory_report import memory_table
-from keras_dist.bench.output import Output
+from keras_dist.bench.memory import MeasuredMemory
+from keras_dist.bench.memory import memory_table
+from keras_dist.bench.report import Output
 from keras_dist.cli.main import app
 from keras_dist.core.device import Device
 from keras_dist.errors import BackendNotFoundError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.bench import fit_command
+from keras_dist.bench import fit
 from keras_dist.bench import tasks
 from keras_dist.cli.main import app
 from keras_dist.tools import users_function
@@ -261,7 +261,7 @@ def test_the_command_ends_with_the_error_alone(monkeypatch, spec):
     monkeypatch.setenv("KERAS_BACKEND", BACKEND)
     monkeypatch.setenv("KERAS_DIST_VIRTUAL_DEVICES", "4")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    monkeypatch.setattr(fit_command, "measure_fit", None)
+    monkeypatch.setattr(fit, "measure_fit", None)
     result = CliRunner().invoke(
         app, ["bench", "fit", "--replicas", "4", "--model", spec]
     )

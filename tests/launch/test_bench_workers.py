@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.bench import sockets
-from keras_dist.bench import worker_command
+from keras_dist.bench.counts import bytes_sent
 from keras_dist.bench.loops import MODELS
 from keras_dist.bench.loops import Setting
-from keras_dist.bench.measurement import Measurement
-from keras_dist.bench.measurement import pairs_of
-from keras_dist.bench.output import Output
-from keras_dist.bench.worker_loops import rows_of
-from keras_dist.bench.worker_measure import WorkersResult
+from keras_dist.bench.measure import Measurement
+from keras_dist.bench.measure import pairs_of
+from keras_dist.bench.report import Output
+from keras_dist.bench.workers import WorkersResult
+from keras_dist.bench.workers import report_of_workers
+from keras_dist.bench.workers import run_workers
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
 from launch.bench_runs import BACKEND
@@ -126,7 +126,7 @@ def test_each_worker_trains_on_rows_of_its_own():
     batches = TWO.batches()
     for place, (x, y) in enumerate(batches):
         for whole, axis in ((x, 0), (y, 1)):
-            own = [rows_of(TWO, worker)[place][axis] for worker in (0, 1)]
+            own = [TWO.rows_of(worker)[place][axis] for worker in (0, 1)]
             np.testing.assert_array_equal(np.concatenate(own), whole)
 
 
@@ -140,17 +140,17 @@ def test_bytes_that_were_sent_are_counted():
         socket.create_connection(server.getsockname()) as client,
         server.accept()[0] as other,
     ):
-        before, files = sockets.bytes_sent(), os.listdir("/proc/self/fd")
+        before, files = bytes_sent(), os.listdir("/proc/self/fd")
         client.sendall(bytes(70_000))
         # Until all is there, all has been sent.
         other.recv(70_000, socket.MSG_WAITALL)
-        assert sockets.bytes_sent() - before >= 70_000
+        assert bytes_sent() - before >= 70_000
         assert os.listdir("/proc/self/fd") == files
 
 
 def test_bytes_are_unknown_on_other_systems(monkeypatch):
     monkeypatch.setattr(sys, "platform", "plan9")
-    assert sockets.bytes_sent() is None
+    assert bytes_sent() is None
 
 
 def test_what_is_unknown_is_said_to_be(capsys):
@@ -162,7 +162,7 @@ def test_what_is_unknown_is_said_to_be(capsys):
     }
     measured = Measurement(TWO, 10, times, {}, traffic, pairs_of(times))
     result = WorkersResult([measured], "by hand.")
-    Output().publish(worker_command.report_of_workers(result, None))
+    Output().publish(report_of_workers(result, None))
     text = capsys.readouterr().out
     assert re.search(r"ours +1.000 +not counted +2.5 +9.6", text)
     assert re.search(r"Keras +1.000 +not counted +2.5 +0.0", text)
@@ -192,7 +192,7 @@ def test_a_bad_option_is_an_error_that_says_so(arguments, message):
 )
 def test_models_that_cannot_be_measured_are_errors(workers, sizes, message):
     with pytest.raises(ValueError, match=message):
-        worker_command.run_workers(workers, sizes, 1, 0.001, Output())
+        run_workers(workers, sizes, 1, 0.001, Output())
 
 
 @pytest.mark.parametrize("found", [[], [OnlyLoops]])
@@ -201,4 +201,4 @@ def test_a_backend_without_its_own_distribution_is_an_error(
 ):
     registered_benchmarks(*found)
     with pytest.raises(BackendNotFoundError, match="no distribution over"):
-        worker_command.run_workers(2, ["small"], 1, 0.001, Output())
+        run_workers(2, ["small"], 1, 0.001, Output())

@@ -12,7 +12,7 @@ import keras
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.bench import fit_command
+from keras_dist.bench import fit
 from keras_dist.cli import main
 from keras_dist.cli.jobs import demo
 from keras_dist.cli.jobs import plan
@@ -96,7 +96,7 @@ def fail_by_ctrl_c(*arguments):
 @pytest.mark.parametrize(
     ("where", "name", "arguments"),
     [
-        (fit_command, "run_fit", ("bench", "fit")),
+        (fit, "run_fit", ("bench", "fit")),
         (demo, "run_demo", ("demo",)),
         (CommandTrial, "run", ("test", "--backend", BACKEND)),
         (plan, "load_of_named", ("plan", "--model", "users:make")),

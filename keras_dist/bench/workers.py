@@ -1,6 +1,7 @@
-"""The measurement of settings on one worker of several; arms take turns."""
+"""Training over workers, beside the framework's own distribution."""
 
 import functools
+import os
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,28 +10,44 @@ import numpy as np
 
 from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.bench.benchmarks import get_benchmarks
+from keras_dist.bench.benchmarks import lacking
+from keras_dist.bench.counts import a_step
+from keras_dist.bench.counts import bytes_sent
+from keras_dist.bench.loops import BatchLoop
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
+from keras_dist.bench.loops import check_shares
+from keras_dist.bench.loops import size_of
 from keras_dist.bench.measure import COUNTED_STEPS
+from keras_dist.bench.measure import Measurement
 from keras_dist.bench.measure import check_losses
+from keras_dist.bench.measure import in_turn
+from keras_dist.bench.measure import pairs_of
 from keras_dist.bench.measure import steps_in
 from keras_dist.bench.measure import time_arms
-from keras_dist.bench.measurement import Measurement
-from keras_dist.bench.measurement import pairs_of
 from keras_dist.bench.portable import PortableLoop
-from keras_dist.bench.profile import a_step
-from keras_dist.bench.sockets import bytes_sent
-from keras_dist.bench.worker_loops import BatchLoop
-from keras_dist.bench.worker_loops import rows_of
+from keras_dist.bench.report import BenchReport
+from keras_dist.bench.report import Output
+from keras_dist.bench.report import report_of
+from keras_dist.fit.alone import alone_on_purpose
+from keras_dist.launch.function import launch
 from keras_dist.plugin.workers import Workers
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )
 from keras_dist.strategies.strategy import Strategy
 
+ARMS = (
+    "N: workers, all on this machine's CPUs. Ours: `train_on_batch`, the step "
+    "of `fit`, under `MultiWorkerMirroredStrategy`, each worker given the "
+    "global batch. Run: `strategy.run` of a `keras_dist.function`, with "
+    "batches cut before. Keras: `train_on_batch` without a strategy, of a "
+    "worker's rows: no worker waits for another. Sent: by the first worker "
+    "over TCP; least: what an all-reduce of the gradients has to send."
+)
 # The arm in which workers don't wait for each other.
 ALONE = "Keras"
-LACK = "has no distribution over workers to compare with"
+_LACK = "has no distribution over workers to compare with"
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,59 @@ class WorkersResult:
     native_text: str
 
 
+def run_workers(
+    workers: int,
+    models: Sequence[str],
+    rounds: int,
+    seconds: float,
+    output: Output,
+) -> None:
+    """Measures training over workers beside the framework's own; shows ratios.
+
+    Each worker has one CPU device. A block takes about `seconds`, and each arm
+    has `rounds` of them.
+    """
+    sizes = [size_of(name) for name in models]
+    settings = [Setting(size, ("cpu:0",) * workers) for size in sizes]
+    check_shares(settings)
+    if get_benchmarks(_LACK).native_workers is None:
+        raise lacking(_LACK)
+    load = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
+    title = f"{', '.join(models)}, {workers} workers"
+
+    def start(on_round: object) -> WorkersResult:
+        found: list[WorkersResult] = launch(
+            measure_on_worker,
+            (settings, rounds, seconds),
+            workers=workers,
+            devices=1,
+        )
+        return found[0]
+
+    (result,) = in_turn({title: start})
+    output.publish(report_of_workers(result, load))
+
+
+def report_of_workers(
+    result: WorkersResult, load: list[float] | None
+) -> BenchReport:
+    """Returns the report: ratios, then times and traffic, then explanations.
+
+    `load` has the load averages over 1, 5 and 15 minutes before the workers
+    were started, where the system tells them.
+    """
+    text = [ARMS]
+    if load is not None:
+        text.insert(
+            0,
+            f"Load: {load[0]:.2f} in the minute before; the workers add "
+            "theirs. With other programs at work, ratios are those of waiting.",
+        )
+    return report_of(
+        "workers", result.measured, result.native_text, text, load=load
+    )
+
+
 def measure_on_worker(
     settings: Sequence[Setting], rounds: int, seconds: float
 ) -> WorkersResult:
@@ -52,13 +122,10 @@ def measure_on_worker(
 
     Settings have one device of each worker. A block of the native loop takes
     about `seconds`, and each arm has `rounds` blocks.
-
-    Raises:
-        LossMismatchError: If the arms' losses differ.
     """
     strategy = MultiWorkerMirroredStrategy()
     workers = strategy.executor.workers
-    native_workers = get_benchmarks(LACK).native_workers
+    native_workers = get_benchmarks(_LACK).native_workers
     # `run_workers` starts several workers, where there is such a class.
     assert workers is not None and native_workers is not None
     native = native_workers(workers)
@@ -82,15 +149,14 @@ def _measure(
     rounds: int,
     seconds: float,
 ) -> Measurement:
+    own_rows = setting.rows_of(workers.cluster.index)
     arms: dict[str, Loop] = {
         "native": native.loop(setting),
-        "ours": BatchLoop(setting, setting.batches(), strategy),
+        "ours": BatchLoop(setting, setting.batches(), strategy.scope),
         "again": native.loop(setting),
         "run": PortableLoop(setting, strategy=strategy),
         **native.other_loops(setting),
-        ALONE: BatchLoop(
-            setting, rows_of(setting, workers.cluster.index), None
-        ),
+        ALONE: BatchLoop(setting, own_rows, runs_in=alone_on_purpose),
     }
     losses = {
         name: _mean(workers, arm.run(COUNTED_STEPS))
@@ -143,6 +209,4 @@ def _sent_in(arm: Loop, steps: int) -> int | None:
     before = bytes_sent()
     arm.run(steps)
     after = bytes_sent()
-    if before is None or after is None:
-        return None
-    return after - before
+    return None if before is None or after is None else after - before

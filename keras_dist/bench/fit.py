@@ -1,0 +1,228 @@
+"""`fit` with and without a strategy, beside the framework's own training."""
+
+import contextlib
+import functools
+import gc
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence
+
+import keras
+
+from keras_dist.bench.benchmarks import Benchmarks
+from keras_dist.bench.benchmarks import get_benchmarks
+from keras_dist.bench.counts import Profile
+from keras_dist.bench.counts import a_step
+from keras_dist.bench.counts import calls_a_step
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.loops import check_shares
+from keras_dist.bench.loops import groups_of_devices
+from keras_dist.bench.loops import size_of
+from keras_dist.bench.measure import AGAIN
+from keras_dist.bench.measure import FEW
+from keras_dist.bench.measure import TOLERANCE
+from keras_dist.bench.measure import Measurement
+from keras_dist.bench.measure import check_losses
+from keras_dist.bench.measure import in_turn
+from keras_dist.bench.measure import steps_that_take
+from keras_dist.bench.measure import time_arms
+from keras_dist.bench.report import Output
+from keras_dist.bench.report import report_of
+from keras_dist.bench.tasks import FitLoop
+from keras_dist.bench.tasks import ModelLoop
+from keras_dist.bench.tasks import Task
+from keras_dist.bench.tasks import on_device
+from keras_dist.bench.tasks import task_of
+from keras_dist.bench.tasks import users_task
+from keras_dist.planning.traffic import transfers
+from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.tools.summaries.counting import kept_of
+from keras_dist.tools.summaries.counting import load_of
+from keras_dist.tools.summaries.counting import placement_of
+
+ARMS = (
+    "Ours: `fit` under `MirroredStrategy`. Keras: `fit` without a strategy, "
+    "on the first device. All are fed with the same NumPy arrays. Python "
+    "calls: in the thread that trains. Collectives: on PyTorch, where "
+    "replicas are threads, how often they meet. Traced again: how often "
+    "Python ran the step after the arm was warm. To send: what `keras-dist "
+    "plan` computes. Live: what an arm added on all devices."
+)
+
+# Plain Keras, which every backend can run.
+BASE = "Keras"
+OURS = "ours"
+
+
+def run_fit(
+    replicas: Sequence[int] | None,
+    models: Sequence[str],
+    users_model: tuple[str, int] | None,
+    device_type: str,
+    rounds: int,
+    seconds: float,
+    output: Output,
+) -> None:
+    """Measures `fit` with and without a strategy, beside the framework's own.
+
+    `users_model` is `"module:function"` and a global batch, to measure too.
+    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
+    block takes about `seconds`, and each arm has `rounds` of them.
+    """
+    sizes = [size_of(name) for name in models]
+    groups = groups_of_devices(replicas, device_type)
+    benchmarks = get_benchmarks("has no training to compare with")
+    tasks = [task_of(size) for size in sizes]
+    if users_model is not None:
+        tasks.append(users_task(*users_model))
+    check_shares([Setting(t.size, each) for t in tasks for each in groups])
+    jobs = {
+        Setting(task.size, devices).title: functools.partial(
+            measure_fit, benchmarks, task, devices, rounds, seconds
+        )
+        for task in tasks
+        for devices in groups
+    }
+    measured = in_turn(jobs, rounds)
+    text = [ARMS, *_notes(tasks, measured)]
+    if benchmarks.live_bytes_text is not None:
+        text.append(benchmarks.live_bytes_text)
+    output.publish(report_of("fit", measured, benchmarks.fits_text, text))
+
+
+def _notes(tasks: Sequence[Task], measured: Sequence[Measurement]) -> list[str]:
+    """Returns sentences on losses of users' models that differ between arms."""
+    known = {task.size.name for task in tasks if task.is_known}
+    notes = []
+    for each in measured:
+        expected = each.losses[each.base]
+        far = [
+            f"{name} {loss:.4f}"
+            for name, loss in each.losses.items()
+            if not abs(loss - expected) <= TOLERANCE * abs(expected)
+        ]
+        if far and each.setting.size.name not in known:
+            notes.append(
+                f"Losses after the first steps of {each.setting.title} "
+                f"differ: {each.base} {expected:.4f}, {', '.join(far)}. With "
+                "ours, layers that draw random numbers do that, or it is a "
+                "bug; the framework's own arms may, for one, normalize "
+                "batches by a replica's rows only."
+            )
+    return notes
+
+
+def measure_fit(
+    benchmarks: Benchmarks,
+    task: Task,
+    devices: tuple[str, ...],
+    rounds: int,
+    seconds: float,
+    on_round: Callable[[], None],
+) -> Measurement:
+    """Measures all arms in blocks that alternate.
+
+    `devices` has one device for each replica. A block of plain Keras takes
+    about `seconds`. `on_round` is called after each round.
+    """
+    counts = Counts(benchmarks, len(devices))
+    arms, losses = {}, {}
+    with contextlib.ExitStack() as stack:
+        for name, make in _makers(benchmarks, task, devices).items():
+            arms[name], losses[name] = counts.warm(name, make)
+            stack.callback(arms[name].close)
+        if task.is_known:
+            check_losses(losses, others=(), base=BASE)
+        for name, arm in arms.items():
+            if name != AGAIN and isinstance(arm, ModelLoop):
+                counts.count(name, arm)
+        counts.numbers["planned_bytes"][OURS] = _planned(arms[OURS], devices)
+        steps = steps_that_take(arms[BASE], seconds)
+        # The data that all arms share is made before the first one is timed.
+        task.data(steps)
+        times = time_arms(arms, steps, rounds, on_round)
+    pairs = [(OURS, name) for name in arms if name not in (OURS, AGAIN)]
+    setting = Setting(task.size, devices)
+    return Measurement(
+        setting, steps, times, losses, counts.numbers, pairs, BASE
+    )
+
+
+def _makers(
+    benchmarks: Benchmarks, task: Task, devices: tuple[str, ...]
+) -> dict[str, Callable[[], Loop]]:
+    """Returns functions that make the arms, by name.
+
+    Neighbors are measured one after the other.
+    """
+    placed = functools.partial(on_device, devices[0])
+    plain = functools.partial(FitLoop, task, placed, placed)
+    return {
+        BASE: plain,
+        OURS: lambda: FitLoop(task, MirroredStrategy(devices).scope),
+        AGAIN: plain,
+        **benchmarks.native_fits(task, devices),
+    }
+
+
+class Counts:
+    """Counts of each arm; `numbers` has the form of `Measurement.counts`."""
+
+    def __init__(self, benchmarks: Benchmarks, num_replicas: int) -> None:
+        self.numbers: dict[str, dict[str, float | None]] = defaultdict(dict)
+        self._benchmarks = benchmarks
+        self._num_replicas = num_replicas
+
+    def warm(self, name: str, make: Callable[[], Loop]) -> tuple[Loop, float]:
+        """Makes an arm and warms it up; returns it with its loss."""
+        before = self._live_bytes(keras.Sequential([keras.Input((1,))]))
+        arm = make()
+        if not isinstance(arm, ModelLoop):
+            # Calls in other processes are not counted.
+            arm.run(FEW)
+            return arm, arm.run(1)
+        self.numbers["traces"][name] = _traces(arm)
+        loss = arm.run(1)
+        after = self._live_bytes(arm.model)
+        held = None if before is None or after is None else after - before
+        self.numbers["live_bytes"][name] = held
+        return arm, loss
+
+    def count(self, name: str, arm: ModelLoop) -> None:
+        """Counts traces, calls and collectives of a warm arm."""
+
+        def collectives(steps: int) -> int | None:
+            return self._benchmarks.fit_collectives(
+                arm, steps, self._num_replicas
+            )
+
+        self.numbers["traced_again"][name] = _traces(arm)
+        self.numbers["calls"][name] = calls_a_step(arm, FEW)
+        self.numbers["collectives"][name] = a_step(collectives, 2)
+
+    def _live_bytes(self, model: keras.Model) -> int | None:
+        """Returns the bytes that are alive on all devices of this process.
+
+        It is `None` if the framework can't count them.
+        """
+        gc.collect()
+        held = self._benchmarks.live_bytes(model)
+        return None if held is None else sum(held.values())
+
+
+def _traces(arm: ModelLoop) -> int | None:
+    """Returns how often Python ran the step, or `None` if it runs eagerly."""
+    with Profile(arm.step_code) as profile:
+        arm.run(FEW)
+    # Python runs each eager step: there are no traces to count.
+    return None if profile.of_wanted >= FEW else profile.of_wanted
+
+
+def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
+    """Returns the bytes sent in a step that `keras-dist plan` computes."""
+    assert isinstance(arm, ModelLoop)
+    model = arm.model
+    placement = placement_of(MirroredStrategy(devices).plan)
+    sent = transfers(load_of(model), placement, kept_of(model))
+    return sum(each.total for each in sent)

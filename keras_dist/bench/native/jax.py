@@ -1,0 +1,388 @@
+"""Benchmarks of JAX."""
+
+import functools
+import tempfile
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax import numpy as jnp
+from jax.profiler import ProfileData
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+from jax.sharding import SingleDeviceSharding
+
+from keras_dist.bench.benchmarks import Benchmarks
+from keras_dist.bench.benchmarks import NativeWorkers
+from keras_dist.bench.loops import EPSILON
+from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.loops import BatchLoop
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.loops import StepLoop
+from keras_dist.bench.loops import row_losses
+from keras_dist.bench.tasks import FitLoop
+from keras_dist.bench.tasks import ModelLoop
+from keras_dist.bench.tasks import Task
+from keras_dist.core.device import Device
+from keras_dist.core.device import parse_device
+from keras_dist.plugin.workers import Workers
+from keras_dist_jax.layout import jax_devices
+
+# The names of the compiler's operations.
+_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
+
+# Defaults of Keras' Adam.
+_BETA_1, _BETA_2 = 0.9, 0.999
+
+_Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+class JittedLoop(StepLoop):
+    """A loop that carries a state through a jitted step.
+
+    `step` takes the state, a nest of arrays, and a batch, and returns the new
+    state and the loss. With `waits`, one step waits for the one before: on
+    CPUs, programs with collectives that are queued behind one another can
+    deadlock, after which the runtime aborts the process.
+    """
+
+    def __init__(
+        self, state: Any, step: _Step, everywhere: Any, waits: bool
+    ) -> None:
+        self._state = state
+        self._waits = waits
+        self._jitted = jax.jit(
+            step, donate_argnums=0, out_shardings=(everywhere, everywhere)
+        )
+
+    def run(self, steps: int) -> float:
+        step, state, waits = self._jitted, self._state, self._waits
+        loss = None
+        for x, y in self.feed(steps):
+            if waits and loss is not None:
+                loss.block_until_ready()
+            state, loss = step(state, x, y)
+        self._state = state
+        return float(loss)  # type: ignore[arg-type]
+
+
+class PlacedLoop(JittedLoop):
+    """A jitted loop on batches that are on the devices before it starts.
+
+    With `by_hand`, each device runs the step on its own rows, by
+    `jax.shard_map`.
+    """
+
+    def __init__(
+        self, setting: Setting, state: Any, step: _Step, by_hand: bool = False
+    ) -> None:
+        everywhere, by_rows = shardings(setting.devices)
+        if by_hand:
+            step = jax.shard_map(
+                step,
+                mesh=by_rows.mesh,
+                in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
+                out_specs=(everywhere.spec, everywhere.spec),
+                check_vma=False,
+            )
+        self.batches = jax.device_put(setting.batches(), by_rows)
+        state = placing(everywhere)(jax.device_put(state, everywhere))
+        super().__init__(state, step, everywhere, must_wait(setting.devices))
+
+
+class JittedWorkersLoop(JittedLoop):
+    """A jitted loop of a Keras model's stateless methods, on global arrays.
+
+    It trains on the rows of the worker with the position `worker`.
+    """
+
+    def __init__(self, setting: Setting, worker: int) -> None:
+        mesh = Mesh(np.array(jax.devices()), ("replica",))
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        self._by_rows = NamedSharding(mesh, PartitionSpec("replica"))
+        self.batches = setting.rows_of(worker)
+        state, step = stateless(setting)
+        state = jax.tree.map(
+            lambda value: jax.make_array_from_callback(
+                value.shape, everywhere, lambda index: value[index]
+            ),
+            state,
+        )
+        super().__init__(state, step, everywhere, waits=True)
+
+    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+        place = jax.make_array_from_process_local_data
+        for x, y in super().feed(steps):
+            yield place(self._by_rows, x), place(self._by_rows, y)
+
+
+class JittedModelLoop(ModelLoop, JittedLoop):
+    """A jitted loop of a compiled model's stateless `train_step`."""
+
+    def __init__(self, task: Task, devices: tuple[str, ...]) -> None:
+        ModelLoop.__init__(self, task.model())
+        self._task = task
+        everywhere, self._by_rows = shardings(devices)
+        model = self.model
+        # Builds metrics, and leaves weights alone.
+        (batch,) = task.batches(1)
+        model.test_on_batch(*batch)
+        model.reset_metrics()
+        model.optimizer.build(model.trainable_variables)
+        place = placing(everywhere)
+
+        def placed(variables: list[keras.Variable]) -> Any:
+            return place([np.asarray(each.value) for each in variables])
+
+        def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+            logs, state = model.train_step(state, (x, y))
+            return state, logs["loss"]
+
+        state = (
+            placed(model.trainable_variables),
+            placed(model.non_trainable_variables),
+            placed(model.optimizer.variables),
+        )
+        self._new_metrics = functools.partial(
+            place, [np.asarray(each.value) for each in model.metrics_variables]
+        )
+        JittedLoop.__init__(self, state, step, everywhere, must_wait(devices))
+
+    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+        for batch in self._task.batches(steps):
+            yield jax.device_put(batch, self._by_rows)
+
+    def run(self, steps: int) -> float:
+        self._state = (*self._state[:3], self._new_metrics())
+        return super().run(steps)
+
+
+def must_wait(devices: Sequence[str]) -> bool:
+    """Tells whether one step has to wait for the one before."""
+    return len(devices) > 1 and devices[0].startswith("cpu")
+
+
+def placing(everywhere: Any) -> Any:
+    """Returns a function that copies a state to the devices.
+
+    Only memory that JAX allocated can be donated.
+    """
+    return jax.jit(
+        functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
+    )
+
+
+def shardings(names: Sequence[str]) -> tuple[Any, Any]:
+    """Returns the shardings of the state, replicated, and of batches."""
+    known = jax_devices()
+    devices = [known[parse_device(name)] for name in names]
+    if len(devices) == 1:
+        only = SingleDeviceSharding(devices[0])
+        return only, only
+    mesh = Mesh(np.array(devices), ("replica",))
+    return (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("replica")),
+    )
+
+
+def native_state(setting: Setting) -> Any:
+    """Returns weights, and the slots and the count of Adam."""
+    weights = setting.weights()
+    zeros = [np.zeros_like(each) for each in weights]
+    return weights, zeros, zeros, np.int32(0)
+
+
+def native_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Trains on a batch, without Keras."""
+    loss, gradients = jax.value_and_grad(_loss)(state[0], x, y)
+    return _updated(state, gradients), loss
+
+
+def replica_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Trains on a device's rows of a batch, in `jax.shard_map`."""
+    mine = jax.value_and_grad(_loss)(state[0], x, y)
+    loss, gradients = jax.lax.pmean(mine, "replica")
+    return _updated(state, gradients), loss
+
+
+def _updated(state: Any, gradients: Any) -> Any:
+    """Applies one step of Adam."""
+    weights, means, variances, count = state
+    count = count + 1
+    rate = (
+        LEARNING_RATE * jnp.sqrt(1 - _BETA_2**count) / (1 - _BETA_1**count)
+    ).astype("float32")
+    means = [
+        m + (g - m) * (1 - _BETA_1)
+        for m, g in zip(means, gradients, strict=True)
+    ]
+    variances = [
+        v + (g * g - v) * (1 - _BETA_2)
+        for v, g in zip(variances, gradients, strict=True)
+    ]
+    weights = [
+        w - rate * m / (jnp.sqrt(v) + EPSILON)
+        for w, m, v in zip(weights, means, variances, strict=True)
+    ]
+    return weights, means, variances, count
+
+
+def _loss(weights: Any, x: Any, y: Any) -> Any:
+    *hidden, kernel, bias = weights
+    for i in range(0, len(hidden), 2):
+        x = jax.nn.relu(x @ hidden[i] + hidden[i + 1])
+    log_probabilities = jax.nn.log_softmax(x @ kernel + bias)
+    return -jnp.mean(jnp.take_along_axis(log_probabilities, y[:, None], 1))
+
+
+def stateless(setting: Setting) -> tuple[Any, _Step]:
+    """Returns a Keras model's state, a nest of NumPy arrays, and its step."""
+    model, optimizer = setting.model_and_optimizer()
+
+    def loss_fn(trainable: Any, fixed: Any, x: Any, y: Any) -> Any:
+        logits, fixed = model.stateless_call(trainable, fixed, x, training=True)
+        return jnp.mean(row_losses(y, logits)), fixed
+
+    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        trainable, fixed, slots = state
+        (loss, fixed), gradients = jax.value_and_grad(loss_fn, has_aux=True)(
+            trainable, fixed, x, y
+        )
+        trainable, slots = optimizer.stateless_apply(
+            slots, gradients, trainable
+        )
+        return (trainable, fixed, slots), loss
+
+    state = (
+        [np.asarray(v) for v in model.trainable_variables],
+        [np.asarray(v) for v in model.non_trainable_variables],
+        [np.asarray(v) for v in optimizer.variables],
+    )
+    return state, step
+
+
+class JaxNativeWorkers(NativeWorkers):
+    """`keras.distribution.DataParallel` over all workers' devices.
+
+    It runs on the cluster that keras_dist has joined.
+    """
+
+    text = (
+        "`train_on_batch` under keras.distribution.DataParallel over the "
+        "devices of all processes; each takes its rows of NumPy batches. "
+        "Before each step it resets metrics, which workers meet for. Jit: "
+        "a Keras model in jax.jit, written by hand, on arrays with "
+        "NamedSharding over all processes' devices."
+    )
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__(workers)
+        # Keras refuses initial values that differ between processes.
+        keras.utils.set_random_seed(0)
+        self._distribution = keras.distribution.DataParallel(
+            devices=[str(device) for device in jax.devices()],
+            auto_shard_dataset=False,
+        )
+
+    def loop(self, setting: Setting) -> Loop:
+        scope = self._distribution.scope
+        return BatchLoop(setting, setting.rows_of(self.worker), scope, scope)
+
+    def collectives(self, loop: Loop, steps: int) -> int:
+        return collectives_run(loop, steps)
+
+    def other_loops(self, setting: Setting) -> dict[str, Loop]:
+        return {"jit": JittedWorkersLoop(setting, self.worker)}
+
+
+def collectives_run(loop: Loop, steps: int) -> int:
+    """Counts the collectives of this process' devices in `steps` steps."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        # A loop waits for its loss, which one device may have before others
+        # are done.
+        jax.block_until_ready(jax.live_arrays())
+        with jax.profiler.trace(folder, profiler_options=options):
+            loop.run(steps)
+            jax.block_until_ready(jax.live_arrays())
+        return sum(map(_collectives_in, Path(folder).rglob("*.xplane.pb")))
+
+
+def _collectives_in(path: Path) -> int:
+    """Counts the collectives in a profile."""
+    return sum(
+        event.name.startswith(_COLLECTIVES)
+        for plane in ProfileData.from_file(str(path)).planes
+        for line in plane.lines
+        for event in line.events
+    )
+
+
+class JaxBenchmarks(Benchmarks):
+    """Loops in `jax.jit`, and `fit` under `keras.distribution`."""
+
+    loop_text = (
+        "jax.jit with donated state, written by hand without Keras; with "
+        "several devices NamedSharding, on CPUs waiting for one step before "
+        "the next. Shmap: jax.shard_map in its place."
+    )
+    fits_text = (
+        "DataParallel is `fit` under keras.distribution.DataParallel; jit is "
+        "the model's own `train_step` in jax.jit, in a loop written by hand "
+        "that puts each batch on the devices with NamedSharding, on CPUs "
+        "waiting for one step before the next."
+    )
+    live_bytes_text = (
+        "Measured: every live `jax.Array` of the process, each buffer once."
+    )
+    native_workers = JaxNativeWorkers
+
+    def native_loop(self, setting: Setting) -> Loop:
+        return PlacedLoop(setting, native_state(setting), native_step)
+
+    def other_loops(self, setting: Setting) -> dict[str, Loop]:
+        loops: dict[str, Loop] = {
+            "Keras": PlacedLoop(setting, *stateless(setting))
+        }
+        if setting.num_replicas > 1:
+            loops["shmap"] = PlacedLoop(
+                setting, native_state(setting), replica_step, by_hand=True
+            )
+        return loops
+
+    def native_fits(
+        self, task: Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], ModelLoop]]:
+        distribution = keras.distribution.DataParallel(
+            devices=list(devices), auto_shard_dataset=False
+        )
+        scope = distribution.scope
+        return {
+            "DataParallel": lambda: FitLoop(task, scope, scope),
+            "jit": lambda: JittedModelLoop(task, devices),
+        }
+
+    def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
+        return collectives_run(loop, steps) // num_replicas
+
+    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
+        names = {device: name for name, device in jax_devices().items()}
+        buffers = {}
+        for array in jax.live_arrays():
+            for shard in array.addressable_shards:
+                data = shard.data
+                key = names[shard.device], data.unsafe_buffer_pointer()
+                buffers[key] = data.nbytes
+        totals: dict[Device, int] = {}
+        for (name, _), num_bytes in buffers.items():
+            totals[name] = totals.get(name, 0) + num_bytes
+        return totals

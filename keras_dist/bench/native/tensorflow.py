@@ -1,0 +1,237 @@
+"""Benchmarks of TensorFlow."""
+
+import contextlib
+import gc
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from keras_dist.bench.benchmarks import Benchmarks
+from keras_dist.bench.benchmarks import NativeWorkers
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.loops import StepLoop
+from keras_dist.bench.loops import row_losses
+from keras_dist.bench.tasks import FitLoop
+from keras_dist.bench.tasks import ModelLoop
+from keras_dist.bench.tasks import Task
+from keras_dist.core.device import Device
+from keras_dist.core.device import parse_device
+from keras_dist.core.plan import Cluster
+from keras_dist.plugin.workers import Workers
+
+
+class GraphLoop(StepLoop):
+    """A tf.function around a Keras model, on a device or in tf.distribute."""
+
+    def __init__(self, setting: Setting, strategy: Any = None) -> None:
+        self._rows = setting.size.rows
+        self._strategy = strategy
+        self._device = contextlib.nullcontext()
+        if strategy is None:
+            self._device = tf.device(setting.devices[0])
+        with self._device if strategy is None else strategy.scope():
+            self._model, self._optimizer = setting.model_and_optimizer()
+            self.batches = self._placed(setting)
+        self.step = tf.function(self._whole_step)
+
+    def _placed(self, setting: Setting) -> list[tuple[Any, Any]]:
+        place = tf.constant if self._strategy is None else self._in_rows
+        return [(place(x), place(y)) for x, y in setting.batches()]
+
+    def _in_rows(self, array: Any) -> Any:
+        each = len(array) // self._strategy.num_replicas_in_sync
+
+        def rows_of(context: Any) -> Any:
+            start = context.replica_id_in_sync_group * each
+            return tf.constant(array[start : start + each])
+
+        return self._strategy.experimental_distribute_values_from_function(
+            rows_of
+        )
+
+    def _whole_step(self, x: Any, y: Any) -> Any:
+        if self._strategy is None:
+            return self._replica_step(x, y)
+        losses = self._strategy.run(self._replica_step, args=(x, y))
+        return self._strategy.reduce("SUM", losses, axis=None)
+
+    def _replica_step(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            losses = row_losses(y, self._model(x, training=True))
+            loss = tf.nn.compute_average_loss(
+                losses, global_batch_size=self._rows
+            )
+        variables = self._model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self._optimizer.apply(gradients, variables)
+        return loss
+
+    def run(self, steps: int) -> float:
+        with self._device:
+            return super().run(steps)
+
+
+class WorkersGraphLoop(GraphLoop):
+    """A `GraphLoop` that takes NumPy batches of the rows of one worker."""
+
+    def __init__(self, setting: Setting, worker: int, strategy: Any) -> None:
+        self._worker = worker
+        super().__init__(setting, strategy)
+
+    def _placed(self, setting: Setting) -> list[tuple[Any, Any]]:
+        return setting.rows_of(self._worker)
+
+    def _whole_step(self, x: Any, y: Any) -> Any:
+        # The loss over the worker's rows; a sum would be one more collective.
+        loss = self._strategy.run(self._replica_step, args=(x, y))
+        return loss * self._strategy.num_replicas_in_sync
+
+    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+        for x, y in super().feed(steps):
+            yield tf.constant(x), tf.constant(y)
+
+
+class CustomLoop(ModelLoop):
+    """A tf.function around a compiled Keras model, in tf.distribute."""
+
+    def __init__(self, task: Task, strategy: Any) -> None:
+        with strategy.scope():
+            super().__init__(task.model(), step=CustomLoop._replica_step)
+        self._task = task
+        self._strategy = strategy
+        # No autograph: it would run a converted copy of the step, and calls of
+        # the step itself are counted.
+        self._step = tf.function(self._whole_step, autograph=False)
+
+    def _whole_step(self, *batch: Any) -> Any:
+        losses = self._strategy.run(self._replica_step, args=batch)
+        return self._strategy.reduce("SUM", losses, axis=None)
+
+    def _replica_step(self, *rows: Any) -> Any:
+        model = self.model
+        x, y = tf.nest.pack_sequence_as(self._task.data(1), rows)
+        with tf.GradientTape() as tape:
+            # In a native strategy Keras divides the loss by the number of
+            # replicas itself.
+            loss = model.compute_loss(x, y, model(x, training=True))
+        variables = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    def run(self, steps: int) -> float:
+        # `from_tensor_slices` takes a list of inputs for one array.
+        arrays = tuple(tf.nest.flatten(self._task.data(steps)))
+        dataset = tf.data.Dataset.from_tensor_slices(arrays)
+        batches = dataset.batch(self._task.size.rows, drop_remainder=True)
+        loss = None
+        for batch in self._strategy.experimental_distribute_dataset(batches):
+            loss = self._step(*batch)
+        return float(loss)  # type: ignore[arg-type]
+
+
+class TensorFlowNativeWorkers(NativeWorkers):
+    """One `tf.distribute.MultiWorkerMirroredStrategy` for all loops.
+
+    It shares the runtime of keras_dist's workers.
+    """
+
+    text = (
+        "tf.function around a Keras model and optimizer, in "
+        "tf.distribute.MultiWorkerMirroredStrategy, which shares our "
+        "runtime; each process takes its rows of NumPy batches."
+    )
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__(workers)
+        # A process has one runtime, and a second server would end it.
+        with mock.patch.object(context.context(), "enable_collective_ops"):
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                _resolver(workers.cluster)
+            )
+
+    def loop(self, setting: Setting) -> Loop:
+        return WorkersGraphLoop(setting, self.worker, self._strategy)
+
+
+def _resolver(cluster: Cluster) -> Any:
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
+        task_type="worker",
+        task_id=cluster.index,
+        rpc_layer="grpc",
+    )
+
+
+class TensorFlowBenchmarks(Benchmarks):
+    """Loops in `tf.function`, and `fit`, under `tf.distribute`."""
+
+    loop_text = (
+        "tf.function around a Keras model and optimizer, as the guides have "
+        "it; with several devices in tf.distribute.MirroredStrategy, on CPUs "
+        "with ReductionToOneDevice."
+    )
+    fits_text = (
+        "Mirrored is `fit` under tf.distribute.MirroredStrategy, on CPUs with "
+        "ReductionToOneDevice; loop is a tf.function around `strategy.run` in "
+        "it, as the guides have it, over a distributed tf.data.Dataset."
+    )
+    live_bytes_text = (
+        "Measured: every live `tf.Variable` of the process and every eager "
+        "tensor."
+    )
+    native_workers = TensorFlowNativeWorkers
+
+    def native_loop(self, setting: Setting) -> Loop:
+        if setting.num_replicas == 1:
+            return GraphLoop(setting)
+        return GraphLoop(setting, native_strategy(setting.devices))
+
+    def native_fits(
+        self, task: Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], ModelLoop]]:
+        strategy = native_strategy(devices)
+        return {
+            "Mirrored": lambda: FitLoop(task, strategy.scope),
+            "loop": lambda: CustomLoop(task, strategy),
+        }
+
+    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
+        totals: dict[Device, int] = {}
+        seen = set()
+        for each in gc.get_objects():
+            # Not `isinstance`, which makes lazy modules load themselves.
+            kind = type(each)
+            if issubclass(kind, tf.Variable):
+                if issubclass(kind, tf.distribute.DistributedValues):
+                    continue  # its components are variables too
+                each, tensor = each, each.handle
+            elif issubclass(kind, tf.Tensor):
+                tensor = each
+            else:
+                continue
+            if tf.is_symbolic_tensor(tensor) or id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            if each.dtype.size and each.dtype not in (tf.resource, tf.variant):
+                name = parse_device(each.device)
+                num_bytes = each.shape.num_elements() * each.dtype.size
+                totals[name] = totals.get(name, 0) + num_bytes
+        return totals
+
+
+def native_strategy(devices: Sequence[str]) -> Any:
+    """Returns a `tf.distribute.MirroredStrategy` on devices."""
+    on_cpu = devices[0].startswith("cpu")
+    return tf.distribute.MirroredStrategy(
+        list(devices),
+        # On CPUs, the default's collectives of a second model in the process
+        # can be mistaken for those of the first.
+        tf.distribute.ReductionToOneDevice() if on_cpu else None,
+    )

@@ -1,0 +1,345 @@
+"""Benchmarks of PyTorch."""
+
+import functools
+import gc
+import os
+import socket
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import torch
+import torch.distributed as dist
+
+from keras_dist.bench.benchmarks import Benchmarks
+from keras_dist.bench.benchmarks import NativeWorkers
+from keras_dist.bench.counts import Profile
+from keras_dist.bench.loops import EPSILON
+from keras_dist.bench.loops import LEARNING_RATE
+from keras_dist.bench.loops import Loop
+from keras_dist.bench.loops import Setting
+from keras_dist.bench.loops import StepLoop
+from keras_dist.bench.loops import row_losses
+from keras_dist.bench.processes import Processes
+from keras_dist.bench.tasks import FitLoop
+from keras_dist.bench.tasks import ModelLoop
+from keras_dist.bench.tasks import Task
+from keras_dist.bench.tasks import on_device
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Cluster
+from keras_dist.fit.binding import binding_of
+from keras_dist.internals.keras_internals import all_variables
+from keras_dist.plugin.workers import Workers
+from keras_dist.strategies.multi_worker_mirrored import (
+    MultiWorkerMirroredStrategy,
+)
+from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.pieces import ShardedVariable
+from keras_dist_torch.replica import TorchReplica
+from keras_dist_torch.workers import TorchWorkers
+
+
+class NativeLoop(StepLoop):
+    """An eager loop of a torch.nn model and torch's optimizer."""
+
+    def __init__(self, model: torch.nn.Module, batches: list[Any]) -> None:
+        self._model = model
+        self._optimizer = torch.optim.Adam(
+            model.parameters(), lr=LEARNING_RATE, eps=EPSILON
+        )
+        self.batches = batches
+
+    def step(self, x: Any, y: Any) -> Any:
+        """Trains on a batch."""
+        self._optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self._model(x), y)
+        loss.backward()
+        self._optimizer.step()
+        return loss
+
+
+class DataParallelWorkersLoop(NativeLoop):
+    """A Keras model in DistributedDataParallel, with torch's optimizer.
+
+    It trains on the rows of worker `worker`.
+    """
+
+    def __init__(self, setting: Setting, worker: int) -> None:
+        parallel = torch.nn.parallel.DistributedDataParallel(setting.model())
+        super().__init__(parallel, setting.rows_of(worker))
+
+    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+        cpu = torch.device("cpu")
+        return (_placed(batch, cpu) for batch in super().feed(steps))
+
+
+class KerasLoop(StepLoop):
+    """An eager loop around a Keras model and optimizer."""
+
+    def __init__(self, setting: Setting) -> None:
+        device = _device(setting)
+        with keras.device(str(device)):
+            self._model, self._optimizer = setting.model_and_optimizer()
+        self._variables = self._model.trainable_variables
+        self.batches = [_placed(batch, device) for batch in setting.batches()]
+
+    def step(self, x: Any, y: Any) -> Any:
+        """Trains on a batch."""
+        self._model.zero_grad()
+        loss = row_losses(y, self._model(x, training=True)).mean()
+        loss.backward()
+        with torch.no_grad():
+            gradients = [each.value.grad for each in self._variables]
+            self._optimizer.apply(gradients, self._variables)
+        return loss
+
+
+def _sequential(setting: Setting) -> torch.nn.Sequential:
+    layers: list[torch.nn.Module] = []
+    weights = setting.weights()
+    for kernel, bias in zip(weights[::2], weights[1::2], strict=True):
+        layer = torch.nn.Linear(*kernel.shape)
+        with torch.no_grad():
+            layer.weight.copy_(torch.from_numpy(kernel.T))
+            layer.bias.copy_(torch.from_numpy(bias))
+        layers += [layer, torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def _device(setting: Setting) -> torch.device:
+    kind, _, index = setting.devices[0].partition(":")
+    return torch.device("cpu" if kind == "cpu" else f"cuda:{index}")
+
+
+def _placed(batch: tuple[Any, Any], device: torch.device) -> tuple[Any, Any]:
+    x, y = batch
+    # PyTorch's cross entropy takes no int32 labels.
+    return (
+        torch.from_numpy(x).to(device),
+        torch.from_numpy(y).to(device, torch.int64),
+    )
+
+
+class EagerLoop(ModelLoop):
+    """An eager loop around a Keras model and optimizer, on one device."""
+
+    def __init__(self, task: Task, device: str) -> None:
+        with on_device(device):
+            super().__init__(task.model(), step=EagerLoop._train)
+        self._task = task
+        self._device = device
+        self._forward: Callable[..., Any] = self.model
+
+    def _train(self, x: Any, y: Any) -> Any:
+        model = self.model
+        model.zero_grad()
+        loss = model.compute_loss(x, y, self._forward(x, training=True))
+        loss.backward()
+        variables = model.trainable_variables
+        with torch.no_grad():
+            gradients = [each.value.grad for each in variables]
+            model.optimizer.apply(gradients, variables)
+        return loss
+
+    def _placed(self, array: Any) -> Any:
+        return keras.ops.convert_to_tensor(array)
+
+    def run(self, steps: int) -> float:
+        loss = None
+        with on_device(self._device):
+            for batch in self._task.batches(steps):
+                x, y = keras.tree.map_structure(self._placed, batch)
+                loss = self._train(x, y)
+        return float(loss.detach())  # type: ignore[union-attr]
+
+
+class DataParallelLoop(EagerLoop):
+    """An `EagerLoop` in DistributedDataParallel, on one worker's rows."""
+
+    def __init__(self, task: Task, cluster: Cluster) -> None:
+        super().__init__(task, "cpu:0")
+        each = task.size.rows // cluster.num_workers
+        self._rows = slice(cluster.index * each, (cluster.index + 1) * each)
+        self._forward = torch.nn.parallel.DistributedDataParallel(self.model)
+
+    def _placed(self, array: Any) -> Any:
+        return super()._placed(array[self._rows])
+
+
+class TorchNativeWorkers(NativeWorkers):
+    """DistributedDataParallel over a gloo process group of its own.
+
+    The group's rendezvous uses the store of keras_dist's workers.
+    """
+
+    text = (
+        "the Keras model in torch.nn.parallel.DistributedDataParallel "
+        "over gloo, with torch.optim.Adam, in an eager loop; each process "
+        "takes its rows of NumPy batches."
+    )
+
+    def __init__(self, workers: Workers) -> None:
+        super().__init__(workers)
+        assert isinstance(workers, TorchWorkers)
+        # Otherwise the profiler logs its start and stop.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        with _on_loopback():
+            dist.init_process_group(
+                "gloo",
+                store=dist.PrefixStore("keras_dist/bench", workers.store),
+                rank=self.worker,
+                world_size=workers.cluster.num_workers,
+            )
+
+    def loop(self, setting: Setting) -> Loop:
+        return DataParallelWorkersLoop(setting, self.worker)
+
+    def collectives(self, loop: Loop, steps: int) -> int:
+        with torch.autograd.profiler.profile() as profile:
+            loop.run(steps)
+        return sum(
+            event.count
+            for event in profile.key_averages()
+            if event.key.startswith("gloo:")
+        )
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Makes gloo listen on the loopback interface only."""
+    names = [name for _, name in socket.if_nameindex()]
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    loopback = next((name for name in names if name.startswith("lo")), None)
+    if loopback is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    try:
+        yield
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+@contextmanager
+def loops_of_worker(task: Task) -> Iterator[dict[str, Loop]]:
+    """Gives one process of several its loops: DDP, and `fit` in keras_dist."""
+    strategy = MultiWorkerMirroredStrategy()
+    workers = strategy.executor.workers
+    assert workers is not None
+    native = TorchNativeWorkers(workers)
+    try:
+        yield {
+            "DDP": DataParallelLoop(task, workers.cluster),
+            "processes": FitLoop(task, strategy.scope),
+        }
+    finally:
+        native.close()
+
+
+class TorchBenchmarks(Benchmarks):
+    """Eager loops, and loops in DistributedDataParallel."""
+
+    loop_text = (
+        "torch.nn and torch.optim.Adam in an eager loop, without Keras; the "
+        "global batch on the first device, however many replicas we have."
+    )
+    fits_text = (
+        "loop is a Keras model and its optimizer in an eager loop written by "
+        "hand, all of a batch on the first device. With several CPU devices "
+        "there are as many processes too, which share the cores. In DDP each "
+        "runs that loop around torch.nn.parallel.DistributedDataParallel over "
+        "gloo, on its rows; processes is `fit` under "
+        "MultiWorkerMirroredStrategy, as `keras-dist run` has it."
+    )
+    live_bytes_text = (
+        "Measured: the storage of every live tensor of the process, once. "
+        "PyTorch has one CPU: its virtual devices share memory, and what "
+        "several of them use is there once, counted on the first. Plain Keras "
+        "has the gradients of the last step until the next one."
+    )
+    native_workers = TorchNativeWorkers
+
+    def native_loop(self, setting: Setting) -> Loop:
+        device = _device(setting)
+        batches = [_placed(batch, device) for batch in setting.batches()]
+        return NativeLoop(_sequential(setting).to(device), batches)
+
+    def other_loops(self, setting: Setting) -> dict[str, Loop]:
+        return {"Keras": KerasLoop(setting)}
+
+    def native_fits(
+        self, task: Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], Loop]]:
+        """See `Benchmarks.native_fits`.
+
+        On several CPU devices, some of the loops run in processes.
+        """
+        loops: dict[str, Callable[[], Loop]] = {
+            "loop": lambda: EagerLoop(task, devices[0])
+        }
+        on_cpus = all(each.startswith("cpu:") for each in devices)
+        if len(devices) > 1 and on_cpus:
+            processes = Processes(
+                functools.partial(loops_of_worker, task), len(devices)
+            )
+            for name in ("DDP", "processes"):
+                loops[name] = functools.partial(processes.loop, name)
+        return loops
+
+    def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
+        """Counts the meetings of the first replica with the others."""
+        with Profile({TorchReplica.meet.__code__}) as profile:
+            loop.run(steps)
+        return profile.of_wanted
+
+    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
+        """See `Benchmarks.live_bytes`.
+
+        Storages on the CPU count for the virtual device whose variable they
+        hold.
+        """
+        keepers = _keepers(model)
+        storages = {}
+        for each in gc.get_objects():
+            if issubclass(type(each), torch.Tensor) and not each.is_meta:
+                storage = each.untyped_storage()
+                key = each.device, storage.data_ptr()
+                storages[key] = storage.nbytes()
+        totals: dict[Device, int] = {}
+        for (device, pointer), num_bytes in storages.items():
+            if device.type == "cuda":
+                keeper = Device("gpu", device.index or 0)
+            else:
+                keeper = keepers.get(pointer, Device("cpu", 0))
+            totals[keeper] = totals.get(keeper, 0) + num_bytes
+        return totals
+
+
+def _keepers(model: keras.Model) -> dict[int, Device]:
+    """Maps the addresses of the variables' storages to their devices."""
+    binding = binding_of(model)
+    if binding is None:
+        return {}
+    strategy = binding.strategy
+    keepers = {}
+    for variable in all_variables(model):
+        devices = strategy.executor.devices_of(variable)
+        # A variable in parts has a tensor for each device, any other one
+        # tensor: it counts for the first device.
+        for tensor, device in zip(_tensors(variable), devices, strict=False):
+            keepers[tensor.untyped_storage().data_ptr()] = device
+    return keepers
+
+
+def _tensors(variable: keras.Variable) -> list[torch.Tensor]:
+    if isinstance(variable, ShardedVariable):
+        tensors: list[torch.Tensor] = variable._pieces.tensors
+        return tensors
+    parameter = parameter_of(variable)
+    return [] if parameter is None else [parameter]
