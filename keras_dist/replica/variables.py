@@ -406,21 +406,3 @@ def check_owner(variable: keras.Variable, strategy: object) -> None:
             f"under {strategy!r}. Expected: one strategy. Make the model, its "
             "layers and its optimizer under the same `strategy.scope()`."
         )
-
-
-def check_belongs(variable: Any, strategy: object) -> None:
-    """Refuses to train a Keras variable that belongs to no strategy.
-
-    Raises:
-        StrategyMismatchError: If it was made outside of any scope.
-    """
-    # The framework's own variables, such as a `tf.Variable`, are allowed.
-    is_keras = isinstance(variable, keras.Variable)
-    if is_keras and "distribute_strategy" not in vars(variable):
-        raise StrategyMismatchError(
-            f"Variable '{variable.path}' was made outside of any scope, and "
-            f"is trained in a function that {strategy!r} runs. Expected: a "
-            "variable of that strategy. Make the model inside of "
-            "`with strategy.scope():`, or adopt it with "
-            "`strategy.distribute(model)`."
-        )
