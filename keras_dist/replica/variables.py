@@ -169,12 +169,6 @@ def written(variable: Any, method: str, value: Any) -> Any:
     return variable + value if method == "assign_add" else variable - value
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, keras.Variable):
-        value = value.value
-    return ops.stop_gradient(value) if hasattr(value, "dtype") else value
-
-
 class MirroredVariable(DistributedVariable):
     """A variable with equal copies, one on each replica.
 
@@ -207,7 +201,10 @@ class MirroredVariable(DistributedVariable):
         if self.aggregation == "none":
             return keras.Variable.assign(self, written(self, method, value))
         if keras_internals.stateless_scope() is not call.scope:
-            value = _detached(value)
+            if isinstance(value, keras.Variable):
+                value = value.value
+            if hasattr(value, "dtype"):
+                value = ops.stop_gradient(value)
         # Replicas wait for each other below the user's scopes, and later reads
         # give the combined value.
         forget_above(call.scope, self)
@@ -298,15 +295,13 @@ class SyncOnReadVariable(DistributedVariable):
 
     def _kept(self) -> "list[Component]":
         if self._components is None:
-            executor = self.distribute_strategy.executor
-            count = self.distribute_strategy.plan.num_local_replicas
+            strategy = self.distribute_strategy
+            make = strategy.executor.component
             self._components = [
-                executor.component(
-                    self, index, functools.partial(self._share, index)
-                )
-                for index in range(count)
+                make(self, index, functools.partial(self._share, index))
+                for index in range(strategy.plan.num_local_replicas)
             ]
-            self.distribute_strategy.has_components[id(self)] = self
+            strategy.has_components[id(self)] = self
         return self._components
 
     def _share(self, index: int) -> Any:
@@ -394,11 +389,7 @@ def adopt(variable: keras.Variable) -> None:
 
 
 def check_owner(variable: keras.Variable, strategy: object) -> None:
-    """Refuses a variable of another strategy.
-
-    Raises:
-        StrategyMismatchError: If another strategy owns it.
-    """
+    """Raises `StrategyMismatchError` for a variable of another strategy."""
     owner = vars(variable).get("distribute_strategy")
     if owner is not None and owner is not strategy:
         raise StrategyMismatchError(

@@ -216,14 +216,11 @@ class ReplicaMethods(StrategyBase):
                 return combined
         values = self.to_combine(op, leaf)
         if axis is None:
-            if values is None:
-                return self.plain(leaf)
-            return self.combine(op, values)
+            return self.combine(op, values) if values else self.plain(leaf)
         primary = self.plan.primary
         if values is None:
-            return reduce_axes(
-                op, [self.executor.put(leaf, primary)], axis, combine
-            )
+            here = [self.executor.put(leaf, primary)]
+            return reduce_axes(op, here, axis, combine)
         here = [self.executor.put(value, primary) for value in values]
         return reduce_axes(
             op, here, axis, self.combine, self.executor.workers is not None
