@@ -55,6 +55,16 @@ def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
     return made
 
 
+def pairs_table(pairs: Mapping[str, Any]) -> Table:
+    """Returns a table of names and values, without a head and lines."""
+    made = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    made.add_column(overflow="fold")
+    made.add_column(overflow="fold")
+    for name, value in pairs.items():
+        made.add_row(Text(name), Text(str(value)))
+    return made
+
+
 def html_table(
     title: str, columns: Iterable[str], rows: Iterable[Sequence[Any]]
 ) -> str:
