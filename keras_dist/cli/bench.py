@@ -10,6 +10,8 @@ from typing import Literal
 
 import typer
 
+from keras_dist.cli.environment import Backend
+from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
@@ -60,13 +62,6 @@ PLOT = Annotated[
 MARKDOWN = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown, for a page.")
 ]
-BACKEND = Annotated[
-    str | None,
-    typer.Option(
-        help="jax, tensorflow or torch.",
-        show_default="KERAS_BACKEND, else the first installed",
-    ),
-]
 
 
 @bench.callback()
@@ -101,7 +96,7 @@ def fit(
     json: JSON = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
-    backend: BACKEND = None,
+    backend: Backend = None,
 ) -> None:
     """Compare fit under a strategy with plain Keras and the framework's own.
 
@@ -131,7 +126,7 @@ def loops(
     json: JSON = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
-    backend: BACKEND = None,
+    backend: Backend = None,
 ) -> None:
     """Compare the portable training loop with the framework's own.
 
@@ -158,7 +153,7 @@ def workers(
     json: JSON = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
-    backend: BACKEND = None,
+    backend: Backend = None,
 ) -> None:
     """Compare training over workers with the framework's own distribution.
 
@@ -189,7 +184,7 @@ def memory(
     json: JSON = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
-    backend: BACKEND = None,
+    backend: Backend = None,
 ) -> None:
     """Count the bytes on devices under each strategy, beside the planned ones.
 
@@ -246,14 +241,6 @@ def prepared(
         yield Output(json, plot, markdown)
     except (KerasDistError, ValueError) as error:
         fail(str(error))
-
-
-def check_folder(option: str, path: Path | None) -> None:
-    """Fails if the folder of an output file does not exist."""
-    if path is not None and not path.absolute().parent.is_dir():
-        fail(
-            f"{option} {path}: there is no folder {path.parent}. Make it first."
-        )
 
 
 def numbers_or_all(text: str) -> list[int] | None:

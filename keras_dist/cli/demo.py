@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
@@ -18,13 +19,7 @@ def demo(
     epochs: Annotated[
         int, typer.Option(min=1, help="Passes over the training digits.")
     ] = 5,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="jax, tensorflow or torch.",
-            show_default="KERAS_BACKEND, else the first installed",
-        ),
-    ] = None,
+    backend: Backend = None,
 ) -> None:
     """Train on several virtual replicas and compare with one device.
 

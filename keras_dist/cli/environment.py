@@ -1,8 +1,10 @@
-"""Checks and settings that must precede the import of Keras."""
+"""Options, checks and settings that must precede the import of Keras."""
 
 import os
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
 from typing import NoReturn
 
 import typer
@@ -10,6 +12,15 @@ import typer
 from keras_dist.environment.packages import BACKEND_VARIABLE
 
 CANNOT_RUN = 2
+
+# The option of all commands that train or count with one backend.
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        help="jax, tensorflow or torch.",
+        show_default="KERAS_BACKEND, else the first installed",
+    ),
+]
 
 
 def fail(message: str) -> NoReturn:
@@ -62,4 +73,12 @@ def require(module: str, distribution: str, extra: str) -> None:
         fail(
             f"this command needs {distribution}. Install it with: "
             f"pip install 'keras-dist[{extra}]'"
+        )
+
+
+def check_folder(option: str, path: Path | None) -> None:
+    """Fails if the folder of an output file does not exist."""
+    if path is not None and not path.absolute().parent.is_dir():
+        fail(
+            f"{option} {path}: there is no folder {path.parent}. Make it first."
         )

@@ -7,6 +7,7 @@ from typing import Literal
 
 import typer
 
+from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
 from keras_dist.planning.choice import Choice
@@ -185,8 +186,7 @@ def _show(
     if json is not None and str(json) == "-":
         typer.echo(text)
         return
-    if json is not None and not json.absolute().parent.is_dir():
-        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
+    check_folder("--json", json)
     show(Console(highlight=False), what, load, choice, activations)
     if json is not None:
         json.write_text(text + "\n")

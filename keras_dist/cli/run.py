@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
 
@@ -80,13 +81,7 @@ def run(
             "model of their own. Without it, both are errors.",
         ),
     ] = False,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="jax, tensorflow or torch.",
-            show_default="KERAS_BACKEND, else the first installed",
-        ),
-    ] = None,
+    backend: Backend = None,
 ) -> None:
     """Run a script on several workers, on one machine or several hosts.
 

@@ -125,7 +125,7 @@ class Explanation:
         return f"<Explanation of {self.num_rows} rows: {counts}>"
 
     def _repr_html_(self) -> str:
-        from keras_dist.planning.html import html_table
+        from keras_dist.planning.tables import html_table
 
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
         table = html_table(self._title, _COLUMNS, map(_cells, self.rows))

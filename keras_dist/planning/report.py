@@ -15,7 +15,7 @@ from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORD
 from keras_dist.planning.tables import memory_table
 from keras_dist.planning.tables import table
-from keras_dist.planning.tables import transfer_table
+from keras_dist.planning.tables import transfer_sheet
 from keras_dist.planning.text import bytes_text
 from keras_dist.planning.traffic import Transfer
 from keras_dist.planning.traffic import transfers
@@ -43,7 +43,7 @@ def show(
     console.print(memory_table(title, of_devices))
     console.print()
     if sent:
-        console.print(transfer_table(sent))
+        console.print(transfer_sheet(sent).rich())
     else:
         console.print("A step sends nothing to other devices.")
     console.print()

@@ -1,9 +1,10 @@
-"""Tables of a plan, for a terminal."""
+"""Tables, for a terminal and for a notebook."""
 
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 from typing import TypeVar
 
@@ -54,6 +55,66 @@ def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
     return made
 
 
+def pairs_table(pairs: Mapping[str, Any]) -> Table:
+    """Returns a table of names and values, without a head and lines."""
+    made = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    made.add_column(overflow="fold")
+    made.add_column(overflow="fold")
+    for name, value in pairs.items():
+        made.add_row(Text(name), Text(str(value)))
+    return made
+
+
+def html_table(
+    title: str, columns: Iterable[str], rows: Iterable[Sequence[Any]]
+) -> str:
+    """Returns a table as HTML; a row has text for each column."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{_plain(cell)}</td>' for cell in row)}</tr>"
+        for row in rows
+    )
+    return (
+        f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr>"
+        f"</thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _plain(cell: Any) -> str:
+    """Returns a cell without its style and indent, for HTML."""
+    return escape(getattr(cell, "plain", cell).strip())
+
+
+class Sheet:
+    """A table that is shown on a terminal, and in a notebook.
+
+    Each column is a head with `WORDS`, `WORD` or `NUMBER`. Cells are strings,
+    or what rich prints with the text in its attribute `plain`.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        columns: Sequence[tuple[str, dict[str, Any]]],
+        rows: Iterable[Sequence[Any]],
+    ) -> None:
+        self._title = title
+        self._columns = columns
+        self._rows = list(rows)
+
+    def rich(self) -> Table:
+        """Returns the table for a terminal."""
+        made = table(self._title, *self._columns)
+        for row in self._rows:
+            made.add_row(*row)
+        return made
+
+    def html(self) -> str:
+        """Returns the table for a notebook."""
+        heads = (head for head, _ in self._columns)
+        return html_table(self._title, heads, self._rows)
+
+
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
     """Merges pairs that have the same second item; joins their names."""
     found: dict[T, list[str]] = {}
@@ -62,7 +123,7 @@ def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
     return [(names_text(names), what) for what, names in found.items()]
 
 
-def transfer_rows(
+def _transfer_rows(
     transfers: Sequence[Transfer],
 ) -> Iterable[tuple[str, str, str, str, str]]:
     """Yields a row for each kind of transfer and each set of equal senders.
@@ -80,22 +141,17 @@ def transfer_rows(
             )
 
 
-TRANSFER_TITLE = "Each step sends, estimated"
-TRANSFER_COLUMNS = (
-    ("What", WORDS),
-    ("Between", WORD),
-    ("From each of", WORDS),
-    ("Bytes", NUMBER),
-    ("In total", NUMBER),
-)
-
-
-def transfer_table(transfers: Sequence[Transfer]) -> Table:
+def transfer_sheet(transfers: Sequence[Transfer]) -> Sheet:
     """Returns a table of the bytes that each device or worker sends."""
-    made = table(TRANSFER_TITLE, *TRANSFER_COLUMNS)
-    for row in transfer_rows(transfers):
-        made.add_row(*row)
-    return made
+    columns = (
+        ("What", WORDS),
+        ("Between", WORD),
+        ("From each of", WORDS),
+        ("Bytes", NUMBER),
+        ("In total", NUMBER),
+    )
+    title = "Each step sends, estimated"
+    return Sheet(title, columns, _transfer_rows(transfers))
 
 
 def memory_table(title: str, memory: Mapping[str, Memory]) -> Table:

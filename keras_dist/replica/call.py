@@ -17,6 +17,7 @@ from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
@@ -32,7 +33,6 @@ from keras_dist.replica.state import set_current_call
 from keras_dist.replica.variables import DistributedVariable
 from keras_dist.replica.variables import MirroredVariable
 from keras_dist.replica.variables import SyncOnReadVariable
-from keras_dist.replica.variables import check_belongs
 from keras_dist.replica.variables import check_owner
 from keras_dist.replica.variables import written
 
@@ -190,6 +190,24 @@ class ReplicaCall(ReplicaState):
 
     def _unwritten(self, variable: Any, index: int) -> Any:
         return variable.component_value(index)
+
+
+def check_belongs(variable: Any, strategy: object) -> None:
+    """Refuses to train a Keras variable that belongs to no strategy.
+
+    Raises:
+        StrategyMismatchError: If it was made outside of any scope.
+    """
+    # The framework's own variables, such as a `tf.Variable`, are allowed.
+    is_keras = isinstance(variable, keras.Variable)
+    if is_keras and "distribute_strategy" not in vars(variable):
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made outside of any scope, and "
+            f"is trained in a function that {strategy!r} runs. Expected: a "
+            "variable of that strategy. Make the model inside of "
+            "`with strategy.scope():`, or adopt it with "
+            "`strategy.distribute(model)`."
+        )
 
 
 def run_on_replicas(

@@ -20,9 +20,9 @@ from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.replica.exchange import is_float
 from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.probe import Found
 from keras_dist.replica.probe import probe
 from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.sums import Found
 from keras_dist.replica.sums import Kind
 
 if TYPE_CHECKING:

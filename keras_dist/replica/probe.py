@@ -1,13 +1,10 @@
 """Restores the Python attributes of a layer after a call of it."""
 
 import contextlib
-import json
 import warnings
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from dataclasses import field
 from typing import Any
 
 import keras
@@ -22,8 +19,8 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import outside_replicas
+from keras_dist.replica.sums import Found
 from keras_dist.replica.sums import Kind
-from keras_dist.replica.sums import clearer
 from keras_dist.replica.sums import kind_of
 
 
@@ -83,89 +80,14 @@ def _are_same(ones: Any, others: Any) -> bool:
 FEW_ROWS, _MANY_ROWS = 4, 64
 
 
-@dataclass
-class Found:
-    """The kinds of losses and variables that a layer's call showed.
-
-    Attributes:
-        terms: List of the kinds of the losses that the layer added, in order.
-        variables: Dict from the id of each variable that it assigned to a pair
-            of that variable and its kind.
-        error: The error with which calls of the layer failed, or `None`.
-        is_agreed: Boolean, whether it has what other workers found too.
-    """
-
-    terms: list[Kind] = field(default_factory=list)
-    variables: dict[int, tuple[Any, Kind]] = field(default_factory=dict)
-    error: Exception | None = None
-    is_agreed: bool = False
-
-    @property
-    def is_clear(self) -> bool:
-        """`True` if something was found and the kind of each part is known."""
-        kinds = [*self.terms, *(kind for _, kind in self.variables.values())]
-        vague = (Kind.UNKNOWN, Kind.CONSTANT)
-        return bool(kinds) and not any(kind in vague for kind in kinds)
-
-    def add(self, more: "Found") -> None:
-        """Adds what another look at the layer's call has shown."""
-        if not self.terms:
-            self.terms = more.terms
-        elif len(self.terms) == len(more.terms):
-            pairs = zip(self.terms, more.terms, strict=True)
-            self.terms = [clearer(*pair) for pair in pairs]
-        for key, (variable, kind) in more.variables.items():
-            _, before = self.variables.get(key, (variable, Kind.UNKNOWN))
-            self.variables[key] = variable, clearer(before, kind)
-
-    def agree(
-        self,
-        variables: Sequence[keras.Variable],
-        everyones: Callable[[str], list[str]],
-    ) -> None:
-        """Adds what all workers have found, alike on each.
-
-        `variables` are the model's, in the same order on each worker, and
-        `everyones` returns all workers' texts.
-        """
-        outside = [v for v, _ in self.variables.values()]
-        named = {v.path: v for v in outside} | dict(enumerate(variables))
-        places = {id(v): place for place, v in named.items()}
-        own = {
-            "terms": [kind.name for kind in self.terms],
-            "variables": [
-                (places[key], kind.name)
-                for key, (_, kind) in self.variables.items()
-                if key in places
-            ],
-        }
-        self.terms, self.variables = [], {}
-        for text in everyones(json.dumps(own)):
-            told = json.loads(text)
-            self.add(
-                Found(
-                    [Kind[name] for name in told["terms"]],
-                    {
-                        id(named[place]): (named[place], Kind[name])
-                        for place, name in told["variables"]
-                        if place in named
-                    },
-                )
-            )
-        self.is_agreed = True
-
-
 @dataclass(frozen=True)
 class Attempt:
     """The arguments and variables with which a layer is called again.
 
-    Args:
-        shift: Boolean, whether variables get other values than theirs, so that
-            parts that a zero switches off show too.
-        own: Boolean, whether the replica's own rows are repeated. Else rows are
-            made up.
-        positive: Boolean, whether made-up numbers are between 0 and 1.
-        size: Integer, length of axes whose length the data decides.
+    `shift` gives variables other values than theirs, so that parts that a zero
+    switches off show too. `own` repeats the replica's own rows; else rows are
+    made up, of numbers between 0 and 1 if they are `positive`. `size` is the
+    length of axes whose length the data decides.
     """
 
     shift: bool

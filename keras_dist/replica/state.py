@@ -24,15 +24,15 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaRunner
 from keras_dist.replica.exchange import Combine
 from keras_dist.replica.exchange import Entry
+from keras_dist.replica.exchange import Writes as Writes
+from keras_dist.replica.exchange import by_variable
+from keras_dist.replica.exchange import check_integers
 from keras_dist.replica.exchange import is_float
 from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.exchange import sum_over_rows
+from keras_dist.replica.exchange import totals
 from keras_dist.replica.exchange import with_other_workers
 from keras_dist.replica.sums import Kind
-from keras_dist.replica.writes import Writes as Writes
-from keras_dist.replica.writes import by_variable
-from keras_dist.replica.writes import check_integers
-from keras_dist.replica.writes import totals
 
 if TYPE_CHECKING:
     from keras_dist.replica.strategy_core import StrategyBase
@@ -79,11 +79,8 @@ def outside_replicas(
 ) -> Iterator[None]:
     """Suspends this thread's replica, in cross-replica context.
 
-    Variables are read and written directly inside.
-
-    Args:
-        state: The replica's `ReplicaState`, if this thread runs no replica
-            itself.
+    Variables are read and written directly inside. `state` is the replica's,
+    if this thread runs no replica itself.
     """
     step, call = _current.step, _current.call
     _current.step = _current.call = None

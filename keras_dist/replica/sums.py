@@ -1,8 +1,14 @@
 """Tells sums over rows from means, by the values of both halves of the rows."""
 
 import enum
+import json
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
 from typing import Any
 
+import keras
 import numpy as np
 
 
@@ -70,3 +76,75 @@ def _nearest(whole: Any, mean: Any) -> Kind:
     if 0.7 < ratio < 1.4:
         return Kind.MEAN
     return Kind.SUM if 1.4 <= ratio < 2.8 else Kind.UNKNOWN
+
+
+@dataclass
+class Found:
+    """The kinds of losses and variables that a layer's call showed.
+
+    Attributes:
+        terms: List of the kinds of the losses that the layer added, in order.
+        variables: Dict from the id of each variable that it assigned to a pair
+            of that variable and its kind.
+        error: The error with which calls of the layer failed, or `None`.
+        is_agreed: Boolean, whether it has what other workers found too.
+    """
+
+    terms: list[Kind] = field(default_factory=list)
+    variables: dict[int, tuple[Any, Kind]] = field(default_factory=dict)
+    error: Exception | None = None
+    is_agreed: bool = False
+
+    @property
+    def is_clear(self) -> bool:
+        """`True` if something was found and the kind of each part is known."""
+        kinds = [*self.terms, *(kind for _, kind in self.variables.values())]
+        vague = (Kind.UNKNOWN, Kind.CONSTANT)
+        return bool(kinds) and not any(kind in vague for kind in kinds)
+
+    def add(self, more: "Found") -> None:
+        """Adds what another look at the layer's call has shown."""
+        if not self.terms:
+            self.terms = more.terms
+        elif len(self.terms) == len(more.terms):
+            pairs = zip(self.terms, more.terms, strict=True)
+            self.terms = [clearer(*pair) for pair in pairs]
+        for key, (variable, kind) in more.variables.items():
+            _, before = self.variables.get(key, (variable, Kind.UNKNOWN))
+            self.variables[key] = variable, clearer(before, kind)
+
+    def agree(
+        self,
+        variables: Sequence[keras.Variable],
+        everyones: Callable[[str], list[str]],
+    ) -> None:
+        """Adds what all workers have found, alike on each.
+
+        `variables` are the model's, in the same order on each worker, and
+        `everyones` returns all workers' texts.
+        """
+        outside = [v for v, _ in self.variables.values()]
+        named = {v.path: v for v in outside} | dict(enumerate(variables))
+        places = {id(v): place for place, v in named.items()}
+        own = {
+            "terms": [kind.name for kind in self.terms],
+            "variables": [
+                (places[key], kind.name)
+                for key, (_, kind) in self.variables.items()
+                if key in places
+            ],
+        }
+        self.terms, self.variables = [], {}
+        for text in everyones(json.dumps(own)):
+            told = json.loads(text)
+            self.add(
+                Found(
+                    [Kind[name] for name in told["terms"]],
+                    {
+                        id(named[place]): (named[place], Kind[name])
+                        for place, name in told["variables"]
+                        if place in named
+                    },
+                )
+            )
+        self.is_agreed = True

@@ -169,12 +169,6 @@ def written(variable: Any, method: str, value: Any) -> Any:
     return variable + value if method == "assign_add" else variable - value
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, keras.Variable):
-        value = value.value
-    return ops.stop_gradient(value) if hasattr(value, "dtype") else value
-
-
 class MirroredVariable(DistributedVariable):
     """A variable with equal copies, one on each replica.
 
@@ -207,7 +201,10 @@ class MirroredVariable(DistributedVariable):
         if self.aggregation == "none":
             return keras.Variable.assign(self, written(self, method, value))
         if keras_internals.stateless_scope() is not call.scope:
-            value = _detached(value)
+            if isinstance(value, keras.Variable):
+                value = value.value
+            if hasattr(value, "dtype"):
+                value = ops.stop_gradient(value)
         # Replicas wait for each other below the user's scopes, and later reads
         # give the combined value.
         forget_above(call.scope, self)
@@ -298,15 +295,13 @@ class SyncOnReadVariable(DistributedVariable):
 
     def _kept(self) -> "list[Component]":
         if self._components is None:
-            executor = self.distribute_strategy.executor
-            count = self.distribute_strategy.plan.num_local_replicas
+            strategy = self.distribute_strategy
+            make = strategy.executor.component
             self._components = [
-                executor.component(
-                    self, index, functools.partial(self._share, index)
-                )
-                for index in range(count)
+                make(self, index, functools.partial(self._share, index))
+                for index in range(strategy.plan.num_local_replicas)
             ]
-            self.distribute_strategy.has_components[id(self)] = self
+            strategy.has_components[id(self)] = self
         return self._components
 
     def _share(self, index: int) -> Any:
@@ -394,33 +389,11 @@ def adopt(variable: keras.Variable) -> None:
 
 
 def check_owner(variable: keras.Variable, strategy: object) -> None:
-    """Refuses a variable of another strategy.
-
-    Raises:
-        StrategyMismatchError: If another strategy owns it.
-    """
+    """Raises `StrategyMismatchError` for a variable of another strategy."""
     owner = vars(variable).get("distribute_strategy")
     if owner is not None and owner is not strategy:
         raise StrategyMismatchError(
             f"Variable '{variable.path}' was made under {owner!r} and is used "
             f"under {strategy!r}. Expected: one strategy. Make the model, its "
             "layers and its optimizer under the same `strategy.scope()`."
-        )
-
-
-def check_belongs(variable: Any, strategy: object) -> None:
-    """Refuses to train a Keras variable that belongs to no strategy.
-
-    Raises:
-        StrategyMismatchError: If it was made outside of any scope.
-    """
-    # The framework's own variables, such as a `tf.Variable`, are allowed.
-    is_keras = isinstance(variable, keras.Variable)
-    if is_keras and "distribute_strategy" not in vars(variable):
-        raise StrategyMismatchError(
-            f"Variable '{variable.path}' was made outside of any scope, and "
-            f"is trained in a function that {strategy!r} runs. Expected: a "
-            "variable of that strategy. Make the model inside of "
-            "`with strategy.scope():`, or adopt it with "
-            "`strategy.distribute(model)`."
         )

@@ -20,7 +20,7 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.replica.strategy_core import StrategyBase
-from keras_dist.strategies.extended import DefaultExtended
+from keras_dist.strategies.extended import StrategyExtended
 from keras_dist.strategies.strategy import Strategy
 
 
@@ -45,6 +45,36 @@ class DefaultExecutor(Executor):
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         return {}
+
+
+@final
+class DefaultExtended(StrategyExtended):
+    """The `StrategyExtended` of the default strategy, which has no devices."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Raises `RuntimeError`, since Keras chooses the device."""
+        raise self._unsupported("worker_devices")
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Raises `RuntimeError`, since Keras chooses the device."""
+        raise self._unsupported("parameter_devices")
+
+    def read_var(self, v: keras.Variable) -> Any:
+        """Returns a copy of a variable's value."""
+        return ops.copy(v.value)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Returns an empty tuple, since Keras chooses the device."""
+        return ()
+
+    def _unsupported(self, name: str) -> RuntimeError:
+        return RuntimeError(
+            f"{name}() method unsupported by default strategy: Keras chooses "
+            "the device. Use a `keras_dist.OneDeviceStrategy` to choose it "
+            "yourself."
+        )
 
 
 @final

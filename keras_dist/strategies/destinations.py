@@ -41,11 +41,9 @@ def executor_for(*things: Any) -> Executor:
 def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
     """Returns the devices of destinations, at least one.
 
-    Args:
-        destinations: A device's name, a variable (for the devices of its
-            copies), a per-replica value or a tensor (for its devices), or a
-            list or tuple of those.
-        executor: `Executor` that knows the devices of tensors.
+    `destinations` is a device's name, a variable (for the devices of its
+    copies), a per-replica value or a tensor (for its devices), or a list or
+    tuple of those.
 
     Raises:
         DeviceError: If a device is unreadable or absent.

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-from typing import final
 
 import keras
 from keras import ops
@@ -26,10 +25,10 @@ from keras_dist.replica.call import run_on_copies
 from keras_dist.replica.multi_step import MultiStepContext
 from keras_dist.replica.variables import CentralVariable
 from keras_dist.strategies.destinations import devices_at
-from keras_dist.strategies.extended_reductions import ExtendedReductions
+from keras_dist.strategies.extended_base import ExtendedBase
 
 
-class StrategyExtended(ExtendedReductions):
+class StrategyExtended(ExtendedBase):
     """Methods of a strategy that few programs need; `strategy.extended`.
 
     Args:
@@ -46,17 +45,6 @@ class StrategyExtended(ExtendedReductions):
     >>> float(v)
     2.0
     """
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """Names of the compute devices, in replica order."""
-        return tuple(str(device) for device in self._strategy.plan.devices)
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """Names of the devices that hold variables, primary first."""
-        plan = self._strategy.plan
-        return tuple(str(device) for device in plan.variable_devices)
 
     def update(
         self,
@@ -388,59 +376,4 @@ class StrategyExtended(ExtendedReductions):
         """Calls `strategy.experimental_make_numpy_dataset`."""
         return self._strategy.experimental_make_numpy_dataset(
             numpy_input, session
-        )
-
-    @property
-    def experimental_require_static_shapes(self) -> bool:
-        """False: replica functions may be given tensors of new shapes."""
-        return False
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """True with several workers, each of which runs the program."""
-        return self._strategy.plan.cluster is not None
-
-    @property
-    def experimental_should_init(self) -> bool:
-        """True on the chief, which initializes variables."""
-        return self._strategy.plan.is_chief
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """True on the chief, which saves checkpoints."""
-        return self._strategy.plan.is_chief
-
-    @property
-    def should_save_summary(self) -> bool:
-        """True on the chief, which writes logs."""
-        return self._strategy.plan.is_chief
-
-
-@final
-class DefaultExtended(StrategyExtended):
-    """The `StrategyExtended` of the default strategy, which has no devices."""
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """Raises `RuntimeError`, since Keras chooses the device."""
-        raise self._unsupported("worker_devices")
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """Raises `RuntimeError`, since Keras chooses the device."""
-        raise self._unsupported("parameter_devices")
-
-    def read_var(self, v: keras.Variable) -> Any:
-        """Returns a copy of a variable's value."""
-        return ops.copy(v.value)
-
-    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Returns an empty tuple, since Keras chooses the device."""
-        return ()
-
-    def _unsupported(self, name: str) -> RuntimeError:
-        return RuntimeError(
-            f"{name}() method unsupported by default strategy: Keras chooses "
-            "the device. Use a `keras_dist.OneDeviceStrategy` to choose it "
-            "yourself."
         )

@@ -30,6 +30,7 @@ from keras_dist.core.strategy_classes import check_args
 from keras_dist.core.tracing import inlines
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
+from keras_dist.core.values import PerReplica
 from keras_dist.fit import hooks
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.fit.workers.together import raise_explained
@@ -119,13 +120,10 @@ class ReplicaMethods(StrategyBase):
         check_counts((tuple(args), keywords), self.plan.num_local_replicas)
         self.executor.check_arguments((tuple(args), keywords))
 
-        def here(leaf: Any, index: int) -> Any:
-            return self.executor.bring(leaf, index)
-
         def on_replica(index: int) -> Any:
             own = (select(index, tuple(args)), select(index, keywords))
             positional, named = map_nest(
-                functools.partial(here, index=index), own
+                lambda leaf: self.executor.bring(leaf, index), own
             )
             return self.executor.leave(fn(*positional, **named))
 
@@ -208,6 +206,9 @@ class ReplicaMethods(StrategyBase):
 
     def _reduce(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
         if axis is None and self.num_replicas_in_sync == 1:
+            if isinstance(leaf, PerReplica):
+                check_counts(leaf, 1)
+                (leaf,) = leaf.values
             return self.plain(leaf)
         if axis is None and self.cross_device_ops is None:
             combined = self.executor.combine_whole(op, leaf)
@@ -215,14 +216,11 @@ class ReplicaMethods(StrategyBase):
                 return combined
         values = self.to_combine(op, leaf)
         if axis is None:
-            if values is None:
-                return self.plain(leaf)
-            return self.combine(op, values)
+            return self.combine(op, values) if values else self.plain(leaf)
         primary = self.plan.primary
         if values is None:
-            return reduce_axes(
-                op, [self.executor.put(leaf, primary)], axis, combine
-            )
+            here = [self.executor.put(leaf, primary)]
+            return reduce_axes(op, here, axis, combine)
         here = [self.executor.put(value, primary) for value in values]
         return reduce_axes(
             op, here, axis, self.combine, self.executor.workers is not None

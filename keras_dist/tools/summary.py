@@ -64,7 +64,7 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     from keras_dist.tools.summaries.counting import kept_of
     from keras_dist.tools.summaries.counting import load_of
     from keras_dist.tools.summaries.counting import placement_of
-    from keras_dist.tools.summaries.rows import rows_of
+    from keras_dist.tools.summaries.counting import rows_of
 
     check_built(model)
     if max_rows is not None and max_rows < 0:

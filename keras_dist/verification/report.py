@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from keras_dist.errors import NumbersDifferError
-from keras_dist.planning.html import html_table
 from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORD
 from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import table
+from keras_dist.planning.tables import Sheet
 
 PAGE = "tutorials/errors.md"
 SECTION = "The numbers differ"
@@ -197,8 +196,6 @@ class Report:
         )
 
     def __str__(self) -> str:
-        from rich.console import Console
-
         width = shutil.get_terminal_size().columns
         file = io.StringIO()
         show(Console(file=file, width=width, highlight=False), self)
@@ -209,27 +206,15 @@ class Report:
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
     def _repr_html_(self) -> str:
-
         return html(self)
 
 
-_COLUMNS = (
-    ("Phase", WORD),
-    ("What", WORDS),
-    ("Compared", NUMBER),
-    ("Largest", NUMBER),
-    ("Of", WORDS),
-    ("Found", WORD),
-)
 _MOST_LAYERS = 5
 
 
 def show(console: Console, report: Report) -> None:
     """Prints a table of all comparisons, the verdict and the notes."""
-    made = table(_title(report), *_COLUMNS)
-    for row in _rows(report):
-        made.add_row(*row)
-    console.print(made)
+    console.print(_sheet(report).rich())
     console.print()
     for line in _lines(report):
         console.print(Text(line))
@@ -237,15 +222,21 @@ def show(console: Console, report: Report) -> None:
 
 def html(report: Report) -> str:
     """Returns the table, the verdict and the notes as HTML."""
-    names = [name for name, _ in _COLUMNS]
     lines = "".join(f"<p>{escape(line)}</p>" for line in _lines(report))
-    return (
-        f"<div>{html_table(_title(report), names, _rows(report))}{lines}</div>"
+    return f"<div>{_sheet(report).html()}{lines}</div>"
+
+
+def _sheet(report: Report) -> Sheet:
+    columns = (
+        ("Phase", WORD),
+        ("What", WORDS),
+        ("Compared", NUMBER),
+        ("Largest", NUMBER),
+        ("Of", WORDS),
+        ("Found", WORD),
     )
-
-
-def _title(report: Report) -> str:
-    return f"'{report.model}' on {report.strategy}, and on one device"
+    title = f"'{report.model}' on {report.strategy}, and on one device"
+    return Sheet(title, columns, _rows(report))
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -49,17 +49,13 @@ class TrialFindings:
     def compared(self) -> tuple[Difference, ...]:
         """Returns one comparison of each value in each phase.
 
-        It is the first one that differs, or else the one with the largest
-        difference.
+        It is the first one that differs, or else one of NaN, or else the one
+        with the largest difference.
         """
         most: dict[Any, Difference] = {}
         for each in self._all:
             key = (each.phase, each.kind, each.name)
-            known = most.get(key)
-            if known is None or (
-                not known.differs
-                and (each.differs or each.relative > known.relative)
-            ):
+            if key not in most or _weight(each) > _weight(most[key]):
                 most[key] = each
         return tuple(most.values())
 
@@ -75,6 +71,13 @@ class TrialFindings:
             if each.step == wrong[0].step
         ]
         return tuple(sorted(found, key=lambda pair: -pair[1]))
+
+
+def _weight(each: Difference) -> tuple[bool, bool, float]:
+    """Returns how much a comparison says: of equal ones the first is kept."""
+    if each.differs:
+        return True, False, 0.0
+    return False, bool(np.isnan(each.strategy)), each.relative
 
 
 class Trial:

@@ -1,11 +1,14 @@
 """`verify`, which runs both copies of a model and reports the differences."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
+import numpy as np
+from keras import ops
 
 from keras_dist.core import context
 from keras_dist.fit import hooks
@@ -14,7 +17,6 @@ from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
-from keras_dist.verification.agreement import agreed
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
 from keras_dist.verification.pair import pair_of
@@ -22,6 +24,7 @@ from keras_dist.verification.report import Report
 from keras_dist.verification.trial import Trial
 
 if TYPE_CHECKING:
+    from keras_dist.plugin.workers import Workers
     from keras_dist.replica.strategy_core import StrategyBase
 
 
@@ -62,7 +65,7 @@ def verify(
     hooks.install()
     with _everything_put_back(), alone_on_purpose():
         report = _run(strategy, model, batches)
-    return agreed(report, strategy.executor.workers)
+    return _agreed(report, strategy.executor.workers)
 
 
 def _run(strategy: "StrategyBase", model: Any, batches: list[Batch]) -> Report:
@@ -80,6 +83,30 @@ def _run(strategy: "StrategyBase", model: Any, batches: list[Batch]) -> Report:
         tuple(batch.rows for batch in batches),
         tuple(trial.notes),
     )
+
+
+def _agreed(report: Report, workers: "Workers | None") -> Report:
+    """Returns the same report on every worker.
+
+    It is that of the first worker whose numbers differ, or else worker 0's.
+    """
+    if workers is None:
+        return report
+    text = json.dumps(report.to_dict())
+    own = np.frombuffer(text.encode(), "uint8").astype("int32")
+    told = workers.concatenate_numbers([int(report.same), own.size])
+    same, sizes = told[::2], told[1::2]
+    first = same.index(0) if 0 in same else 0
+    padded = np.zeros(max(sizes), "int32")
+    padded[: own.size] = own
+    everyone = workers.gather([ops.convert_to_tensor(padded)])
+    numbers = np.asarray(ops.convert_to_numpy(everyone[first][0]))
+    chosen = numbers[: sizes[first]].astype("uint8").tobytes().decode()
+    found = Report.from_dict(json.loads(chosen))
+    if first and not found.same:
+        note = f"Worker {first} is the first whose numbers differ."
+        found = found.with_note(note)
+    return found
 
 
 @contextlib.contextmanager

@@ -291,6 +291,14 @@ def test_one_replica_reduces_along_the_axis_only(api, single):
     assert numbers(single.reduce("MEAN", value, axis=1)) == [[1.5, 4.0]]
 
 
+@contract(66, native=False)
+def test_one_replica_refuses_the_components_of_two(api, single, two):
+    value = per_replica(two, lambda i: tensor(float(i)))
+    for op in ("SUM", "MEAN"):
+        with pytest.raises(ValueError, match="Received: 2 components"):
+            single.reduce(op, value, axis=None)
+
+
 @contract(68)
 def test_reducing_each_batch_of_a_dataset(api, strategy):
     product = 2.0

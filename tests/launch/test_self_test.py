@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.cli import self_test
 from keras_dist.cli.inspection import child
 from keras_dist.cli.inspection import report
-from keras_dist.cli.jobs.self_test import collectives
-from keras_dist.cli.jobs.self_test import parity
+from keras_dist.cli.jobs import digits
+from keras_dist.cli.jobs import self_test
 from keras_dist.cli.main import app
-from keras_dist.cli.trial.rows import RowPlace
-from keras_dist.cli.trial.rows import Settings
-from keras_dist.cli.trial.rows import rows_for
+from keras_dist.cli.self_test import command
+from keras_dist.cli.self_test.rows import OWN_MODEL
+from keras_dist.cli.self_test.rows import RowPlace
+from keras_dist.cli.self_test.rows import Settings
+from keras_dist.cli.self_test.rows import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
 BACKEND = keras.backend.backend()
@@ -54,7 +55,7 @@ for line in sys.stdin:
     elif os.environ["FAKE"] == "fails" and kind == "sharded":
         flags = {"is_ours": False, "is_late": False}
         say({"error": "weights differ by 1e-2", **flags})
-    elif os.environ["FAKE"] == "fails" and asked["job"] == "workers":
+    elif os.environ["FAKE"] == "fails" and asked["job"] == "verify workers":
         flags = {"is_ours": False, "is_late": True}
         say({"error": "TimeoutError: not done", **flags})
     elif os.environ["FAKE"] == "fails" and asked["job"] == "collectives":
@@ -82,7 +83,7 @@ def fake(monkeypatch, tmp_path):
     monkeypatch.delenv("KERAS_BACKEND", raising=False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     known = [backend("absent", installed=False), backend("there")]
-    monkeypatch.setattr(self_test, "backends", lambda: known)
+    monkeypatch.setattr(command, "backends", lambda: known)
 
     def run(kind, *arguments):
         monkeypatch.setenv("FAKE", kind)
@@ -299,45 +300,101 @@ def test_what_can_not_run_ends_with_2(fake, arguments, message):
 
 def test_without_any_backend_it_ends_with_2(fake, monkeypatch):
     absent = backend("absent", installed=False)
-    monkeypatch.setattr(self_test, "backends", lambda: [absent])
+    monkeypatch.setattr(command, "backends", lambda: [absent])
     outcome, _, _ = fake("works")
     assert outcome.exit_code == 2
     assert "pip install 'keras-dist[absent]'" in outcome.output
 
 
-def test_other_weights_logs_or_no_numbers_fail():
-    expected = parity.plain()
-    assert parity.check_same(expected, 1e-5) == "equal weights"
-    near = [weight + np.float32(1e-6) for weight in expected.weights]
-    found = parity.check_same(parity.ParityOutcome(near, expected.logs), 1e-5)
-    assert found == "weights within 1e-06"
-    worse = {**expected.logs, "loss": expected.logs["loss"] + 1e-3}
-    for weights, logs in (
-        ([weight + 1e-3 for weight in expected.weights], expected.logs),
-        ([weight * np.nan for weight in expected.weights], expected.logs),
-        (expected.weights, worse),
-    ):
-        with pytest.raises(parity.DifferentNumbersError, match="differ by"):
-            parity.check_same(parity.ParityOutcome(weights, logs), 1e-5)
+# Each is `digits:make`, and something that `keras-dist test` must find.
+SPOILED = """
+import keras
+import numpy as np
+import keras_dist
+from keras_dist.cli.jobs import digits
+
+def nan():
+    model, batches = digits.make()
+    x, y = batches[1]
+    return model, [batches[0], (x * np.nan, y)]
+
+def other():
+    model, batches = digits.make()
+    if keras_dist.has_strategy():
+        model.optimizer.momentum = 0.5
+    return model, batches
+"""
+
+
+@pytest.fixture
+def spoiled(monkeypatch, tmp_path):
+    (tmp_path / "spoiled.py").write_text(SPOILED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def verified(model):
+    arguments = {"model": model, "kind": "mirrored"}
+    devices = {"devices": ["cpu:0", "cpu:1"]}
+    request = {"job": "verify", "arguments": arguments | devices}
+    return self_test._answer(request)
+
+
+def test_the_own_model_has_the_numbers_of_one_device():
+    answer = verified(OWN_MODEL)
+    assert answer["found"].startswith("same: ")
+    assert tuple(answer["report"]["batches"]) == digits.BATCHES
+
+
+def test_nan_on_both_sides_fails(spoiled):
+    answer = verified("spoiled:nan")
+    # To `strategy.verify` they are the same, after one step without NaN.
+    assert answer["report"]["same"]
+    assert "found" not in answer
+    assert answer["error"].startswith("NaN, so that nothing can be compared: ")
+
+
+def test_other_weights_fail(spoiled):
+    answer = verified("spoiled:other")
+    assert answer["error"].startswith("the numbers differ: weight")
+    assert "found" not in answer
+
+
+def test_workers_must_end_with_the_same_bits():
+    weights = [np.ones((2, 2), "float32"), np.zeros(3, "float32")]
+    least = [weights[0], np.array([0, 0, 1e-45], "float32")]
+    digests = [self_test.digest_of(each) for each in (weights, weights, least)]
+    self_test.check_alike(digests[:2])
+    with pytest.raises(self_test.DifferentNumbersError, match="worker 2 ended"):
+        self_test.check_alike(digests)
+
+
+def test_weights_of_all_workers_are_compared(monkeypatch):
+    report = {"anything": None}
+    monkeypatch.setattr(
+        self_test, "launch", lambda *_, **__: [(report, "a"), (report, "b")]
+    )
+    with pytest.raises(self_test.DifferentNumbersError, match="worker 1 ended"):
+        self_test.verify_workers(OWN_MODEL, 2, 1, 100.0)
 
 
 def test_made_up_digits_do_as_well(monkeypatch):
-    real, labels = parity.data()
-    monkeypatch.setattr(parity.importlib.util, "find_spec", lambda module: None)
-    made, classes = parity.data()
-    assert made.shape == real.shape == (parity.NUM_ROWS, parity.NUM_FEATURES)
-    assert made.dtype == classes.dtype == labels.dtype == np.float32
-    assert classes.max() < parity.NUM_CLASSES
-    assert parity.NUM_ROWS % parity.BATCH_SIZE % 4
+    real = digits.data()
+    monkeypatch.setattr(digits.importlib.util, "find_spec", lambda module: None)
+    for (x, y), (made, classes) in zip(real, digits.data(), strict=True):
+        assert made.shape == x.shape and classes.shape == y.shape
+        assert made.dtype == classes.dtype == y.dtype == np.float32
+        assert classes.max() < digits.NUM_CLASSES
 
 
 def test_collectives_that_are_wrong_are_found(monkeypatch):
     devices = ["cpu:0", "cpu:1"]
-    assert "gather" in collectives.check_collectives(devices)
+    assert "gather" in self_test.check_collectives(devices)
     monkeypatch.setattr(
-        collectives.MirroredStrategy,
+        self_test.MirroredStrategy,
         "reduce",
         lambda self, op, value, axis: np.float32(17.0),
     )
-    with pytest.raises(parity.DifferentNumbersError, match="`reduce SUM` gave"):
-        collectives.check_collectives(devices)
+    with pytest.raises(
+        self_test.DifferentNumbersError, match="`reduce SUM` gave"
+    ):
+        self_test.check_collectives(devices)

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from keras_dist.cli.inspection.child import Child
@@ -25,6 +24,7 @@ from keras_dist.environment.packages import picked_by_keras
 from keras_dist.environment.packages import related
 from keras_dist.launch.launcher.environment import num_cores
 from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import pairs_table
 from keras_dist.planning.tables import table
 from keras_dist.planning.text import names_text
 
@@ -140,19 +140,16 @@ def show_problem(console: Console, problem: str) -> None:
 def show(console: Console, found: dict[str, Any]) -> None:
     """Prints the report that `gather` returned."""
     picked = found["picked"]
-    _pairs(
-        console,
-        {
-            "keras_dist": found["keras_dist"],
-            "Keras": f"{found['keras']}, NumPy {found['numpy']}",
-            "Python": found["python"],
-            "Platform": f"{found['platform']}, {found['cpu_cores']} CPU cores",
-            "Keras takes": f"{picked['backend'] or '?'} ({picked['reason']})",
-            "Commands take": picked["commands_take"] or "nothing",
-            "Virtual devices": found["virtual_devices"]
-            or f"{_VIRTUAL} is not set",
-        },
-    )
+    pairs = {
+        "keras_dist": found["keras_dist"],
+        "Keras": f"{found['keras']}, NumPy {found['numpy']}",
+        "Python": found["python"],
+        "Platform": f"{found['platform']}, {found['cpu_cores']} CPU cores",
+        "Keras takes": f"{picked['backend'] or '?'} ({picked['reason']})",
+        "Commands take": picked["commands_take"] or "nothing",
+        "Virtual devices": found["virtual_devices"] or f"{_VIRTUAL} is not set",
+    }
+    console.print(pairs_table(pairs))
     show_problem(console, picked["problem"])
     console.print()
     _show_backends(console, found["backends"])
@@ -194,21 +191,12 @@ def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
     if "error" in cluster:
         console.print(Text(f"Cluster: {cluster['error']}"))
     if cluster["variables"]:
-        _pairs(console, cluster["variables"])
+        console.print(pairs_table(cluster["variables"]))
     console.print()
 
 
 def _titled(console: Console, title: str, pairs: dict[str, str]) -> None:
     if pairs:
         console.print(Text(title, style="italic"))
-        _pairs(console, pairs)
+        console.print(pairs_table(pairs))
         console.print()
-
-
-def _pairs(console: Console, pairs: dict[str, str]) -> None:
-    made = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    made.add_column(overflow="fold")
-    made.add_column(overflow="fold")
-    for name, value in pairs.items():
-        made.add_row(Text(name), Text(str(value)))
-    console.print(made)

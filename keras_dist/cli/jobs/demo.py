@@ -18,9 +18,9 @@ from rich.progress import BarColumn
 from rich.progress import MofNCompleteColumn
 from rich.progress import Progress
 from rich.progress import TextColumn
-from rich.table import Table
 from sklearn.datasets import load_digits
 
+from keras_dist.planning.tables import pairs_table
 from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.backend import set_virtual_devices
 from keras_dist.strategies.mirrored import MirroredStrategy
@@ -188,15 +188,16 @@ def show_setting(console: Console, strategy: MirroredStrategy) -> None:
     """Prints the backend, the devices, the replicas and the batch sizes."""
     backend = keras.backend.backend()
     replicas = strategy.num_replicas_in_sync
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("Backend", f"{backend} {version(backend)}")
-    table.add_row("Keras", keras.__version__)
-    table.add_row("Devices", " ".join(list_devices("cpu")))
-    table.add_row("Replicas", str(replicas))
-    table.add_row("Global batch", f"{BATCH_SIZE} rows")
-    table.add_row("Per-replica batch", per_replica(BATCH_SIZE, replicas))
-    table.add_row("Last global batch", f"{NUM_TRAIN_ROWS % BATCH_SIZE} rows")
-    console.print(table)
+    pairs = {
+        "Backend": f"{backend} {version(backend)}",
+        "Keras": keras.__version__,
+        "Devices": " ".join(list_devices("cpu")),
+        "Replicas": replicas,
+        "Global batch": f"{BATCH_SIZE} rows",
+        "Per-replica batch": per_replica(BATCH_SIZE, replicas),
+        "Last global batch": f"{NUM_TRAIN_ROWS % BATCH_SIZE} rows",
+    }
+    console.print(pairs_table(pairs))
     console.print()
 
 
@@ -224,15 +225,14 @@ def show_verdict(
     difference = largest_difference(model.get_weights(), plain.get_weights())
     # A comparison with NaN is false, so weights that blew up fail.
     same = difference <= TOLERANCE
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("Test accuracy on replicas", accuracy(model, digits))
-    table.add_row("Test accuracy on one device", accuracy(plain, digits))
-    table.add_row(
-        "Largest difference in weights",
-        f"{difference:.2e} (tolerance {TOLERANCE:.0e})",
-    )
+    pairs = {
+        "Test accuracy on replicas": accuracy(model, digits),
+        "Test accuracy on one device": accuracy(plain, digits),
+        "Largest difference in weights": f"{difference:.2e} (tolerance "
+        f"{TOLERANCE:.0e})",
+    }
     console.print()
-    console.print(table)
+    console.print(pairs_table(pairs))
     console.print()
     if same:
         console.print("[bold green]PASS[/] the same weights as one device")

@@ -8,24 +8,20 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.console import ConsoleOptions
 from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
-from keras_dist.planning.html import html_table
 from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import TRANSFER_COLUMNS
-from keras_dist.planning.tables import TRANSFER_TITLE
 from keras_dist.planning.tables import WORD
 from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import Sheet
 from keras_dist.planning.tables import alike
-from keras_dist.planning.tables import table
-from keras_dist.planning.tables import transfer_rows
-from keras_dist.planning.tables import transfer_table
+from keras_dist.planning.tables import transfer_sheet
 from keras_dist.planning.text import bytes_text
 from keras_dist.planning.text import names_text
 from keras_dist.planning.traffic import Transfer
@@ -155,13 +151,9 @@ class Summary:
 
     def show(self) -> None:
         """Prints the tables to the terminal, in colour if it has colours."""
-        from rich.console import Console
-
         show(Console(highlight=False), self)
 
     def __str__(self) -> str:
-        from rich.console import Console
-
         width = shutil.get_terminal_size().columns
         file = io.StringIO()
         show(Console(file=file, width=width, highlight=False), self)
@@ -174,34 +166,30 @@ class Summary:
         )
 
     def _repr_html_(self) -> str:
-
         return html(self)
-
-
-def hidden_text(num_shown: int, num_hidden: int) -> str:
-    """Returns the text in place of a group's rows that are left out."""
-    if num_shown:
-        return f"and {num_hidden} more"
-    return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"
 
 
 def show(console: Console, summary: Summary) -> None:
     """Prints the tables of variables, devices and transfers, and the notes."""
-    of = f", {summary.strategy}" if summary.strategy else ""
-    console.print(_variables(summary, f"Variables of '{summary.model}'{of}"))
-    console.print()
-    console.print(_devices(summary))
-    if summary.transfers:
-        console.print()
-        console.print(transfer_table(summary.transfers))
+    for index, sheet in enumerate(_sheets(summary)):
+        if index:
+            console.print()
+        console.print(sheet.rich())
     console.print()
     for note in summary.notes:
         console.print(Text(note))
 
 
-def _variables(summary: Summary, title: str) -> Table:
-    made = table(
-        title,
+def html(summary: Summary) -> str:
+    """Returns the tables of a summary as HTML."""
+    tables = "".join(sheet.html() for sheet in _sheets(summary))
+    notes = "".join(f"<p>{escape(note)}</p>" for note in summary.notes)
+    return f"<div>{tables}{notes}</div>"
+
+
+def _sheets(summary: Summary) -> Iterator[Sheet]:
+    of = f", {summary.strategy}" if summary.strategy else ""
+    columns: tuple[tuple[str, dict[str, Any]], ...] = (
         ("Variable", WORDS),
         ("Shape", WORDS),
         ("Dtype", WORD),
@@ -209,15 +197,22 @@ def _variables(summary: Summary, title: str) -> Table:
         ("Devices", WORDS),
         ("Bytes", NUMBER),
     )
+    title = f"Variables of '{summary.model}'{of}"
+    yield Sheet(title, columns, _variables(summary))
+    groups = ((group.capitalize(), NUMBER) for group in GROUPS)
+    columns = (("Device", WORDS), *groups, ("Total", NUMBER))
+    yield Sheet("Each device keeps", columns, _devices(summary))
+    if summary.transfers:
+        yield transfer_sheet(summary.transfers)
+
+
+def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
+    blank = ("", "", "", "")
     for group, shown, hidden in summary.shown_rows():
-        rows = (*shown, *hidden)
-        made.add_row(
-            Text(group, style="bold"),
-            *("", "", "", ""),
-            Text(_sum(rows), style="bold"),
-        )
+        total = Text(_sum((*shown, *hidden)), style="bold")
+        yield (Text(group, style="bold"), *blank, total)
         for row in shown:
-            made.add_row(
+            yield (
                 _Path(row.path),
                 str(row.shape),
                 row.dtype,
@@ -226,19 +221,22 @@ def _variables(summary: Summary, title: str) -> Table:
                 bytes_text(row.num_bytes),
             )
         if hidden:
-            text = hidden_text(len(shown), len(hidden))
-            made.add_row(
-                Text(f"  {text}", style="italic"),
-                *("", "", "", ""),
-                _sum(hidden),
-            )
-    return made
+            text = _hidden_text(len(shown), len(hidden))
+            yield (Text(f"  {text}", style="italic"), *blank, _sum(hidden))
+
+
+def _hidden_text(num_shown: int, num_hidden: int) -> str:
+    """Returns the text in place of a group's rows that are left out."""
+    if num_shown:
+        return f"and {num_hidden} more"
+    return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"
 
 
 class _Path:
     """A path that wraps after `/` and `_`, and inside of words if needed."""
 
     def __init__(self, path: str) -> None:
+        self.plain = path
         self._parts = re.findall(r"[^/_]*[/_]|[^/_]+", path)
 
     def __rich_measure__(
@@ -259,73 +257,13 @@ class _Path:
         yield Text(line, overflow="fold")
 
 
-def _sum(rows: tuple[VariableRow, ...]) -> str:
+def _sum(rows: Sequence[VariableRow]) -> str:
     return bytes_text(sum(row.num_bytes for row in rows))
 
 
-def _devices(summary: Summary) -> Table:
-    made = table(
-        "Each device keeps",
-        ("Device", WORDS),
-        *((group.capitalize(), NUMBER) for group in GROUPS),
-        ("Total", NUMBER),
-    )
-    for names, of_groups in same_devices(summary):
-        made.add_row(
-            names, *map(bytes_text, of_groups), bytes_text(sum(of_groups))
-        )
-    return made
-
-
-def same_devices(summary: Summary) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns names and bytes of devices, joining those that keep the same."""
-    return alike((each.device, each.of_groups) for each in summary.devices)
-
-
-def html(summary: Summary) -> str:
-    """Returns the tables of a summary as HTML."""
-    of = f", {summary.strategy}" if summary.strategy else ""
-    parts = [
-        html_table(
-            f"Variables of '{summary.model}'{of}",
-            ("Variable", "Shape", "Dtype", "Kind", "Devices", "Bytes"),
-            _variable_cells(summary),
-        ),
-        html_table(
-            "Each device keeps",
-            ("Device", *(group.capitalize() for group in GROUPS), "Total"),
-            (
-                (names, *map(bytes_text, groups), bytes_text(sum(groups)))
-                for names, groups in same_devices(summary)
-            ),
-        ),
-    ]
-    if summary.transfers:
-        parts.append(
-            html_table(
-                TRANSFER_TITLE,
-                [head for head, _ in TRANSFER_COLUMNS],
-                transfer_rows(summary.transfers),
-            )
-        )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in summary.notes)
-    return f"<div>{''.join(parts)}{notes}</div>"
-
-
-def _variable_cells(summary: Summary) -> Iterable[Sequence[str]]:
-    for group, shown, hidden in summary.shown_rows():
-        total = sum(row.num_bytes for row in (*shown, *hidden))
-        yield (group, "", "", "", "", bytes_text(total))
-        for row in shown:
-            yield (
-                row.path,
-                str(row.shape),
-                row.dtype,
-                row.kind,
-                names_text(row.devices),
-                bytes_text(row.num_bytes),
-            )
-        if hidden:
-            rest = sum(row.num_bytes for row in hidden)
-            text = hidden_text(len(shown), len(hidden))
-            yield (text, "", "", "", "", bytes_text(rest))
+def _devices(summary: Summary) -> Iterator[Sequence[str]]:
+    """Yields a row for each set of devices that keep the same."""
+    pairs = ((each.device, each.of_groups) for each in summary.devices)
+    for names, of_groups in alike(pairs):
+        numbers = (*of_groups, sum(of_groups))
+        yield (names, *map(bytes_text, numbers))

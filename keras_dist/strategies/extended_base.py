@@ -1,4 +1,4 @@
-"""The reductions and broadcasts of `strategy.extended`."""
+"""The devices, the reductions and the broadcasts of `strategy.extended`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,16 +15,52 @@ from keras_dist.strategies.destinations import devices_at
 from keras_dist.strategies.destinations import spread
 
 if TYPE_CHECKING:
-    from keras_dist.strategies.deprecated import V1Methods
+    from keras_dist.strategies.deprecated import DeprecatedMethods
 
 _BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
 
 
-class ExtendedReductions:
-    """Reductions and broadcasts to devices that the caller chooses."""
+class ExtendedBase:
+    """Devices, and reductions and broadcasts to those that a caller chooses."""
 
-    def __init__(self, strategy: "V1Methods") -> None:
+    def __init__(self, strategy: "DeprecatedMethods") -> None:
         self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Names of the compute devices, in replica order."""
+        return tuple(str(device) for device in self._strategy.plan.devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Names of the devices that hold variables, primary first."""
+        plan = self._strategy.plan
+        return tuple(str(device) for device in plan.variable_devices)
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """False: replica functions may be given tensors of new shapes."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """True with several workers, each of which runs the program."""
+        return self._strategy.plan.cluster is not None
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """True on the chief, which initializes variables."""
+        return self._strategy.plan.is_chief
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """True on the chief, which saves checkpoints."""
+        return self._strategy.plan.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        """True on the chief, which writes logs."""
+        return self._strategy.plan.is_chief
 
     def reduce_to(
         self,

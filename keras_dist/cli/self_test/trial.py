@@ -7,12 +7,12 @@ from typing import Any
 from keras_dist.cli.inspection.child import CPU_ONLY
 from keras_dist.cli.inspection.child import Child
 from keras_dist.cli.inspection.child import ChildError
-from keras_dist.cli.trial.rows import Row
-from keras_dist.cli.trial.rows import RowPlace
-from keras_dist.cli.trial.rows import RowResult
-from keras_dist.cli.trial.rows import Settings
-from keras_dist.cli.trial.rows import Status
-from keras_dist.cli.trial.rows import rows_for
+from keras_dist.cli.self_test.rows import Row
+from keras_dist.cli.self_test.rows import RowPlace
+from keras_dist.cli.self_test.rows import RowResult
+from keras_dist.cli.self_test.rows import Settings
+from keras_dist.cli.self_test.rows import Status
+from keras_dist.cli.self_test.rows import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
 STARTS = "starts"
@@ -54,19 +54,11 @@ class CommandTrial:
 
         It is `None` if the backend is not installed or can't start.
         """
-        name = self._backend.name
         if not self._backend.is_installed:
-            self._end(
-                RowResult(
-                    name,
-                    STARTS,
-                    Status.SKIPPED,
-                    "not installed",
-                    self._backend.fix,
-                )
-            )
+            fix = self._backend.fix
+            self._end(self._skipped(STARTS, "not installed", fix))
             return None
-        self._begin(name, STARTS, 0)
+        self._begin(self._backend.name, STARTS, 0)
         try:
             return self._run()
         finally:
@@ -93,49 +85,39 @@ class CommandTrial:
         return self._has_accelerators and row.place is RowPlace.CPU
 
     def _try(self, row: Row) -> RowResult:
-        name, start = self._backend.name, time.monotonic()
+        start = time.monotonic()
         if not row.job:
-            return RowResult(
-                name, row.name, Status.SKIPPED, row.reason, row.fix
-            )
+            return self._skipped(row.name, row.reason, row.fix)
         try:
-            if self._child is None or self._place is not self._needed(row):
-                self._close()
-                self._start(self._needed(row))
-            assert self._child is not None
-            answer = self._child.ask(
-                row.job, row.arguments, self._settings.timeout
-            )
+            answer = self._answer(row)
         except ChildError as error:
             self._close()
             fix = REPORT if error.has_ended else _LONGER
             return self._failed(row.name, start, error, fix)
-        seconds = time.monotonic() - start
-        if "found" in answer:
-            return RowResult(
-                name,
-                row.name,
-                Status.PASSED,
-                answer["found"],
-                seconds=seconds,
-                report=answer.get("report"),
-            )
         if "refused" in answer:
-            refused, fix = answer["refused"], "leave it mirrored"
-            return RowResult(name, row.name, Status.SKIPPED, refused, fix)
-        fix = _LONGER if answer["is_late"] else REPORT
-        if answer["is_ours"]:
-            fix = "do what it says"
+            return self._skipped(
+                row.name, answer["refused"], "leave it mirrored"
+            )
+        passed = "found" in answer
         return RowResult(
-            name,
+            self._backend.name,
             row.name,
-            Status.FAILED,
-            answer["error"],
-            "see below" if "text" in answer else fix,
-            seconds,
+            Status.PASSED if passed else Status.FAILED,
+            answer["found"] if passed else answer["error"],
+            "" if passed else _fix(answer),
+            time.monotonic() - start,
             answer.get("text", ""),
             answer.get("report"),
         )
+
+    def _answer(self, row: Row) -> dict[str, Any]:
+        """Asks the process of the row's place, which is started if needed."""
+        if self._child is None or self._place is not self._needed(row):
+            self._close()
+            self._start(self._needed(row))
+        assert self._child is not None
+        limit = self._settings.timeout
+        return self._child.ask(row.job, row.arguments, limit)
 
     def _needed(self, row: Row) -> RowPlace:
         """Returns a row's place; without accelerators, all rows share one."""
@@ -157,6 +139,10 @@ class CommandTrial:
             self._child.close()
         self._child = None
 
+    def _skipped(self, name: str, reason: str, fix: str) -> RowResult:
+        backend = self._backend.name
+        return RowResult(backend, name, Status.SKIPPED, reason, fix)
+
     def _failed(
         self, name: str, start: float, error: ChildError, fix: str
     ) -> RowResult:
@@ -169,3 +155,12 @@ class CommandTrial:
             time.monotonic() - start,
             error.lines,
         )
+
+
+def _fix(answer: dict[str, Any]) -> str:
+    """Returns what to do about a row that failed."""
+    if "text" in answer:
+        return "see below"
+    if answer["is_ours"]:
+        return "do what it says"
+    return _LONGER if answer["is_late"] else REPORT

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.environment.packages import BACKEND_VARIABLE
 from keras_dist.environment.packages import InstalledBackend
@@ -62,8 +63,7 @@ def self_test(
     """
     if workers == 1:
         fail("--workers 1 is one process. Expected: 2 or more, or none.")
-    if json is not None and not json.absolute().parent.is_dir():
-        fail(f"--json {json}: there is no folder {json.parent}. Make it first.")
+    check_folder("--json", json)
     chosen = _chosen(backend)
     # keras.json is not counted as a choice of the user's: Keras writes it.
     picked = os.environ.get(BACKEND_VARIABLE) if backend == ALL else None
@@ -72,18 +72,19 @@ def self_test(
 
     from keras_dist.cli.inspection.report import problem_of
     from keras_dist.cli.inspection.report import show_problem
-    from keras_dist.cli.trial.report import Bar
-    from keras_dist.cli.trial.report import as_json
-    from keras_dist.cli.trial.report import number_of
-    from keras_dist.cli.trial.report import show
-    from keras_dist.cli.trial.report import states_of
-    from keras_dist.cli.trial.rows import RowResult
-    from keras_dist.cli.trial.rows import Settings
-    from keras_dist.cli.trial.rows import Status
-    from keras_dist.cli.trial.trial import CommandTrial
+    from keras_dist.cli.self_test.report import Bar
+    from keras_dist.cli.self_test.report import as_json
+    from keras_dist.cli.self_test.report import number_of
+    from keras_dist.cli.self_test.report import show
+    from keras_dist.cli.self_test.report import states_of
+    from keras_dist.cli.self_test.rows import OWN_MODEL
+    from keras_dist.cli.self_test.rows import RowResult
+    from keras_dist.cli.self_test.rows import Settings
+    from keras_dist.cli.self_test.rows import Status
+    from keras_dist.cli.self_test.trial import CommandTrial
 
     console = Console(highlight=False)
-    settings = Settings(workers, devices, timeout, model)
+    settings = Settings(workers, devices, timeout, model or OWN_MODEL)
     results: list[RowResult] = []
     seen: dict[str, Any] = {}
     with Bar(console) as bar:

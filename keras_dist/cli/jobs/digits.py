@@ -1,0 +1,63 @@
+"""The model that `keras-dist test` trains, unless it is told another one.
+
+It includes what fails first: a last batch that does not divide, statistics of
+the whole batch, clipping by the norm of all gradients, a metric.
+"""
+
+import importlib.util
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+# Rows of each batch. No number of replicas from 2 divides both.
+BATCHES = (20, 7)
+NUM_FEATURES = 64
+NUM_CLASSES = 10
+SEED = 7
+
+Array = NDArray[np.float32]
+
+
+def make() -> tuple[keras.Model, list[tuple[Array, Array]]]:
+    """Returns a compiled model with smooth activations, and its batches.
+
+    At the kink of a ReLU, the last digit turns a gradient on or off.
+    """
+    model = keras.Sequential(
+        [
+            keras.Input((NUM_FEATURES,)),
+            keras.layers.Dense(32, use_bias=False),
+            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.Activation("silu"),
+            keras.layers.Dense(NUM_CLASSES),
+        ],
+        name="digits",
+    )
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model, data()
+
+
+def data() -> list[tuple[Array, Array]]:
+    """Returns digits of scikit-learn if it is installed, else made-up ones.
+
+    Each batch is a pair, of the shapes `(rows, NUM_FEATURES)` and `(rows,)`.
+    """
+    count = sum(BATCHES)
+    if importlib.util.find_spec("sklearn") is not None:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        x, y = digits.data[:count] / 16.0, digits.target[:count]
+    else:
+        rng = np.random.default_rng(SEED)
+        y = rng.integers(NUM_CLASSES, size=count)
+        centers = rng.uniform(size=(NUM_CLASSES, NUM_FEATURES))
+        x = centers[y] + rng.normal(0.0, 0.1, (count, NUM_FEATURES))
+    splits = np.cumsum(BATCHES[:-1])
+    arrays = (x.astype("float32"), y.astype("float32"))
+    return list(zip(*(np.split(a, splits) for a in arrays), strict=True))

@@ -1,0 +1,294 @@
+"""The process of one backend, which describes itself and then does jobs.
+
+The argument is a file descriptor for replies, a line of JSON each. The first
+reply describes the backend and its devices; the others answer the lines of JSON
+on standard input.
+"""
+
+import hashlib
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.cluster_resolver import detect
+from keras_dist.cluster_resolver.tasks import cluster_of
+from keras_dist.errors import KerasDistError
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.launch.function import launch
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.backend import list_devices
+from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.replica.replica_context import get_replica_context
+from keras_dist.strategies.central_storage import CentralStorageStrategy
+from keras_dist.strategies.mirrored import MirroredStrategy
+from keras_dist.strategies.multi_worker_mirrored import (
+    MultiWorkerMirroredStrategy,
+)
+from keras_dist.strategies.one_device import OneDeviceStrategy
+from keras_dist.strategies.strategy import Strategy
+from keras_dist.tools.users_function import called
+from keras_dist.tools.users_function import function_of
+from keras_dist.verification.report import Report
+
+
+class DifferentNumbersError(Exception):
+    """Raised when numbers are not those that they should be."""
+
+
+class RefusedError(Exception):
+    """Raised when the state of a user's optimizer can't be sharded."""
+
+
+def main(channel: int) -> None:
+    """Replies to requests until standard input ends.
+
+    `channel` is the file descriptor for replies.
+    """
+    os.set_inheritable(channel, False)
+    with os.fdopen(channel, "w") as replies:
+
+        def reply(content: dict[str, Any]) -> None:
+            replies.write(json.dumps(content) + "\n")
+            replies.flush()
+
+        reply(look())
+        for line in sys.stdin:
+            reply(_answer(json.loads(line)))
+
+
+def look() -> dict[str, Any]:
+    """Returns the backend, its devices and the cluster, in types that JSON has.
+
+    If the cluster can't be read, `"cluster"` has the reason under `"error"`.
+    """
+    return {
+        "backend": keras.backend.backend(),
+        "keras": keras.__version__,
+        "devices": list_devices(),
+        "shards_optimizer": isinstance(get_backend(), ShardsOptimizerState),
+        "cluster": _cluster(),
+    }
+
+
+def _cluster() -> dict[str, Any]:
+    try:
+        resolver, reason = detect()
+        cluster = None if resolver is None else cluster_of(resolver)
+    except (KerasDistError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "reason": reason,
+        "resolver": None if resolver is None else type(resolver).__name__,
+        "workers": 1 if cluster is None else cluster.num_workers,
+        "index": 0 if cluster is None else cluster.index,
+    }
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found = _JOBS[request["job"]](**request["arguments"])
+        return _told(found) if isinstance(found, Report) else {"found": found}
+    except Exception as error:
+        traceback.print_exc()
+        if isinstance(error, RefusedError):
+            return {"refused": str(error)}
+        name = f"{type(error).__name__}: "
+        if isinstance(error, DifferentNumbersError):
+            name = ""
+        return {
+            "error": f"{name}{error}",
+            # The messages of these errors say what to do.
+            "is_ours": isinstance(error, KerasDistError),
+            "is_late": isinstance(error, TimeoutError),
+        }
+
+
+def _told(report: Report) -> dict[str, Any]:
+    """Returns the answer with a report: the numbers are the same, or not."""
+    answer: dict[str, Any] = {"report": report.to_dict()}
+    problem = f"the numbers differ: {report.first}"
+    if report.same:
+        # NaN on both sides is the same, and proves nothing.
+        nan = [d for d in report.differences if math.isnan(d.strategy)]
+        if not nan:
+            return {**answer, "found": report.verdict}
+        problem = f"NaN, so that nothing can be compared: {nan[0]}"
+    return {
+        **answer,
+        "error": problem,
+        "text": str(report),
+        "is_ours": True,
+        "is_late": False,
+    }
+
+
+def make_strategy(kind: str, devices: Sequence[str]) -> Strategy:
+    """Returns a strategy on these devices.
+
+    `kind` is `"one"`, `"mirrored"`, `"sharded"` or `"central"`.
+    """
+    if kind == "one":
+        return OneDeviceStrategy(devices[0])
+    if kind == "central":
+        return CentralStorageStrategy(devices)
+    return MirroredStrategy(devices, optimizer_state=kind)
+
+
+def verify(model: str, kind: str, devices: Sequence[str]) -> Report:
+    """Compares a model on devices of this process with one device.
+
+    `model` is `"module:function"`; the function returns a compiled model, `x`,
+    and, if there are any, `y` and sample weights. `kind` is that of
+    `make_strategy`.
+
+    Raises:
+        UnsupportedModelError: If the function returns something else, or its
+            model is refused.
+        RefusedError: If the optimizer's state can't be sharded.
+    """
+    try:
+        return _verified(model, lambda: make_strategy(kind, devices))[0]
+    except UnsupportedModelError as error:
+        if kind == "sharded":
+            raise RefusedError(str(error)) from error
+        raise
+
+
+def verify_workers(
+    model: str, workers: int, devices: int | None, timeout: float
+) -> Report:
+    """Compares a model over several processes with one device in each.
+
+    `devices` is the number of virtual CPU devices of each process, or `None`
+    for the accelerators that each gets. `timeout` is in seconds, for all of
+    them.
+
+    Raises:
+        UnsupportedModelError: As for `verify`.
+        DifferentNumbersError: If workers end with different weights.
+        TimeoutError: If workers still ran after `timeout`.
+    """
+    found = launch(
+        _as_worker, (model,), workers=workers, devices=devices, timeout=timeout
+    )
+    check_alike([digest for _, digest in found])
+    # All workers have the same report.
+    return Report.from_dict(found[0][0])
+
+
+def check_alike(digests: Sequence[str]) -> None:
+    """Checks that all workers have the same bits in their weights.
+
+    Raises:
+        DifferentNumbersError: If one has others than worker 0.
+    """
+    for index, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise DifferentNumbersError(
+                f"worker {index} ended with other weights than worker 0. "
+                "Expected: the same on each worker."
+            )
+
+
+def _as_worker(model: str) -> tuple[dict[str, Any], str]:
+    report, weights = _verified(model, MultiWorkerMirroredStrategy)
+    return report.to_dict(), digest_of(weights)
+
+
+def digest_of(weights: Sequence[Any]) -> str:
+    """Returns a hash of all bits of arrays."""
+    digest = hashlib.sha256()
+    for weight in weights:
+        digest.update(np.ascontiguousarray(weight).tobytes())
+    return digest.hexdigest()
+
+
+def _verified(
+    spec: str, make: Callable[[], Strategy]
+) -> tuple[Report, list[Any]]:
+    """Returns a report, and the weights of the copy under the strategy."""
+    strategy = make()
+    try:
+        function = function_of(spec)
+        keras.utils.set_random_seed(0)
+        given = called(spec, function)
+    except ValueError as error:
+        raise UnsupportedModelError(str(error)) from error
+    if not isinstance(given, tuple) or not 2 <= len(given) <= 4:
+        raise UnsupportedModelError(
+            f"--model {spec}: the function has to return a compiled model and "
+            f"data to train it with. Received: {given!r}. Expected: (model, "
+            "x, y), (model, x, y, sample_weight), or (model, dataset)."
+        )
+    _, *data = given
+    names = ("x", "y", "sample_weight")
+    copies = []
+
+    def copy() -> Any:
+        copies.append(function()[0])
+        return copies[-1]
+
+    report = strategy.verify(copy, **dict(zip(names, data, strict=False)))
+    # The last copy is the strategy's, as its training left it.
+    return report, copies[-1].get_weights()
+
+
+def check_collectives(devices: Sequence[str]) -> str:
+    """Runs a function on each device, and checks collectives of its results.
+
+    Returns the names of what was checked.
+
+    Raises:
+        DifferentNumbersError: If a number is not what it should be.
+    """
+    strategy = MirroredStrategy(devices)
+    count = len(devices)
+    rows = np.arange(2 * count + 1, dtype="float32")
+    dataset = strategy.experimental_distribute_dataset([rows])
+    own = next(iter(dataset))
+
+    def replica_fn(x: Any) -> Any:
+        context = get_replica_context()
+        assert context is not None
+        replica = float(context.replica_id_in_sync_group)
+        ids = keras.ops.convert_to_tensor(replica, "float32")
+        return ids, context.all_reduce("SUM", keras.ops.sum(x)), x
+
+    ids, total, again = strategy.run(replica_fn, args=(own,))
+    ranks = np.arange(count)
+    local, reduce = strategy.experimental_local_results, strategy.reduce
+    _check("run", local(ids), ranks)
+    _check("all_reduce", local(total), [rows.sum()] * count)
+    _check("reduce SUM", [reduce("SUM", ids, axis=None)], [ranks.sum()])
+    _check("reduce MEAN", [reduce("MEAN", ids, axis=None)], [ranks.mean()])
+    _check("reduce over rows", [reduce("MEAN", again, axis=0)], [rows.mean()])
+    gathered = keras.ops.convert_to_numpy(strategy.gather(again, axis=0))
+    _check("gather", list(gathered), list(rows))
+    return "run, all_reduce, reduce and gather"
+
+
+def _check(what: str, actual: Sequence[Any], expected: Any) -> None:
+    numbers = [float(keras.ops.convert_to_numpy(each)) for each in actual]
+    wanted = [float(each) for each in expected]
+    if len(numbers) != len(wanted) or not np.allclose(numbers, wanted):
+        raise DifferentNumbersError(
+            f"`{what}` gave {numbers}. Expected: {wanted}."
+        )
+
+
+_JOBS: dict[str, Callable[..., str | Report]] = {
+    "collectives": check_collectives,
+    "verify": verify,
+    "verify workers": verify_workers,
+}
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""`keras-dist test`: the command, its trials, and their results."""

@@ -1,1 +1,0 @@
-"""The trials of `keras-dist test`, and their results."""
