@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import keras
 
 from keras_dist.errors import TraceError
-from keras_dist.fit import hooks
-from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import stateless_scope
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.scopes import Recording
 from keras_dist.replica.scopes import replay
@@ -30,8 +29,8 @@ def differentiate(
     overlay, and the values that it assigns leave as results, to be assigned
     once JAX is done.
     """
-    hooks.install_losses_of_layers()
-    hooks.install_building()
+    hooks = keras_hooks()
+    hooks.install_for_functions()
     install_cond()
     kept: list[Any] = []
 
@@ -49,7 +48,7 @@ def differentiate(
 
     below = stateless_scope()
     values = [_value(below, variable) for variable in variables]
-    with creation_hooks():
+    with hooks.creating():
         (value, (aux, written)), (by_variable, by_tensor) = jax.value_and_grad(
             of_values, argnums=(0, 1), has_aux=True
         )(values, list(tensors))

@@ -16,7 +16,6 @@ import tensorflow as tf
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.rehearsal import RehearsedStep
 from keras_dist.replica.custom_gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
@@ -45,8 +44,10 @@ def _rehearsed(original: Callable[..., Any]) -> Callable[..., Any]:
         **kwargs: Any,
     ) -> Any:
         step = current_step()
-        if not isinstance(step, RehearsedStep) or not any(
-            map(_is_variable, tf.nest.flatten(sources))
+        if (
+            step is None
+            or not step.is_rehearsal
+            or not any(map(_is_variable, tf.nest.flatten(sources)))
         ):
             return original(self, target, sources, *args, **kwargs)
         step.differentiated(tf.nest.flatten(target))
