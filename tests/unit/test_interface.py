@@ -4,8 +4,10 @@ import ast
 import importlib
 import pathlib
 
+import keras
 import pytest
 
+import keras_dist
 from keras_dist import plugins
 
 BACKENDS = pathlib.Path(__file__).parents[2] / "backends"
@@ -69,3 +71,17 @@ def test_stable_names_are_of_those_packages():
 @pytest.mark.parametrize("package", sorted(OFFERED))
 def test_each_package_is_there(package):
     assert importlib.import_module(f"keras_dist.{package}").__doc__
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="the backend is on PyTorch"
+)
+def test_a_backend_that_compiles_nothing_says_so():
+    from conformance.fourth import FourthBackend
+
+    with plugins.override_backend(FourthBackend()):
+        strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        function = keras_dist.function(lambda: 1)
+        for replica_function in (function, lambda: function()):
+            with pytest.raises(keras_dist.UnsupportedModelError):
+                strategy.run(replica_function)
