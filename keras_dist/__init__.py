@@ -38,11 +38,17 @@ def _default_strategy() -> Any:
     return default_strategy()
 
 
+def _keras_hooks() -> Any:
+    from keras_dist.fit.creation import HOOKS
+
+    return HOOKS
+
+
 def _set_up() -> None:
     """Prepares what must be there before any name is used.
 
-    Makes virtual devices, registers the default strategy, and watches workers
-    that would train alone.
+    Makes virtual devices, registers what lower layers ask of higher ones, and
+    watches workers that would train alone.
     """
     if os.environ.get("KERAS_DIST_VIRTUAL_DEVICES"):
         from keras_dist.plugin.backend import apply_environment
@@ -50,8 +56,10 @@ def _set_up() -> None:
         apply_environment()
     from keras_dist.core import context
     from keras_dist.fit.alone import watch_training
+    from keras_dist.plugin import front_end
 
     context.register_default(_default_strategy)
+    front_end.register_keras_hooks(_keras_hooks)
     watch_training()
 
 

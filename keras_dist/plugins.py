@@ -2,21 +2,22 @@
 
 A strategy's `Plan` says which devices compute and where variables live. An
 `Executor` carries out one plan with one framework, and a `Backend` creates
-executors. The other names are for executors that call their replicas one by
-one, for instance in threads. tutorials/7_writing_your_own.ipynb has an example
-of each.
+executors. An executor with several replicas is a `ReplicaRunner` too, or a
+`StepRunner`, whose models train with `fit`: the front end replaces their steps.
+The other names are for executors that call their replicas one by one, for
+instance in threads. tutorials/7_writing_your_own.ipynb has an example of each.
 
 A plugin registers its `Backend` under the entry-point group
 *keras_dist.backends*, with the name that `keras.backend.backend()` returns.
-These names are as stable as those of `keras_dist`; names in other modules may
-change in any version.
+These names are as stable as those of `keras_dist`. Its own three backends use
+more, but only from the packages that these names come from, and from `errors`
+and `sharding`; names there may change in any version.
 """
 
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
-from keras_dist.fit.steps import step_overrides
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.backend import Backend
@@ -24,8 +25,8 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import override_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaRunner
-from keras_dist.plugin.replica import StepRunner
+from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
 from keras_dist.replica.differentiation import Differentiates
@@ -48,6 +49,5 @@ __all__ = [
     "outside_replicas",
     "override_backend",
     "parse_device",
-    "step_overrides",
     "thread_state",
 ]

@@ -137,7 +137,6 @@ PUBLIC = {
         "outside_replicas",
         "override_backend",
         "parse_device",
-        "step_overrides",
         "thread_state",
     ],
     "keras_dist.testing": [

@@ -155,8 +155,8 @@ plt.show()
 # %% [markdown]
 # ## A backend
 #
-# A backend lists devices and makes executors. Its five abstract methods are
-# those of an executor with one replica; `MemoryExecutor` is no more than that.
+# A backend lists devices and makes executors. An executor has four abstract
+# methods, for variables and devices: `MemoryExecutor` is no more than that.
 #
 # Ours, *Turns*, has real replicas: all on one real device, computing one after
 # the other. It has to say three things more:
@@ -195,10 +195,6 @@ class TurnsReplica(Replica):
                 return fn(values)
 
         return self.round.meet(self.index, what, hold, value)
-
-    def all_sum(self, what, value, total=None):
-        # A real backend differentiates through it too.
-        return self.meet(what, sum, value) if total is None else total
 
     def read(self, variable):
         return None  # no copy of its own: what the variable has
@@ -308,11 +304,11 @@ print("plain Keras:", np.round(expected, 4))
 # one device: shares, weights and errors are the front end's work, not the
 # backend's.
 #
-# For `fit`, an executor's `bind` returns the methods that replace a model's
-# own; where the framework's `train_step` runs eagerly or is traced,
-# `keras_dist.plugins.step_overrides` makes them from a runner. The three
-# backends are the examples. Yours is found by Keras' name for it, from
-# any distribution:
+# For `fit`, an executor is a `StepRunner`: a `ReplicaRunner` whose `run` splits
+# a global batch. The front end replaces the steps of its models; a framework
+# with a trainer of its own returns other methods from `bind`. The three
+# backends are the examples, and import nothing that yours can't import. Yours
+# is found by Keras' name for it, from any distribution:
 #
 # ```toml
 # [project.entry-points."keras_dist.backends"]

@@ -16,7 +16,7 @@ from keras_dist.core import context
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.fit import hooks
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.replica import divergence
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import Record
@@ -71,7 +71,7 @@ def run_region(
         for one replica, with the array itself.
     """
     context.check_cross_replica(strategy, "run")
-    hooks.install()
+    keras_hooks().install()
     leaves: list[Any] = []
     specs: list[Any] = []
     cut, on_each = (CUT_STEPS, ON_EACH_STEPS) if scans else (CUT, ON_EACH)

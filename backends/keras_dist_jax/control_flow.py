@@ -13,10 +13,9 @@ import keras
 from jax import lax
 
 from keras_dist.errors import TraceError
-from keras_dist.fit import hooks
-from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import stateless_scope
 from keras_dist.internals.stateless import opened
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.scopes import Recording
 from keras_dist.replica.scopes import is_recorded
@@ -132,8 +131,8 @@ def differentiate(
     overlay, and the values that it assigns leave as results, to be assigned
     once JAX is done.
     """
-    hooks.install_losses_of_layers()
-    hooks.install_building()
+    hooks = keras_hooks()
+    hooks.install_for_functions()
     install_cond()
     kept: list[Any] = []
 
@@ -151,7 +150,7 @@ def differentiate(
 
     below = stateless_scope()
     values = [_value(below, variable) for variable in variables]
-    with creation_hooks():
+    with hooks.creating():
         (value, (aux, written)), (by_variable, by_tensor) = jax.value_and_grad(
             of_values, argnums=(0, 1), has_aux=True
         )(values, list(tensors))

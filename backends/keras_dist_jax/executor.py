@@ -19,7 +19,7 @@ from keras_dist.core.reduction import widened
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.arrays import copy_of

@@ -13,11 +13,10 @@ from jax import lax
 from jax import numpy as jnp
 
 from keras_dist.core.tracing import refusing_variables
-from keras_dist.fit import hooks
-from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.internals.stateless import opened
 from keras_dist.plugin.compiler import TraceLog
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.control_flow import install_global_seed
@@ -188,8 +187,8 @@ class Program:
         """Traces the function once, only to find its variables."""
         self._log.note(leaves)
         make_global_seed()
-        hooks.install_building()
-        hooks.install_losses_of_layers()
+        hooks = keras_hooks()
+        hooks.install_for_functions()
         install_cond()
         install_global_seed()
         trace = Trace({}, self._find)
@@ -205,7 +204,7 @@ class Program:
             else refusing_variables(self._name)
         )
         try:
-            with creation_hooks(), refusing:
+            with hooks.creating(), refusing:
                 program = jax.make_jaxpr(body)(leaves)
         except Exception as error:
             raise_explained(error, self._name)
@@ -270,7 +269,8 @@ class Program:
             self._find,
             variables=self._variables,
         )
-        with creation_hooks(), refusing_variables(self._name), trace.entered():
+        creating = keras_hooks().creating()
+        with creating, refusing_variables(self._name), trace.entered():
             arrays, outline = packed(self._call(leaves))
         changing = [*self._donated, *self._given]
         if trace.unknown or set(trace.written) - {s.id for s in changing}:

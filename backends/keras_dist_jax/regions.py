@@ -28,7 +28,7 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.stateless import opened
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.state import Writes

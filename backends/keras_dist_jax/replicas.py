@@ -18,7 +18,7 @@ from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.replica import ALONE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
 from keras_dist.replica.state import outside_replicas

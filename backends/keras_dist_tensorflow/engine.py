@@ -25,16 +25,13 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
-from keras_dist.fit.metrics import hook_metrics
-from keras_dist.fit.steps import check_layers
-from keras_dist.fit.steps import step_overrides
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import ReplicaRunner
-from keras_dist.plugin.replica import StepRunner
 from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.replica import named
+from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.state import current_call
 from keras_dist.replica.variables import SyncOnReadVariable
 from keras_dist_tensorflow import keras_internals
@@ -52,7 +49,7 @@ from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.runtime_internals import tensors_so_far
 from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
-from keras_dist_tensorflow.trainer import built_first
+from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import install_plain_models
 from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import native_name
@@ -140,15 +137,12 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         keras_internals.set_native_strategy(model, OneReplica())
-        steps = {
-            name: built_first(model, name, step)
-            for name, step in step_overrides(model, self).items()
-        }
-        return {**steps, "_maybe_symbolic_build": _building_in_the_step(model)}
+        return {"_maybe_symbolic_build": _building_in_the_step(model)}
+
+    def build(self, model: keras.Model, step: str, batch: Any) -> None:
+        build(model, step, batch)
 
     def prepare(self, model: keras.Model) -> None:
-        check_layers(model)
-        hook_metrics(model)
         # Each thread has its own seed, and a trace must not create variables.
         make_global_seed()
         self._moves.follow(model, self.updater)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
-from keras_dist.fit.steps import STEPS
+from keras_dist.plugin.front_end import STEPS
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor

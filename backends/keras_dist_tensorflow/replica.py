@@ -13,7 +13,6 @@ import tensorflow as tf
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
-from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
@@ -76,23 +75,6 @@ class TensorFlowReplica(Replica):
                 "(`unroll=True` in recurrent layers), compile with "
                 "`run_eagerly=True`, or use one device."
             )
-
-    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        if total is None:
-            total = self.meet(what, self._add, tf.stop_gradient(value))
-
-        # The total is an argument, so that TensorFlow does not look for
-        # variables in what the other replicas computed it from.
-        def tied(own: Any, total: Any) -> Any:
-            def backward(gradient: Any) -> tuple[Any, None]:
-                weighted = scaled(self.share.keep(gradient), self.share.weight)
-                # `all_sum` and not `_add`: second derivatives pass here too.
-                summed = self.all_sum(f"the gradient of {what}", weighted)
-                return scaled(summed, self.share.inverse), None
-
-            return tf.identity(total), backward
-
-        return tf.custom_gradient(tied)(value, total)
 
     def read(self, variable: keras.Variable) -> Any:
         native = native_variable(variable)

@@ -16,7 +16,6 @@ import tensorflow as tf
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.rehearsal import RehearsedStep
 from keras_dist.replica.custom_gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
@@ -52,7 +51,7 @@ def _in_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
         step = current_step()
         if step is None:
             result = of(output_gradients)
-        elif isinstance(step, RehearsedStep) and any(
+        elif step.is_rehearsal and any(
             map(_is_variable, tf.nest.flatten(sources))
         ):
             step.differentiated(tf.nest.flatten(target))

@@ -20,10 +20,10 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
-from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import StepsOfData
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.variables import Moves
@@ -82,7 +82,8 @@ class Traced:
         def trace(args: Any, kwargs: Any) -> Any:
             leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
             self._log.note([leaf for leaf in leaves if tf.is_tensor(leaf)])
-            with inlining(), creation_hooks(), self._variables():
+            creating = keras_hooks().creating
+            with inlining(), creating(), self._variables():
                 args, kwargs = map_nest(_opened, (args, kwargs))
                 return map_nest(_closed_result, self._fn(args, kwargs))
 

@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.fit.binding import binding_of
 from keras_dist.internals.keras_internals import Trainer
+from keras_dist.plugin.front_end import bound
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.variables import outside_of_traces
@@ -76,7 +76,7 @@ def _knowing_its_variables(
 
     @functools.wraps(original)
     def make(self: keras.Model, force: bool = False) -> Any:
-        if binding_of(self) is None:
+        if bound(self) is None:
             # A trace keeps the `tf.Variable`s that it captured.
             now = [id(native_variable(v)) for v in self.variables]
             force = force or traced.get(self, now) != now
@@ -89,29 +89,30 @@ def _knowing_its_variables(
 def built_first(
     model: keras.Model, name: str, step: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Returns `step`, preceded by building the model from the batch's shapes.
-
-    On TensorFlow, Keras builds inside the step too. Drawing a batch from the
-    user's data beforehand would change a shuffled order.
-    """
+    """Returns `step`, preceded by `build`."""
 
     def built(data: Any) -> Any:
-        _build(model, name, data)
+        build(model, name, data)
         return step(data)
 
     built.__name__ = name
     return built
 
 
-def _build(model: keras.Model, name: str, data: Any) -> None:
+def build(model: keras.Model, name: str, data: Any) -> None:
+    """Builds a model from the shapes of a batch, before its step `name`.
+
+    On TensorFlow, Keras builds inside the step too. Drawing a batch from the
+    user's data beforehand would change a shuffled order.
+    """
     layers = not keras_internals.layers_are_built(model)
     compiled = name != "predict_step" and (
         not keras_internals.compiled_parts_are_built(model)
     )
     if not layers and not compiled:
         return
-    binding = binding_of(model)
-    assert binding is not None
+    link = bound(model)
+    assert link is not None
     # A user's own step may call the model, its loss and its metrics in other
     # ways than Keras does, or not at all: errors of building are ignored. In
     # Keras' own step an error of the user's layers is a `RuntimeError` here,
@@ -122,13 +123,12 @@ def _build(model: keras.Model, name: str, data: Any) -> None:
     # Variables outlive the step's graph: they are made outside of it.
     with outside_of_traces():
         if layers:
-            with tolerated, binding.strategy.scope():
+            with tolerated, link.strategy.scope():
                 model(keras.utils.unpack_x_y_sample_weight(batch)[0])
         if compiled:
             with tolerated:
                 keras_internals.build_compiled_parts(model, batch)
-        binding.claim()
-        binding.strategy.executor.prepare(model)
+        link.prepare()
 
 
 def _symbolic(leaf: Any) -> Any:

@@ -20,7 +20,7 @@ from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.differentiation import Differentiates
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.differentiation import differentiate
-from keras_dist_torch.one_device import TorchOneDeviceExecutor
+from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
@@ -67,7 +67,7 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
 
     def executor(self, plan: Plan) -> Executor:
         if plan.is_one_device:
-            return TorchOneDeviceExecutor(plan)
+            return TorchExecutor(plan)
         workers = self._workers if plan.cluster else None
         if plan.shards_optimizer:
             return TorchShardedExecutor(plan, workers)

@@ -20,12 +20,12 @@ from keras_dist.core.tracing import inlining
 from keras_dist.core.tracing import refusing_variables
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
-from keras_dist.fit.creation import creation_hooks
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
+from keras_dist.plugin.front_end import keras_hooks
 
 
 class TorchCompiler(Compiler):
@@ -85,7 +85,7 @@ class TorchCompiler(Compiler):
     def _running(self, function: CompiledFunction) -> Any:
         with contextlib.ExitStack() as stack:
             stack.enter_context(inlining())
-            stack.enter_context(creation_hooks())
+            stack.enter_context(keras_hooks().creating())
             if function.key in self._have_run:
                 stack.enter_context(refusing_variables(function.name))
             yield

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from keras_dist.fit.rehearsal import RehearsedStep
 from keras_dist.internals import keras_internals
 from keras_dist.replica.custom_gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
@@ -109,7 +108,7 @@ def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
         sources = [inputs] if isinstance(inputs, torch.Tensor) else [*inputs]
         leaves = {id(leaf) for leaf in _leaves(step)}
         are_leaves = [id(source) in leaves for source in sources]
-        if isinstance(step, RehearsedStep) and any(are_leaves):
+        if step.is_rehearsal and any(are_leaves):
             step.differentiated(outputs)
             return tuple(map(torch.zeros_like, sources))
         result = original(outputs, inputs, *args, **kwargs)
@@ -130,7 +129,7 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None:
             original(tensors, *args, **kwargs)
             return
-        if isinstance(step, RehearsedStep):
+        if step.is_rehearsal:
             step.differentiated(tensors)
             for leaf in _leaves(step):
                 leaf.grad = torch.zeros_like(leaf)

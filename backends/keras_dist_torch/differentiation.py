@@ -10,8 +10,7 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.fit import hooks
-from keras_dist.fit.creation import creation_hooks
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.scopes import Overlay
 
@@ -77,11 +76,11 @@ def _leaves(
 
 @contextlib.contextmanager
 def _overlay(overlaid: list[Any]) -> Iterator[None]:
-    hooks.install_losses_of_layers()
-    hooks.install_building()
+    hooks = keras_hooks()
+    hooks.install_for_functions()
     overlay = Overlay(overlaid)
     try:
-        with creation_hooks(), overlay:
+        with hooks.creating(), overlay:
             yield
     finally:
         overlay.release()

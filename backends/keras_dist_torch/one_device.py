@@ -1,8 +1,6 @@
 """The executor for one device, plain Keras, and the base of all executors."""
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -41,7 +39,8 @@ def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
 class TorchExecutor(Executor):
     """Keeps each variable on the primary device: the base of all executors.
 
-    With central storage, each variable is on the device that owns it.
+    It is itself the executor of one device, where Keras' own steps run. With
+    central storage, each variable is on the device that owns it.
     """
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
@@ -108,10 +107,3 @@ class TorchExecutor(Executor):
     def copy_of(self, variable: keras.Variable, index: int) -> torch.Tensor:
         device = torch_device(self.plan.devices[index])
         return tensor_of(variable).detach().to(device)
-
-
-class TorchOneDeviceExecutor(TorchExecutor):
-    """Runs Keras' own steps on one device, without splitting batches."""
-
-    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        return {}

@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -20,17 +19,14 @@ from keras_dist.core.rows import bounds
 from keras_dist.core.rows import ranges
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.metrics import hook_metrics
-from keras_dist.fit.steps import check_layers
-from keras_dist.fit.steps import step_overrides
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import ReplicaRunner
-from keras_dist.plugin.replica import StepRunner
 from keras_dist.plugin.replica import group_of
+from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
 from keras_dist_torch import transfers
@@ -81,9 +77,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
     def replicas(self) -> ReplicaRunner:
         return self
 
-    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        return step_overrides(model, self)
-
     def prepare(self, model: keras.Model) -> None:
         for layer in model._flatten_layers():
             if isinstance(layer, TorchModuleWrapper):
@@ -92,8 +85,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                     "parameters replicas would share. Expected: Keras layers. "
                     "Use one device, or write it with Keras layers."
                 )
-        check_layers(model)
-        hook_metrics(model)
 
     def run(
         self,

@@ -13,7 +13,7 @@ import torch
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
-from keras_dist.fit import hooks
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import current_replica
@@ -228,7 +228,7 @@ def install_apply() -> None:
     """
     # Installed first, so that the order of wrappers is the same whichever
     # strategy is made first.
-    hooks.install()
+    keras_hooks().install()
     for cls in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,

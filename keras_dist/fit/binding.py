@@ -22,6 +22,8 @@ from keras_dist.fit.banner import introduce
 from keras_dist.fit.origin import DistributedConfig
 from keras_dist.fit.origin import forget
 from keras_dist.fit.rehearsal import first_batch_held
+from keras_dist.fit.steps import prepare_steps
+from keras_dist.fit.steps import step_overrides
 from keras_dist.fit.workers.chief import SAVING
 from keras_dist.fit.workers.chief import save
 from keras_dist.fit.workers.entry import Entry
@@ -32,7 +34,9 @@ from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
+from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.powers import KeepsParts
+from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.state import current_call
 from keras_dist.replica.variables import adopt
 from keras_dist.replica.variables import check_owner
@@ -49,7 +53,6 @@ _ENTRY_POINTS = (
     "test_on_batch",
     "predict_on_batch",
 )
-_ATTRIBUTE = "_keras_dist_binding"
 
 
 def claim_variable(variable: keras.Variable, strategy: "StrategyBase") -> None:
@@ -98,7 +101,7 @@ def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
 
 def binding_of(model: keras.Model) -> "Binding | None":
     """Returns the model's `Binding`, or `None` for a plain model."""
-    binding: Binding | None = model.__dict__.get(_ATTRIBUTE)
+    binding: Binding | None = model.__dict__.get(BOUND)
     return binding
 
 
@@ -146,10 +149,10 @@ class Binding:
 
     def install(self) -> None:
         """Sets the instance attributes that distribute the model."""
-        model = self.model
+        model, executor = self.model, self.strategy.executor
         # `setattr` would have Keras and torch track these attributes.
         replacements: dict[str, Any] = {
-            _ATTRIBUTE: self,
+            BOUND: self,
             "compile": self._compile,
             "_symbolic_build": self._symbolic_build,
         }
@@ -159,10 +162,12 @@ class Binding:
             replacements[name] = self._entry_point(name)
         # A layer with a trainer mixed in has no methods for saving.
         is_saved = isinstance(model, keras.Model)
-        if is_saved and self.strategy.executor.workers is not None:
+        if is_saved and executor.workers is not None:
             for name in SAVING:
                 replacements[name] = self._saving_method(name)
-        replacements.update(self.strategy.executor.bind(model))
+        if isinstance(executor, StepRunner):
+            replacements |= step_overrides(model, executor, self.strategy)
+        replacements |= executor.bind(model)
         for name, value in replacements.items():
             object.__setattr__(model, name, value)
         forget(model)
@@ -171,6 +176,17 @@ class Binding:
         """Claims the model's and its optimizer's variables for the strategy."""
         variables = keras_internals.all_variables(self.model)
         claim_variables(variables, self.strategy)
+
+    def prepare(self) -> None:
+        """Claims the variables that the model has now, for its next step."""
+        self.claim()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        executor = self.strategy.executor
+        if isinstance(executor, StepRunner):
+            prepare_steps(self.model)
+        executor.prepare(self.model)
 
     def _share_out(self) -> None:
         """Divides variables' values among the per-replica components again.
@@ -193,8 +209,7 @@ class Binding:
         model = self.model
         with self.strategy.scope():
             type(model)._symbolic_build(model, *args, **kwargs)
-        self.claim()
-        self.strategy.executor.prepare(model)
+        self.prepare()
 
     def _description(self) -> Callable[..., DistributedConfig]:
         original = type(self.model).get_config
@@ -286,7 +301,7 @@ class Binding:
                     )
                     self.claim()
                     self._claimed_for = optimizer
-                executor.prepare(model)
+                self._prepare()
                 if executor.workers is not None and not each_batch:
                     take_chiefs_values(
                         keras_internals.all_variables(model), executor.workers

@@ -18,16 +18,16 @@ from keras_dist.core import context
 from keras_dist.core import tracing
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
+from keras_dist.fit import hooks
 from keras_dist.fit import lone_updates
 from keras_dist.fit.binding import bind_model
 from keras_dist.fit.binding import binding_of
 from keras_dist.fit.binding import claim_variable
-from keras_dist.fit.hooks import hook_constructor
-from keras_dist.fit.hooks import install_normalization
 from keras_dist.fit.origin import notice
 from keras_dist.fit.origin import notice_scope
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import all_variables
+from keras_dist.plugin.front_end import KerasHooks
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
 from keras_dist.replica.state import current_call
@@ -52,7 +52,7 @@ def creation_hooks() -> Iterator[None]:
     """Installs the hooks with the first scope; removes them with the last."""
     global _open_scopes
     _share_new_variables()
-    install_normalization()
+    hooks.install_normalization()
     lone_updates.install()
     with _lock:
         if _open_scopes == 0:
@@ -66,7 +66,11 @@ def creation_hooks() -> Iterator[None]:
                     "add_variable_from_reference",
                     _hook_slot,
                 ),
-                (keras.layers.BatchNormalization, "__init__", hook_constructor),
+                (
+                    keras.layers.BatchNormalization,
+                    "__init__",
+                    hooks.hook_constructor,
+                ),
             ):
                 _undo.enter_context(_wrapped(cls, method, hook))
         _open_scopes += 1
@@ -77,6 +81,9 @@ def creation_hooks() -> Iterator[None]:
             _open_scopes -= 1
             if _open_scopes == 0:
                 _undo.close()
+
+
+HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)
 
 
 def _hook_model(original: Callable[..., None]) -> Callable[..., None]:

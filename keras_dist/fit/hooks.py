@@ -188,6 +188,12 @@ def install_building() -> None:
     _wrap(keras.Layer, "_maybe_build", _hook_build)
 
 
+def install_for_functions() -> None:
+    """Installs the hooks on layers that traces and derivatives need."""
+    install_losses_of_layers()
+    install_building()
+
+
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     setattr(owner, name, hook(getattr(owner, name)))
 

@@ -29,7 +29,7 @@ from keras_dist.internals.overrides import own_steps
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import StepRunner
+from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.probe import kept_attributes
 from keras_dist.replica.state import ReplicaStep
@@ -65,7 +65,6 @@ class RehearsedStep(ReplicaStep):
         self.scope.state_mapping[id(variable)] = value
 
     def differentiated(self, targets: Any) -> None:
-        """Notes the losses whose gradients were asked for."""
         for target in tree.flatten(targets):
             # A loss with an axis is not compared: backends weigh it correctly.
             is_number = not len(target.shape)

@@ -14,33 +14,24 @@ import keras
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit import hooks
-from keras_dist.fit.binding import binding_of
 from keras_dist.fit.coupling import watched
+from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.rehearsal import Rehearsal
 from keras_dist.fit.updates import finish
+from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import StepRunner
+from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.state import ReplicaStep
 
 if TYPE_CHECKING:
     from keras_dist.replica.strategy_core import StrategyBase
 
-STEPS = ("train_step", "test_step", "predict_step")
-
 
 def step_overrides(
-    model: keras.Model, runner: StepRunner
+    model: keras.Model, runner: StepRunner, strategy: "StrategyBase"
 ) -> dict[str, Callable[..., Any]]:
-    """Returns the instance attributes that run a model's steps on replicas.
-
-    Args:
-        model: A `keras.Model`.
-        runner: The executor's `StepRunner`.
-
-    Returns:
-        Dict with `train_step`, `test_step` and `predict_step`.
-    """
+    """Returns the instance attributes that run a model's steps on replicas."""
     hooks.install()
     kinds = Kinds(model)
 
@@ -48,17 +39,18 @@ def step_overrides(
 
     def rehearse(data: Any) -> None:
         if not rehearsal:
-            rehearsal.append(Rehearsal(model, runner, _strategy_of(model)))
+            rehearsal.append(Rehearsal(model, runner, strategy))
         rehearsal[0].look(data)
 
     def step(name: str) -> Callable[[Any], Any]:
         def replicated(data: Any) -> Any:
+            runner.build(model, name, data)
             if name == "train_step":
                 rehearse(data)
             # Cleared once for all replicas, which share the layers' lists of
             # losses.
             model._clear_losses()
-            return _run(model, name, runner, kinds, data)
+            return _run(model, name, runner, strategy, kinds, data)
 
         replicated.__name__ = name
         return replicated
@@ -66,7 +58,13 @@ def step_overrides(
     return {name: step(name) for name in STEPS}
 
 
-def check_layers(model: keras.Model) -> None:
+def prepare_steps(model: keras.Model) -> None:
+    """Prepares a model's layers and metrics for steps on replicas."""
+    _check_layers(model)
+    hook_metrics(model)
+
+
+def _check_layers(model: keras.Model) -> None:
     """Refuses layers that keep a state for each row of the batch.
 
     Raises:
@@ -81,16 +79,14 @@ def check_layers(model: keras.Model) -> None:
             )
 
 
-def _strategy_of(model: keras.Model) -> "StrategyBase":
-    binding = binding_of(model)
-    assert binding is not None
-    return binding.strategy
-
-
 def _run(
-    model: keras.Model, name: str, runner: StepRunner, kinds: Kinds, data: Any
+    model: keras.Model,
+    name: str,
+    runner: StepRunner,
+    strategy: "StrategyBase",
+    kinds: Kinds,
+    data: Any,
 ) -> Any:
-    strategy = _strategy_of(model)
     method = getattr(type(model), name)
 
     def on_replica(replica: Replica, part: Any) -> Any:

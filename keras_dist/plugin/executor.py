@@ -26,7 +26,7 @@ from keras_dist.core.rows import check_rows
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.compiler import Compiler
-from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.workers import Workers
 from keras_dist.plugin.workers import total_of
 
@@ -274,9 +274,11 @@ class Executor(ABC):
             if not _is_equal(first, other):
                 raise error()
 
-    @abstractmethod
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         """Returns methods that replace the model's own, on this instance only.
+
+        None by default. The steps of an executor that is a `StepRunner` are
+        replaced already.
 
         Args:
             model: A `keras.Model`, not necessarily built or compiled.
@@ -285,6 +287,7 @@ class Executor(ABC):
             Dict from attribute name to callable. The model's class keeps the
             originals.
         """
+        return {}
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         """Returns the rows of a global batch that each replica gets in `fit`.

@@ -1,5 +1,9 @@
-"""The front end's objects, as far as a backend uses them."""
+"""What a backend asks of the front end, without importing it.
 
+Folders above this one define and register it: a backend imports none of them.
+"""
+
+import contextlib
 import functools
 import types
 import weakref
@@ -8,8 +12,61 @@ from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from typing import Protocol
+
+import keras
+
+# The methods of a model that run one step of `fit`, `evaluate` and `predict`.
+STEPS = ("train_step", "test_step", "predict_step")
+# The attribute of a model that holds what `bound` returns.
+BOUND = "_keras_dist_binding"
+
+
+class BoundModel(Protocol):
+    """The link between a model and its strategy."""
+
+    strategy: Any
+
+    def prepare(self) -> None:
+        """Claims the variables that the model has now, for its next step."""
+
+
+def bound(model: keras.Model) -> BoundModel | None:
+    """Returns a model's link to its strategy; `None` for a plain model."""
+    link: BoundModel | None = model.__dict__.get(BOUND)
+    return link
+
+
+@dataclass(frozen=True)
+class KerasHooks:
+    """Hooks on methods of Keras that traces and replicas need.
+
+    Args:
+        install: Callable. Installs, for good, those of replicas.
+        install_for_functions: Callable. Installs, for good, those of layers
+            that are called while a function is traced or differentiated.
+        creating: Callable. Returns a context in which new variables and models
+            join the strategy of their thread.
+    """
+
+    install: Callable[[], None]
+    install_for_functions: Callable[[], None]
+    creating: Callable[[], contextlib.AbstractContextManager[None]]
+
+
+_hooks: list[Callable[[], KerasHooks]] = []
+
+
+def register_keras_hooks(make: Callable[[], KerasHooks]) -> None:
+    """Registers the function that returns the hooks."""
+    _hooks[:] = [make]
+
+
+def keras_hooks() -> KerasHooks:
+    """Returns the hooks on Keras, which `fit` has."""
+    return _hooks[0]()
 
 
 class RunsReplicas(Protocol):

@@ -1,9 +1,8 @@
-"""The interface of replicas: a runner, and replicas in a step.
-
-An executor implements both; the hooks of `fit` and of functions use them.
-"""
+"""One replica while it runs: how it meets the others, and its variables."""
 
 import contextlib
+import functools
+import operator
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
@@ -21,8 +20,10 @@ from keras import ops
 
 from keras_dist.core.nests import select
 from keras_dist.core.reduction import check_gather
+from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
+from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
 
 if TYPE_CHECKING:
@@ -155,13 +156,16 @@ class Replica(ABC):
                 have ended.
         """
 
-    @abstractmethod
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
         """Sums a float tensor over all replicas, with gradients.
 
         When the step's gradients are summed, they are weighted by each
         replica's `share.weight`. So the backward pass here uses the same
         weights: replica `r` gets `sum_q weight_q * dy_q / weight_r`.
+
+        By default, replicas meet in the forward and in the backward pass. That
+        is for a framework that runs `keras.ops.custom_gradient` as it is, and
+        does not trace it, as JAX does.
 
         Args:
             what: String that names the meeting in errors.
@@ -172,6 +176,30 @@ class Replica(ABC):
         Returns:
             Tensor of that shape, equal on each replica.
         """
+        if total is None:
+            total = self.meet(what, self._add, ops.stop_gradient(value))
+
+        # The total is an argument, so that TensorFlow does not look for
+        # variables in what the other replicas computed it from.
+        def tied(own: Any, total: Any) -> tuple[Any, Callable[..., Any]]:
+            def backward(*args: Any, upstream: Any = None) -> tuple[Any, None]:
+                # PyTorch passes it by name, after the inputs.
+                gradient = args[-1] if upstream is None else upstream
+                weighted = scaled(self.share.keep(gradient), self.share.weight)
+                # `all_sum` and not `_add`: second derivatives pass here too.
+                summed = self.all_sum(f"the gradient of {what}", weighted)
+                return scaled(summed, self.share.inverse), None
+
+            # A tensor for each replica, which gets a gradient of its own.
+            return ops.copy(total), backward
+
+        return ops.custom_gradient(tied)(value, total)
+
+    def _add(self, values: list[Any]) -> Any:
+        check_shapes(values)
+        own = functools.reduce(operator.add, values)
+        workers = self.group.workers
+        return own if workers is None else workers.sum([own])[0]
 
     @abstractmethod
     def read(self, variable: keras.Variable) -> Any:
@@ -276,114 +304,6 @@ class Replica(ABC):
         padding[along] = (before, after)
         # A sum of tensors padded with zeros, because `all_sum` has gradients.
         return self.all_sum(what, ops.pad(value, padding))
-
-
-class ReplicaRunner(ABC):
-    """A runner of replicas, which also sums their gradients."""
-
-    @abstractmethod
-    def call(self, fn: Callable[[Replica], T]) -> list[T]:
-        """Calls `fn(replica)` once for each replica, on its device.
-
-        Args:
-            fn: Callable. May use the replica's meetings. Each replica's `share`
-                is the whole, so that sums over replicas have no weights.
-
-        Returns:
-            List of its results, replica 0 first.
-
-        Raises:
-            BaseException: The error of the first replica that failed, with a
-                note that names the replica, once all the others have unwound.
-        """
-
-    @abstractmethod
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
-    ) -> list[Any]:
-        """Sums gradients over all replicas, in as few collectives as possible.
-
-        Args:
-            gradients: For each local replica, its gradients, `None` where there
-                is none.
-            weights: For each local replica, a float or float scalar tensor.
-
-        Returns:
-            List with a gradient for each variable, `None` where no replica has
-            one.
-        """
-
-    def sum_gradients(
-        self,
-        replica: Replica,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        variables: Sequence[keras.Variable],
-    ) -> list[Any]:
-        """Sums gradients as `weighted_sum` does, in a meeting of a step.
-
-        Args:
-            replica: One of the step's replicas.
-            gradients: As for `weighted_sum`.
-            weights: As for `weighted_sum`.
-            variables: Sequence of the gradients' variables.
-
-        Returns:
-            As `weighted_sum`.
-        """
-        return self.weighted_sum(gradients, weights)
-
-    def updating(
-        self, optimizer: keras.optimizers.Optimizer
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which an optimizer applies summed gradients.
-
-        Args:
-            optimizer: A `keras.optimizers.Optimizer`.
-        """
-        return contextlib.nullcontext()
-
-    def probing(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context to call a layer again in, without gradients.
-
-        Computation inside runs at once, so that results have values.
-        """
-        return contextlib.nullcontext()
-
-    def building(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context to make variables in, in the middle of a step."""
-        return contextlib.nullcontext()
-
-
-class StepRunner(ReplicaRunner):
-    """A runner of the steps of `fit` on replicas."""
-
-    # Whether a step is traced, so that its batch may have no values yet.
-    traces_steps = False
-
-    @abstractmethod
-    def run(
-        self,
-        fn: Callable[[Replica, Any], T],
-        batch: Any,
-        is_whole: bool = False,
-    ) -> list[T]:
-        """Splits a global batch and calls `fn(replica, part)` on each replica.
-
-        Args:
-            fn: Callable. May use the replica's meetings.
-            batch: Nested structure of arrays, rows along axis 0. Each replica
-                gets all of the leaves without rows.
-            is_whole: Boolean, whether the first replica gets all rows.
-
-        Returns:
-            List of the replicas' results, replica 0 first. Replicas without
-            rows may be left out.
-        """
-
-    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context to call a step in without side effects."""
-        return contextlib.nullcontext()
 
 
 class OnlyReplica(Replica):

@@ -21,7 +21,7 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.aggregation import aggregate
 from keras_dist.replica.aggregation import agreed_value
 from keras_dist.replica.aggregation import set_all_components

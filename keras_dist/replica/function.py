@@ -44,12 +44,12 @@ class Function(CompiledFunction):
             return self.python_function(*args, **kwargs)
         replica = current_replica()
         if isinstance(replica, ReplicaCall):
-            compiler = replica.strategy.executor.compiler
-            assert compiler is not None
+            compiler = _compiler_of(replica.strategy, self)
             return compiler.call_in_replica(self, replica, args, kwargs)
         if replica is not None:  # a step of `fit`, which is compiled itself
             return self.python_function(*args, **kwargs)
-        return _compiler_here(self).call(self, args, kwargs)
+        strategy = context.current_strategy() or context.default_strategy()
+        return _compiler_of(strategy, self).call(self, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> "Function":
         if instance is None:
@@ -87,8 +87,7 @@ class _Key:
     """The key in caches of one instance's method."""
 
 
-def _compiler_here(function: Function) -> Any:
-    strategy = context.current_strategy() or context.default_strategy()
+def _compiler_of(strategy: Any, function: Function) -> Any:
     compiler = strategy.executor.compiler
     if compiler is None:
         raise UnsupportedModelError(

@@ -21,7 +21,7 @@ from keras_dist.core.rows import Share
 from keras_dist.errors import MetricMergeError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaRunner
+from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.exchange import Combine
 from keras_dist.replica.exchange import Entry
 from keras_dist.replica.exchange import Writes as Writes
@@ -353,6 +353,9 @@ class ReplicaStep(ReplicaState):
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
         self.alike.update(map(id, variables))
+
+    def differentiated(self, targets: Any) -> None:
+        """Notes losses whose gradients were asked for, in a rehearsal."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

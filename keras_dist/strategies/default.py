@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from typing import Any
 from typing import final
 
@@ -42,9 +41,6 @@ class DefaultExecutor(Executor):
 
     def copy_of(self, variable: keras.Variable, index: int) -> Any:
         return variable.value
-
-    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
-        return {}
 
 
 @final

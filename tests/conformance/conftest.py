@@ -1,6 +1,7 @@
 """The grid of strategies, the original beside ours, and the table.
 
 With KERAS_DIST_ORIGINAL set, and on TensorFlow, the original is tested too.
+With KERAS_DIST_FOURTH set, and on PyTorch, the backend of `fourth.py` is.
 With the environment variable CONTRACT_TABLE set to the path of a file, runs
 on several backends add their columns to one table.
 """
@@ -12,11 +13,13 @@ import pytest
 
 import keras_dist
 from conformance.contract import Table
+from keras_dist.plugins import override_backend
 
 BACKEND = keras.backend.backend()
 CPUS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 # The original is no code of ours: it is checked when its version changes.
 ORIGINAL = bool(os.environ.get("KERAS_DIST_ORIGINAL"))
+FOURTH = bool(os.environ.get("KERAS_DIST_FOURTH"))
 TABLE = Table(os.environ.get("CONTRACT_TABLE"))
 GRID = {
     "default": lambda api: api.get_strategy(),
@@ -38,6 +41,15 @@ def pytest_generate_tests(metafunc):
         names.append("native")
     names = getattr(metafunc.module, "APIS", names)
     metafunc.parametrize("api", names, indirect=True)
+
+
+@pytest.fixture(autouse=FOURTH)
+def fourth():
+    """The tests' backend, if it is that of `fourth.py`."""
+    from conformance.fourth import FourthBackend
+
+    with override_backend(FourthBackend()):
+        yield
 
 
 @pytest.fixture

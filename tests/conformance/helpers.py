@@ -1,6 +1,7 @@
 """What the tests need beside `keras_dist` and `keras.ops`."""
 
 import contextlib
+import os
 
 import keras
 import numpy as np
@@ -18,6 +19,11 @@ runs_compiled = pytest.mark.skipif(
     BACKEND == "jax",
     reason="`jax.jit` can't be around `run`; `keras_dist.function` can, and "
     "tests/functions has it there",
+)
+
+compiles = pytest.mark.skipif(
+    bool(os.environ.get("KERAS_DIST_FOURTH")),
+    reason="the backend of `fourth.py` compiles no functions",
 )
 
 

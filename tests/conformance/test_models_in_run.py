@@ -6,6 +6,7 @@ import pytest
 
 import keras_dist
 from conformance.contract import contract
+from conformance.helpers import compiles
 from conformance.helpers import numbers
 from conformance.helpers import per_replica
 from conformance.helpers import tensor
@@ -105,6 +106,7 @@ def test_what_is_assigned_outside_replaces_what_replicas_had(mirrored):
     assert numbers(mirrored.run(lambda: v.assign_add(0.0))) == [4.0] * count
 
 
+@compiles
 @contract(216, native=False)
 def test_a_compiled_function_in_the_step_changes_no_number(two):
     def trained(compiled):

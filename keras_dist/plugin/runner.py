@@ -1,0 +1,133 @@
+"""Runs replicas, and the steps of `fit` on them: an executor's second part."""
+
+import contextlib
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import keras
+
+from keras_dist.plugin.replica import Replica
+
+T = TypeVar("T")
+
+
+class ReplicaRunner(ABC):
+    """A runner of replicas, which also sums their gradients."""
+
+    @abstractmethod
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        """Calls `fn(replica)` once for each replica, on its device.
+
+        Args:
+            fn: Callable. May use the replica's meetings. Each replica's `share`
+                is the whole, so that sums over replicas have no weights.
+
+        Returns:
+            List of its results, replica 0 first.
+
+        Raises:
+            BaseException: The error of the first replica that failed, with a
+                note that names the replica, once all the others have unwound.
+        """
+
+    @abstractmethod
+    def weighted_sum(
+        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    ) -> list[Any]:
+        """Sums gradients over all replicas, in as few collectives as possible.
+
+        Args:
+            gradients: For each local replica, its gradients, `None` where there
+                is none.
+            weights: For each local replica, a float or float scalar tensor.
+
+        Returns:
+            List with a gradient for each variable, `None` where no replica has
+            one.
+        """
+
+    def sum_gradients(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
+        """Sums gradients as `weighted_sum` does, in a meeting of a step.
+
+        Args:
+            replica: One of the step's replicas.
+            gradients: As for `weighted_sum`.
+            weights: As for `weighted_sum`.
+            variables: Sequence of the gradients' variables.
+
+        Returns:
+            As `weighted_sum`.
+        """
+        return self.weighted_sum(gradients, weights)
+
+    def updating(
+        self, optimizer: keras.optimizers.Optimizer
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which an optimizer applies summed gradients.
+
+        Args:
+            optimizer: A `keras.optimizers.Optimizer`.
+        """
+        return contextlib.nullcontext()
+
+    def probing(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context to call a layer again in, without gradients.
+
+        Computation inside runs at once, so that results have values.
+        """
+        return contextlib.nullcontext()
+
+    def building(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context to make variables in, in the middle of a step."""
+        return contextlib.nullcontext()
+
+
+class StepRunner(ReplicaRunner):
+    """A runner of the steps of `fit` on replicas."""
+
+    # Whether a step is traced, so that its batch may have no values yet.
+    traces_steps = False
+
+    @abstractmethod
+    def run(
+        self,
+        fn: Callable[[Replica, Any], T],
+        batch: Any,
+        is_whole: bool = False,
+    ) -> list[T]:
+        """Splits a global batch and calls `fn(replica, part)` on each replica.
+
+        Args:
+            fn: Callable. May use the replica's meetings.
+            batch: Nested structure of arrays, rows along axis 0. Each replica
+                gets all of the leaves without rows.
+            is_whole: Boolean, whether the first replica gets all rows.
+
+        Returns:
+            List of the replicas' results, replica 0 first. Replicas without
+            rows may be left out.
+        """
+
+    def build(self, model: keras.Model, step: str, batch: Any) -> None:
+        """Builds a model before a step of it runs, if Keras has not done so.
+
+        Args:
+            model: A `keras.Model`.
+            step: String, the step's name: one of `STEPS`.
+            batch: The global batch, as for `run`.
+        """
+        return  # AutoGraph can't convert a function without a statement
+
+    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context to call a step in without side effects."""
+        return contextlib.nullcontext()

@@ -1,0 +1,87 @@
+"""A backend imports what another distribution's backend could import."""
+
+import ast
+import importlib
+import pathlib
+
+import keras
+import pytest
+
+import keras_dist
+from keras_dist import plugins
+
+BACKENDS = pathlib.Path(__file__).parents[2] / "backends"
+# The packages that are open to backends. `keras_dist.plugins` names what is
+# kept stable of them.
+OFFERED = {"core", "errors", "internals", "plugin", "replica", "sharding"}
+
+
+def imported(source):
+    """The modules that a source imports, also inside of functions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide where they go"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def not_offered(source):
+    """The modules of the front end that a source must not import."""
+    return [
+        name
+        for name in imported(source)
+        if name.split(".")[0] == "keras_dist"
+        and (*name.split("."), "")[1] not in OFFERED
+    ]
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow", "torch"])
+def test_a_backend_imports_what_is_offered(backend):
+    found = {}
+    for path in sorted((BACKENDS / f"keras_dist_{backend}").rglob("*.py")):
+        names = not_offered(path.read_text())
+        if names:
+            found[path.name] = names
+    assert not found, f"Expected: only names of {', '.join(sorted(OFFERED))}."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import keras_dist",
+        "from keras_dist import fit",
+        "from keras_dist.fit.steps import STEPS",
+        "from keras_dist.plugins import Plan",
+        "def f():\n    import keras_dist.strategies.strategy",
+    ],
+)
+def test_other_imports_are_found(line):
+    assert not_offered(line)
+
+
+def test_stable_names_are_of_those_packages():
+    source = pathlib.Path(plugins.__file__).read_text()
+    assert not not_offered(source)
+    assert sorted(name.split(".")[-1] for name in imported(source)) == (
+        plugins.__all__
+    )
+
+
+@pytest.mark.parametrize("package", sorted(OFFERED))
+def test_each_package_is_there(package):
+    assert importlib.import_module(f"keras_dist.{package}").__doc__
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="the backend is on PyTorch"
+)
+def test_a_backend_that_compiles_nothing_says_so():
+    from conformance.fourth import FourthBackend
+
+    with plugins.override_backend(FourthBackend()):
+        strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        function = keras_dist.function(lambda: 1)
+        for replica_function in (function, lambda: function()):
+            with pytest.raises(keras_dist.UnsupportedModelError):
+                strategy.run(replica_function)
