@@ -87,7 +87,7 @@ def _runs():
     programs = [str(TESTS / folder) for folder in PROGRAMS]
     others = [f"--ignore={path}" for path in [*programs, TESTS / "cross"]]
     for backend in BACKENDS:
-        yield Run(backend, backend, _pytest(*others, str(TESTS)))
+        yield Run(f"{backend}-tests", backend, _pytest(*others, str(TESTS)))
     for backend in BACKENDS:
         yield Run(f"{backend}-programs", backend, _pytest(*programs))
     for backend in BACKENDS:
