@@ -75,7 +75,7 @@ def _shared_out():
         )
 
 
-@pytest.mark.parametrize("script", _shared_out())
+@pytest.mark.parametrize("script", list(_shared_out()))
 def test_the_notebook_runs(script, tmp_path):
     seconds, megabytes = run_notebook(script.with_suffix(".ipynb"), tmp_path)
     assert seconds <= MAX_CPU_SECONDS
