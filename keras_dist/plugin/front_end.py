@@ -1,4 +1,4 @@
-"""What a backend asks of the front end, without importing it.
+"""The questions of a backend to the front end, which it does not import.
 
 Folders above this one define and register it: a backend imports none of them.
 """
