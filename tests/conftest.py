@@ -74,11 +74,12 @@ def pytest_collection_modifyitems(config, items):
     """
     if os.environ.get("TESTS_DIVIDED") != "1":
         return
+    backend = keras.backend.backend()
     left_out = {
         item
         for item in items
-        for mark in item.iter_markers("once")
-        if keras.backend.backend() not in mark.args
+        if (mark := item.get_closest_marker("once"))
+        and backend not in mark.args
     }
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]

@@ -96,13 +96,18 @@ def trained_by(
 @contextlib.contextmanager
 def at_rate(optimizer: Any, rate: Any) -> Iterator[None]:
     """Makes an optimizer use a learning rate, unless it is `None`."""
+    if rate is None:
+        yield
+        return
+    name = "_get_current_learning_rate"
     attributes = vars(inner_of(optimizer))
-    if rate is not None:
-        attributes["_get_current_learning_rate"] = lambda: rate
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = lambda: rate
     try:
         yield
     finally:
-        attributes.pop("_get_current_learning_rate", None)
+        attributes.pop(name)
+        attributes.update(before)
 
 
 def compiles(model: keras.Model) -> bool:

@@ -107,7 +107,9 @@ class ConstrainedUpdates:
     def _part(self, value: Any) -> Any:
         if not isinstance(value, jax.core.Tracer):
             return value
-        return Shards(value.shape, self._layout).constrained(value)
+        # Whole before: else the compiler cuts what the value is made of, too.
+        parts = Shards(value.shape, self._layout)
+        return parts.constrained(self._whole(value))
 
     def _whole(self, value: Any) -> Any:
         if not isinstance(value, jax.core.Tracer):

@@ -14,6 +14,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.internals.keras_internals import with_gradients
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.sharding.sharded_optimizer import check_gradients
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
 from keras_dist_jax.executor import JaxExecutor
@@ -137,10 +138,12 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
         shard_state(optimizer, self._layout)
         if optimizer not in self._updates:
             self._updates[optimizer] = EagerUpdate(optimizer, self._layout)
+        trained = internals.trained_by(optimizer, variables)
+        check_gradients(
+            optimizer, gradients[0], trained, internals.trained_by(optimizer)
+        )
         summed, trained = with_gradients(
-            optimizer,
-            self.weighted_sum(gradients, weights),
-            internals.trained_by(optimizer, variables),
+            optimizer, self.weighted_sum(gradients, weights), trained
         )
         with self._gate.lock:
             self._gate.settle(None)

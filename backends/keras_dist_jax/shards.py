@@ -1,5 +1,6 @@
 """Variables of optimizers whose arrays are sharded over the replicas."""
 
+import math
 from typing import Any
 
 import jax
@@ -25,51 +26,64 @@ _HELD = "_keras_dist_held"
 _SLOT = "_keras_dist_is_slot"
 
 
-def axis_to_shard(shape: tuple[int, ...], count: int) -> int | None:
-    """Returns the largest axis that can be cut into `count` equal parts."""
-    fitting = [a for a, size in enumerate(shape) if size % count == 0]
-    return max(fitting, key=lambda axis: shape[axis], default=None)
+def axis_to_shard(shape: tuple[int, ...], count: int) -> int:
+    """Returns the largest axis of equal parts, or the largest if none has."""
+    return max(
+        range(len(shape)), key=lambda a: (shape[a] % count == 0, shape[a])
+    )
 
 
 class Shards:
     """The sharding of a variable of one shape over a layout's replicas.
 
-    An array is sharded along one of its axes. If none is divisible by the
-    number of replicas, the array is flat, with zeros behind its elements: then
-    programs put the value together where they use it.
+    An array is sharded along one of its axes. If the axis is not divisible by
+    the number of replicas, the array has zeros behind it: stored arrays have
+    equal parts, while a program may cut a whole value into unequal ones. The
+    array of a scalar has one axis.
 
     Attributes:
-        axis: Integer, the axis of the variable, or `None` for a flat array.
         sharding: `NamedSharding` of the array.
+        part_shape: Tuple of integers, the shape of each replica's part.
     """
 
     def __init__(self, shape: tuple[int, ...], layout: Layout) -> None:
         self.layout = layout
         self._shape = tuple(shape)
-        self._size = int(np.prod(shape, dtype=np.int64))
-        self.axis = axis_to_shard(self._shape, layout.num_replicas)
-        before = [None] * (self.axis or 0)
+        count = layout.num_replicas
+        of_array = self._shape or (1,)
+        self._axis = axis_to_shard(of_array, count)
+        self._size = of_array[self._axis]
+        parts = list(of_array)
+        parts[self._axis] = -(-self._size // count)
+        self.part_shape = tuple(parts)
+        before = [None] * self._axis
         self.sharding = NamedSharding(
             layout.whole.mesh, PartitionSpec(*before, "replica")
         )
 
     def stored(self, value: Any) -> Any:
         """Converts a whole value to the array's shape."""
-        if self.axis is not None:
-            return value
         library = jnp if isinstance(value, jax.Array) else np
+        value = library.reshape(value, self._shape or (1,))
         missing = -self._size % self.layout.num_replicas
-        return library.pad(library.reshape(value, (-1,)), (0, missing))
+        if not missing:
+            return value
+        widths = [(0, 0)] * value.ndim
+        widths[self._axis] = (0, missing)
+        return library.pad(value, widths)
 
     def whole(self, array: Any) -> Any:
-        """Converts an array, traced or of the host, to the whole value."""
-        if self.axis is not None:
-            return array
-        return array[: self._size].reshape(self._shape)
+        """Converts an array, traced or of the host, to the whole value.
+
+        A traced value keeps its sharding: each device has its part.
+        """
+        before = (slice(None),) * self._axis
+        value = array[(*before, slice(self._size))].reshape(self._shape)
+        return self.constrained(value)
 
     def constrained(self, value: Any) -> Any:
-        """Shards a traced whole value; a flat array's is left as it is."""
-        if self.axis is None or not isinstance(value, jax.core.Tracer):
+        """Shards a traced whole value; a scalar is left as it is."""
+        if not self._shape or not isinstance(value, jax.core.Tracer):
             return value
         return jax.lax.with_sharding_constraint(value, self.sharding)
 
@@ -82,10 +96,10 @@ class Shards:
 
     def put_own(self, part: np.ndarray[Any, Any]) -> Any:
         """Makes the array of this worker's part, as of `arrays.own_part`."""
-        axis = self.axis or 0
+        axis = self._axis
         parts = np.split(part, len(self.layout.devices), axis)
         shape = list(part.shape)
-        shape[axis] = parts[0].shape[axis] * self.layout.num_replicas
+        shape[axis] = self.part_shape[axis] * self.layout.num_replicas
         return self._joined(tuple(shape), parts)
 
     def _joined(self, shape: tuple[int, ...], parts: list[Any]) -> Any:
@@ -163,18 +177,18 @@ def shards_of(variable: Any) -> Shards:
 
 def bytes_of_part(variable: keras.Variable) -> int:
     """Returns the bytes that each device keeps of a sharded variable."""
-    count = shards_of(variable).layout.num_replicas
-    elements = int(np.prod(variable.shape, dtype=np.int64))
-    return -(-elements // count) * num_bytes(variable) // max(elements, 1)
+    part = math.prod(shards_of(variable).part_shape)
+    elements: int = math.prod(variable.shape)
+    return part * num_bytes(variable) // elements
 
 
 def shard(variable: keras.Variable, layout: Layout) -> None:
     """Leaves each replica its part of a variable; idempotent and cheap.
 
-    A variable without a value is left alone.
+    A variable without a value, or without an element, is left alone.
     """
     value = None if is_sharded(variable) else internals.array_of(variable)
-    if value is None or isinstance(value, jax.core.Tracer):
+    if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return
     shards = Shards(tuple(variable.shape), layout)
     with eagerly():

@@ -31,12 +31,15 @@ def cut_batch(
         parts: Integer, number of replicas, over all workers.
         own: Slice of the replicas whose rows are returned.
         unequal: `UnequalLengths`, which warns of an ambiguous batch.
-        is_whole: Boolean.
+        is_whole: Boolean, whether the first replica gets all rows.
 
     Returns:
         Tuple of a list of nests like `batch`, a list of `Share`s, and a list
         with the row where each replica's share begins and, in the end, the
         number of rows.
+
+    Raises:
+        ValueError: If no leaf has rows.
     """
     leaves = tree.flatten(batch)
     rows = [_row_count(leaf) for leaf in leaves]

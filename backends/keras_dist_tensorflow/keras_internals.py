@@ -36,9 +36,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow import nn
-from tensorflow.python.ops.resource_variable_ops import (
-    BaseResourceVariable as BaseResourceVariable,
-)
 
 from keras_dist.internals.keras_internals import Trainer
 

@@ -124,7 +124,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
     ) -> list[T]:
         inherit = capture_thread()
         round_ = MeetingRound(len(shares))
-        results: list[Any] = [None] * len(shares)
+        results: dict[int, T] = {}
 
         def on_replica() -> None:
             native_context = tf.distribute.get_replica_context()
@@ -153,7 +153,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
             ):
                 raise
             raise divergence(round_.places()) from error
-        return results
+        return [results[index] for index in range(len(shares))]
 
     def updating(
         self, optimizer: keras.optimizers.Optimizer

@@ -46,6 +46,8 @@ class Order:
             limit,
             last_first=True,
         )
+        # As they are complete, where variables have several dtypes.
+        self.buckets.sort(key=min, reverse=True)
         self.is_early = True
         for position, variable in enumerate(variables):
             setattr(variable, _PLACE, (self, position))

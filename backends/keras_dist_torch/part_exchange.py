@@ -160,7 +160,8 @@ class WorkerParts(OptimizerParts):
     def __init__(self, sharded: ShardedOptimizer, places: PartPlaces) -> None:
         super().__init__(sharded, places)
         count = len(self.sizes)
-        self._packs = packs([self.flat(i).dtype for i in range(count)])
+        self._dtypes = [self.flat(i).dtype for i in range(count)]
+        self._packs = packs(self._dtypes)
 
     def sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
@@ -207,10 +208,10 @@ class WorkerParts(OptimizerParts):
         num_parts = self.places.num_parts
         columns = []
         for value, index in zip(values, indices, strict=True):
-            size, like = self.sizes[index], self.flat(index)
+            size, dtype = self.sizes[index], self._dtypes[index]
             if value is None:
                 value = torch.zeros(0, device=self.places.home)
-            flat = value.detach().reshape(-1).to(like.dtype)
+            flat = value.detach().reshape(-1).to(dtype)
             flat = _filled(flat, num_parts * size)
             columns.append(flat.reshape(num_parts, size))
         return torch.cat(columns, dim=1)

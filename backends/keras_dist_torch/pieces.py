@@ -91,7 +91,11 @@ class Pieces:
         """Splits the value that the chief holds; all workers call it."""
         own, self.held = self.held, None
         if own is None:
-            own = torch.empty(self._parts.shape, dtype=self.tensors[0].dtype)
+            own = torch.empty(
+                self._parts.shape,
+                dtype=self.tensors[0].dtype,
+                device=self._places.home,
+            )
         assert self.workers is not None
         whole = self.workers.broadcast([own.to(self._places.home)])[0]
         with torch.no_grad():

@@ -128,6 +128,7 @@ def _served(cluster: Cluster) -> Any:
 
 
 def connect(cluster: Cluster, timeout: float) -> Any:
+    """Connects to the store of the cluster's leader, which may start later."""
     host, port = _split(cluster.leader)
     try:
         return dist.TCPStore(

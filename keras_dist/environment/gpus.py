@@ -37,6 +37,7 @@ def listed_gpus() -> tuple[int, str | None]:
         capture_output=True,
         check=False,
         encoding="utf-8",
+        errors="replace",
         timeout=_SECONDS,
     )
     count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

@@ -117,16 +117,8 @@ class ShardedOptimizer:
         """
         trained = self.trainable_variables
         of = trained if variables is None else list(variables)
+        check_gradients(self.optimizer, gradients, of, trained)
         places = {id(variable): i for i, variable in enumerate(trained)}
-        unknown = [v.path for v in of if id(v) not in places]
-        if unknown or len(gradients) != len(of):
-            raise ValueError(
-                f"Optimizer '{self.optimizer.name}' was built for other "
-                f"variables. Received: {len(gradients)} gradients for "
-                f"{len(of)} variables, of which it does not know {unknown}. "
-                f"Expected: gradients of the {len(trained)} variables that it "
-                "was built for, or of some of them."
-            )
         found: list[Any] = [None] * len(trained)
         for gradient, variable in zip(gradients, of, strict=True):
             found[places[id(variable)]] = gradient
@@ -347,6 +339,29 @@ def _sum_of(tensor: Any) -> Any:
 
 def _sum(scalars: list[Any]) -> Any:
     return ops.sum(ops.stack(scalars))
+
+
+def check_gradients(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    trained: Sequence[keras.Variable],
+) -> None:
+    """Refuses gradients of other variables than the optimizer's `trained`.
+
+    Raises:
+        ValueError: If a variable is unknown, or their number is another one.
+    """
+    known = set(map(id, trained))
+    unknown = [v.path for v in variables if id(v) not in known]
+    if unknown or len(gradients) != len(variables):
+        raise ValueError(
+            f"Optimizer '{optimizer.name}' was built for other variables. "
+            f"Received: {len(gradients)} gradients for {len(variables)} "
+            f"variables, of which it does not know {unknown}. Expected: "
+            f"gradients of the {len(trained)} variables that it was built "
+            "for, or of some of them."
+        )
 
 
 def check_variables(variables: Sequence[keras.Variable]) -> None:

@@ -23,8 +23,6 @@ from launch.bench_runs import Run
 from launch.bench_runs import compared
 from launch.bench_runs import shown
 
-pytestmark = pytest.mark.once("tensorflow")
-
 NATIVE = {
     "jax": {"DataParallel", "jit"},
     "tensorflow": {"Mirrored", "loop"},

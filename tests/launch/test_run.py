@@ -417,6 +417,7 @@ def test_help_says_where_the_coordinator_listens(invoke):
     assert "the port after its workers' is the coordinator's" in output
 
 
+@pytest.mark.once("jax", "tensorflow", "torch")
 def test_the_module_is_the_command(launcher):
     """Once more for `python -m keras_dist.launch`, which loads Keras first."""
     done = subprocess.run(

@@ -21,14 +21,15 @@ def main(names):
     is_full = "--full" in names
     names = [name for name in names if name != "--full"]
     os.environ |= runs.FULL if is_full else runs.DIVIDED
+    known = [run.name for run in runs.RUNS]
+    for name in names:
+        if not any(each.startswith(name) for each in known):
+            sys.exit(f"No run's name begins with {name!r}. Expected: {known}.")
     chosen = [
         run
         for run in runs.RUNS
         if not names or run.name.startswith(tuple(names))
     ]
-    if not chosen:
-        known = ", ".join(run.name for run in runs.RUNS)
-        sys.exit(f"No run has a name like {names}. There are: {known}.")
     start = time.monotonic()
     # One more than there are cores, as some tests wait.
     ended = run_all(chosen, 1 + (os.cpu_count() or 1))

@@ -84,8 +84,13 @@ class _Processes:
 
 
 def _end(run, folder, processes):
-    environment = run.environment(folder)
     start = time.monotonic()
+    try:
+        environment = run.environment(folder)
+    except subprocess.CalledProcessError as error:
+        # Other runs go on.
+        _say(f"== {run.name}: {error}")
+        return End(run, 1, time.monotonic() - start, str(error))
     _say(f"== {run.name}: starts")
     with tempfile.TemporaryFile("w+", dir=folder, errors="replace") as output:
         process = processes.start(

@@ -14,7 +14,8 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # Folders whose tests are processes that they start, more than anything else.
 PROGRAMS = ("clients", "docs", "launch", "tutorials", "workers")
 OLDEST_KERAS = "3.14.0"
-# What tests leave out, and what they add.
+# CI's runs see one framework, and leave out what another one runs.
+# `full` sees all: one's data on another, and tf.distribute itself.
 DIVIDED = {"TESTS_DIVIDED": "1"}
 FULL = {"KERAS_DIST_ORIGINAL": "1"}
 # What a package of each backend's extras would be used with.
@@ -59,7 +60,7 @@ class Run:
         }
 
     def _hidden(self):
-        if self.extras is None:
+        if self.extras is None or not os.environ.get("TESTS_DIVIDED"):
             return ""
         also = ("pip", *ALSO.get(self.backend, ()))
         return alone.hidden(self.backend, *self.extras, also=also)

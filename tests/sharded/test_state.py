@@ -46,6 +46,22 @@ def test_slots_look_as_they_do_without_a_strategy():
         )
 
 
+@pytest.mark.parametrize("given", [1, 5])
+def test_another_number_of_gradients_is_refused(given):
+    strategy = sharded(2)
+    with strategy.scope():
+        model = network()
+        optimizer = adam()
+    optimizer.build(model.trainable_variables)
+
+    def update():
+        optimizer.apply([keras.ops.ones((4, 5))] * given)
+
+    with pytest.raises(ValueError, match="(?i)gradients"):
+        strategy.run(update)
+    assert optimizer.iterations.numpy() == 0
+
+
 def test_a_slot_that_is_assigned_is_what_the_next_step_starts_from():
     outcomes = []
     for model in (compiled(None), compiled(2)):

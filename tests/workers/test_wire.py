@@ -60,9 +60,8 @@ def test_a_step_sends_what_an_all_reduce_has_to(workers):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_sharded_state_sends_as_much(workers):
     gradients, wire = bytes_a_step(workers, state="sharded")
-    # Between CPUs, JAX has gloo's reduce-scatter by halving and doubling, which
-    # sends more where workers are no power of two: 1.13 times among three.
-    limit = 1.15 if BACKEND == "jax" and workers == 3 else 1.02
+    # Between CPUs, XLA sums gradients everywhere, and gathers what is new.
+    limit = 1.55 if BACKEND == "jax" else 1.02
     # Gradients to whom they belong, and parameters back.
     assert wire <= limit * 2 * (workers - 1) * gradients
     assert wire >= 2 * (workers - 1) * gradients

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import math
 import re
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from keras import layers
 
 import keras_dist
+from keras_dist_jax.shards import Shards
 
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RNG = np.random.default_rng(0)
@@ -32,15 +34,6 @@ def mlp():
     ]
 
 
-def even():
-    """Layers with an axis in each variable that four replicas can share."""
-    return [
-        keras.Input((6,)),
-        layers.Dense(40, activation="relu"),
-        layers.Dense(4),
-    ]
-
-
 def convolutions():
     return [
         keras.Input((8, 8, 3)),
@@ -49,26 +42,25 @@ def convolutions():
         layers.Activation("relu"),
         layers.DepthwiseConv2D(3),
         layers.GlobalAveragePooling2D(),
-        layers.Dense(4),
+        layers.Dense(3),
     ]
 
 
 def words():
     return [
         keras.Input((5,), dtype="int32"),
-        layers.Embedding(12, 4),
-        layers.Dense(8, activation="gelu", kernel_regularizer="l2"),
+        layers.Embedding(11, 4),
+        layers.Dense(6, activation="gelu", kernel_regularizer="l2"),
         layers.LayerNormalization(),
         layers.Flatten(),
-        layers.Dense(4),
+        layers.Dense(3),
     ]
 
 
 DATA = {
     mlp: RNG.normal(size=(64, 6)).astype("float32"),
-    even: RNG.normal(size=(64, 6)).astype("float32"),
     convolutions: RNG.normal(size=(64, 8, 8, 3)).astype("float32"),
-    words: RNG.integers(0, 12, (64, 5)),
+    words: RNG.integers(0, 11, (64, 5)),
 }
 
 
@@ -137,37 +129,60 @@ def bytes_of(model):
     return sum(v.value.nbytes for v in model.trainable_variables)
 
 
-def assert_sums_and_gathers_once(model, found, others=16):
+def bytes_of_parts(variables, count):
+    """Bytes on each device: an axis of each variable is in equal parts."""
+    return sum(
+        4 * math.prod(Shards(v.shape, _Devices(count)).part_shape)
+        for v in variables
+    )
+
+
+class _Devices:
+    """As much of a layout as says how many parts there are."""
+
+    def __init__(self, count):
+        self.num_replicas = count
+        mesh = jax.sharding.Mesh(jax.devices()[:count], "replica")
+        everywhere = jax.sharding.PartitionSpec()
+        self.whole = jax.sharding.NamedSharding(mesh, everywhere)
+
+
+def assert_sums_and_gathers_once(model, found, others=16, count=4):
     """Each gradient is summed once, and each new variable gathered once.
 
     `others` are the bytes of what is summed besides. The CPU's compiler has no
-    reduce-scatter; `tests/compiled` counts what other compilers make of it.
+    reduce-scatter.
     """
     sums = sum(size for kind, size in found if kind == "all-reduce")
     gathers = sum(size for kind, size in found if kind == "all-gather")
     assert {kind for kind, _ in found} == {"all-reduce", "all-gather"}
     assert bytes_of(model) <= sums <= bytes_of(model) + others
-    assert gathers == bytes_of(model)
+    assert bytes_of(model) <= gathers
+    assert gathers <= count * bytes_of_parts(model.trainable_variables, count)
 
 
-@pytest.mark.parametrize("stack", [even, words])
-def test_no_state_is_sent(stack):
-    model = sharded_model(4, stack)
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("stack", [mlp, convolutions, words])
+def test_no_state_is_sent(stack, count):
+    """Whether or not axes divide by the number of replicas."""
+    model = sharded_model(count, stack)
     found = collectives_of(model, stack)
-    assert_sums_and_gathers_once(model, found)
+    # What batch normalization has to know of the batch, and the loss.
+    others = 16 + 64 * (stack is convolutions)
+    assert_sums_and_gathers_once(model, found, others, count)
 
 
 def test_norms_take_few_more_numbers():
     model = sharded_model(
-        4, even, optimizer=keras.optimizers.Adam(global_clipnorm=0.1)
+        4, mlp, optimizer=keras.optimizers.Adam(global_clipnorm=0.1)
     )
-    found = collectives_of(model, even)
+    found = collectives_of(model, mlp)
     assert_sums_and_gathers_once(model, found, others=64)
 
 
 def test_a_batch_of_unequal_shares_costs_the_same():
-    model = sharded_model(4, even)
-    found = collectives_of(model, even, batch_size=15, rows=60)
+    model = sharded_model(4, mlp)
+    found = collectives_of(model, mlp, batch_size=15, rows=60)
     assert_sums_and_gathers_once(model, found)
 
 
@@ -195,9 +210,8 @@ def test_each_device_keeps_its_part_only(num_replicas):
             assert variable.numpy().shape == tuple(variable.shape)
         assert np.all(bytes_on_each() <= after)
         del model, measure
-    padding = 2 * 4 * 4  # of two slots of four variables
     saved = most["mirrored"] - most["sharded"]
-    expected = whole - whole // num_replicas - padding
+    expected = whole - bytes_of_parts(slots_of(plain), num_replicas)
     assert np.all(saved[:num_replicas] >= expected)
 
 
@@ -206,8 +220,7 @@ def test_slots_are_cut_as_they_are_made():
         model = model_of(mlp)
         before = bytes_on_each()
         model.optimizer.build(model.trainable_variables)
-    sizes = [int(np.prod(v.shape)) for v in slots_of(model)]
-    parts = sum(4 * -(-size // 4) for size in sizes)
+    parts = bytes_of_parts(slots_of(model), 4)
     assert np.all(bytes_on_each() - before <= parts)
 
 
@@ -263,13 +276,13 @@ def test_a_users_own_step_costs_no_more(cls):
     for make in (None, 2):
         keras.utils.set_random_seed(0)
         with contextlib.nullcontext() if make is None else strategy(2).scope():
-            models.append(cls(even()))
+            models.append(cls(mlp()))
             models[-1].compile("adam", CROSSENTROPY, jit_compile=True)
     plain, model = models
     if cls is WithValues:  # plain Keras has no step of variables on JAX
-        fit(plain, even)
-    found = collectives_of(model, even)
-    assert_sums_and_gathers_once(model, found)
+        fit(plain, mlp)
+    found = collectives_of(model, mlp)
+    assert_sums_and_gathers_once(model, found, count=2)
     if cls is WithValues:
         for own, theirs in zip(model.weights, plain.weights, strict=True):
             np.testing.assert_allclose(own, theirs, rtol=2e-5, atol=2e-6)

@@ -22,6 +22,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
 from keras_dist.plugin.backend import get_backend
 from keras_dist.strategies.strategy import Strategy
+from keras_dist_tensorflow.gradients import sum_over_workers
 
 
 class WorkerStrategy(Strategy):
@@ -419,7 +420,7 @@ def packs(strategy):
         workers.options = chosen
         try:
             step = tf.function(
-                functools.partial(workers.sum, wire=chosen.dtype)
+                functools.partial(sum_over_workers, workers=workers)
             )
             graph = step.get_concrete_function(tensors).graph
             sums = [t.numpy().tolist() for t in step(tensors)]
