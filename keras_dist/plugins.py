@@ -16,6 +16,7 @@ and `sharding`; names there may change in any version.
 
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
+from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
 from keras_dist.internals.keras_internals import inherit_thread_state
@@ -24,6 +25,7 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import override_backend
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
@@ -38,6 +40,8 @@ __all__ = [
     "Device",
     "Differentiates",
     "Executor",
+    "Home",
+    "Owners",
     "Plan",
     "Replica",
     "ReplicaRunner",

@@ -126,6 +126,8 @@ PUBLIC = {
         "Device",
         "Differentiates",
         "Executor",
+        "Home",
+        "Owners",
         "Plan",
         "Replica",
         "ReplicaRunner",
@@ -142,5 +144,6 @@ PUBLIC = {
     "keras_dist.testing": [
         "MemoryBackend",
         "MemoryExecutor",
+        "MemoryHome",
     ],
 }

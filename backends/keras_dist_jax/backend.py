@@ -24,6 +24,7 @@ from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.control_flow import differentiate
+from keras_dist_jax.executor import JaxCentralExecutor
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
@@ -91,10 +92,23 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
         self._plain_compiler.agrees = True
 
     def executor(self, plan: Plan) -> Executor:
-        layout = layout_of(plan, self._workers)
+        if plan.num_replicas == 1:
+            layout = SingleLayout(jax_devices()[plan.primary])
+            return self._bound(JaxExecutor, plan, layout)
+        return self._bound(JaxExecutor, plan, mesh_of(plan, self._workers))
+
+    def central_executor(self, plan: Plan) -> Executor:
+        layout = mesh_of(plan, self._workers)
+        return self._bound(JaxCentralExecutor, plan, layout)
+
+    def sharded_executor(self, plan: Plan) -> Executor:
+        layout = mesh_of(plan, self._workers)
+        return self._bound(JaxShardedExecutor, plan, layout)
+
+    def _bound(
+        self, make: type[JaxExecutor], plan: Plan, layout: Layout
+    ) -> JaxExecutor:
         gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
-        shards = plan.shards_optimizer and plan.num_replicas > 1
-        make = JaxShardedExecutor if shards else JaxExecutor
         if plan.cluster is None:
             return make(plan, layout, gate)
         if self._workers is None:
@@ -146,16 +160,13 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
         return differentiate(fn, variables, tensors)
 
 
-def layout_of(plan: Plan, workers: JaxWorkers | None = None) -> Layout:
-    """Makes the layout for the plan's devices.
+def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
+    """Makes the layout of all devices that compute.
 
     Raises:
         DeviceError: If the replicas are on devices of different types.
     """
     known = jax_devices()
-    is_apart = plan.is_central and not plan.is_one_device
-    if plan.num_replicas == 1 and not is_apart:
-        return SingleLayout(known[plan.primary])
     _check_types(plan)
     devices = [known[device] for device in plan.devices]
     if plan.cluster is None or plan.num_workers == 1 or workers is None:

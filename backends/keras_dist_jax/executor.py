@@ -12,6 +12,7 @@ import keras
 from keras import ops
 
 from keras_dist.core.device import Device
+from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import combine
@@ -19,6 +20,7 @@ from keras_dist.core.reduction import widened
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
@@ -34,9 +36,9 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.layout import jax_devices
-from keras_dist_jax.placement import lend
+from keras_dist_jax.placement import CentralHome
+from keras_dist_jax.placement import JaxHome
 from keras_dist_jax.placement import own_shard_on
-from keras_dist_jax.placement import place
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
 from keras_dist_jax.tracing import current_trace
@@ -46,6 +48,9 @@ from keras_dist_jax.workers import JaxWorkers
 
 class JaxExecutor(Executor):
     """The executor of Keras' own trainer and steps on a layout."""
+
+    # Where the single copies of variables are; `None` without any.
+    homes: Homes | None = None
 
     def __init__(
         self,
@@ -58,10 +63,6 @@ class JaxExecutor(Executor):
         self.layout = layout
         self.gate = gate
         self._devices = jax_devices()
-        self.homes: Homes | None = None
-        if plan.is_central and not plan.is_one_device:
-            keeping = {d: self._devices[d] for d in plan.variable_devices}
-            self.homes = Homes(self.owners, keeping)
         # The place of results that belong to no variable: with central
         # storage they can be combined with all variables there.
         self._home = self.homes or layout
@@ -91,30 +92,8 @@ class JaxExecutor(Executor):
     def default_device(self) -> Any:
         return jax.config.jax_default_device
 
-    def place(self, variable: keras.Variable) -> None:
-        place(variable, self.home_of(variable))
-
-    def home_of(self, variable: keras.Variable) -> Layout:
-        """Returns the layout on which a variable rests while nothing runs."""
-        return self.layout if self.homes is None else self.homes.of(variable)
-
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        array = internals.array_of(variable)
-        if array is None or self.homes is not None:
-            return self._devices_planned(variable)
-        holders = array.sharding.device_set
-        return tuple(
-            device
-            for device, jax_device in zip(
-                self.plan.devices, self.layout.devices, strict=True
-            )
-            if jax_device in holders
-        )
-
-    def _devices_planned(self, variable: keras.Variable) -> tuple[Device, ...]:
-        if self.homes is None:
-            return self.plan.variable_devices
-        return (self.owners.of(variable),)
+    def home(self, variable: keras.Variable) -> Home:
+        return JaxHome(variable, self.plan, self.layout)
 
     @property
     def replicas(self) -> ReplicaRunner | None:
@@ -224,25 +203,21 @@ class JaxExecutor(Executor):
             self.gate.settle(None)
             result = total(value.joined)
             self.gate.enter(None, result)
-        if self.homes is not None:
-            return self.homes.place(self.layout.narrow(result))
-        return self.layout.narrow(result)
+        return self._resting(self.layout.narrow(result))
 
-    def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        return lend(variable, self.layout.devices[index])
+    def _resting(self, array: Any) -> Any:
+        """Puts a result that lies on the devices where variables are."""
+        return array
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         internals.forget_functions(model)
-        if self.homes is not None and isinstance(self.layout, MeshLayout):
-            central = CentralRunning(model, self.layout, self.gate, self.homes)
-            self._running[model] = central
-            return CentralTrainer(central).replacements()
-        running = Running(model, self.layout, self.gate)
-        self._running[model] = running
-        return self.trainer_of(running).replacements()
+        running = self._running[model] = self._running_of(model)
+        return self._trainer_of(running).replacements()
 
-    def trainer_of(self, running: Running) -> Trainer:
-        """Makes the trainer of a model's steps."""
+    def _running_of(self, model: keras.Model) -> Running:
+        return Running(model, self.layout, self.gate)
+
+    def _trainer_of(self, running: Any) -> Trainer:
         return Trainer(running)
 
     def rows_in_fit(self, batch: Any) -> list[range]:
@@ -253,6 +228,45 @@ class JaxExecutor(Executor):
 
     def release(self, model: keras.Model) -> None:
         self._running[model].release()
+
+
+class JaxCentralExecutor(JaxExecutor):
+    """The executor of a plan with a single copy of each variable."""
+
+    homes: Homes
+    layout: MeshLayout
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        gate: Gate,
+        workers: JaxWorkers | None = None,
+    ) -> None:
+        known = jax_devices()
+        self._owners = Owners(plan.variable_devices)
+        self.homes = Homes(
+            self._owners, {d: known[d] for d in plan.variable_devices}
+        )
+        super().__init__(plan, layout, gate, workers)
+
+    def home(self, variable: keras.Variable) -> CentralHome:
+        keeper, layout = self._owners.of(variable), self.homes.of(variable)
+        return CentralHome(variable, keeper, layout, self.layout.devices)
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        self._owners.keep_together(variable, reference)
+
+    def _resting(self, array: Any) -> Any:
+        return self.homes.place(array)
+
+    def _running_of(self, model: keras.Model) -> CentralRunning:
+        return CentralRunning(model, self.layout, self.gate, self.homes)
+
+    def _trainer_of(self, running: Any) -> Trainer:
+        return CentralTrainer(running)
 
 
 def _sum(stacked: Any) -> Any:

@@ -1,14 +1,123 @@
-"""Moves of variables to where a layout needs them."""
+"""The homes of variables, and moves to where a layout needs them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import keras
 
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.home import Home
+from keras_dist.plugin.home import ShardedHome
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
+
+
+class JaxHome(Home):
+    """The home of a variable with a copy on each of a layout's devices.
+
+    Args:
+        variable: A `keras.Variable` of the strategy.
+        plan: The strategy's `Plan`.
+        layout: The `Layout` of the plan's devices.
+    """
+
+    def __init__(
+        self, variable: keras.Variable, plan: Plan, layout: Layout
+    ) -> None:
+        super().__init__(variable)
+        self._plan = plan
+        self._layout = layout
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        array = internals.array_of(self.variable)
+        if array is None:
+            return self._plan.variable_devices
+        holders = array.sharding.device_set
+        return tuple(
+            device
+            for device, jax_device in zip(
+                self._plan.devices, self._layout.devices, strict=True
+            )
+            if jax_device in holders
+        )
+
+    def settle(self) -> None:
+        place(self.variable, self._layout)
+
+    def read(self, index: int) -> Any:
+        return lend(self.variable, self._layout.devices[index])
+
+
+class CentralHome(Home):
+    """The home of a variable with a single copy, away from the replicas.
+
+    Args:
+        variable: A `keras.Variable` of the strategy.
+        keeper: The `Device` that keeps it.
+        layout: The `Layout` of that device.
+        readers: Sequence with each replica's `jax.Device`.
+    """
+
+    kind = "central"
+
+    def __init__(
+        self,
+        variable: keras.Variable,
+        keeper: Device,
+        layout: Layout,
+        readers: Sequence[Any],
+    ) -> None:
+        super().__init__(variable)
+        self._keeper = keeper
+        self._layout = layout
+        self._readers = readers
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return (self._keeper,)
+
+    def settle(self) -> None:
+        place(self.variable, self._layout)
+
+    def read(self, index: int) -> Any:
+        return lend(self.variable, self._readers[index])
+
+
+class SlotHome(JaxHome, ShardedHome):
+    """The home of an optimizer's variable, sharded over the replicas.
+
+    On several workers, reading the whole value takes a collective of all.
+    """
+
+    @property
+    def is_split(self) -> bool:
+        return shards.is_sharded(self.variable)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._plan.variable_devices
+
+    def bytes_kept(self) -> dict[Device, int]:
+        if not self.is_split:
+            return super().bytes_kept()
+        part = shards.bytes_of_part(self.variable)
+        return dict.fromkeys(self.devices, part)
+
+    def settle(self) -> None:
+        shards.split(self.variable, self._layout)
+        super().settle()
+
+    def whole(self) -> Any:
+        return shards.value_of(self.variable)
+
+    def set_whole(self, value: Any) -> None:
+        shards.set_value(self.variable, value)
+
 
 # Set on variables whose memory a replica function may have kept.
 LENT = "_keras_dist_lent"

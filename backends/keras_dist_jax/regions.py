@@ -29,11 +29,11 @@ from keras_dist.internals.stateless import opened
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
-from keras_dist.replica.variables import check_owner
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import describe
 from keras_dist_jax.jaxprs import AXIS

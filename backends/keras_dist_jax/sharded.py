@@ -16,6 +16,7 @@ import jax
 import keras
 import numpy as np
 
+from keras_dist.replica.adoption import adopt
 from keras_dist.replica.scopes import Recording
 from keras_dist.sharding.sharded_optimizer import check_variables
 from keras_dist.sharding.supported import check_optimizer
@@ -43,8 +44,11 @@ def shard_state(optimizer: Any, layout: Layout) -> None:
     check_variables(trained)
     shapes = {tuple(variable.shape) for variable in trained} - {()}
     for variable in optimizer.variables:
-        if shards.is_slot(variable) or tuple(variable.shape) in shapes:
-            shards.shard(variable, layout)
+        if tuple(variable.shape) in shapes:
+            shards.mark_slot(variable)
+        if shards.is_slot(variable):
+            adopt(variable)
+            shards.split(variable, layout)
 
 
 class ConstrainedUpdates:

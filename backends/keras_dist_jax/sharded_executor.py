@@ -9,9 +9,9 @@ from typing import Any
 
 import keras
 
-from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.internals.keras_internals import with_gradients
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.sharding.sharded_optimizer import check_gradients
@@ -20,8 +20,8 @@ from keras_dist_jax import shards
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.placement import SlotHome
 from keras_dist_jax.replicas import JaxReplicas
-from keras_dist_jax.running import Running
 from keras_dist_jax.sharded import EagerUpdate
 from keras_dist_jax.sharded import shard_state
 from keras_dist_jax.sharded import sharded_step
@@ -46,29 +46,22 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
         workers: JaxWorkers | None = None,
     ) -> None:
         super().__init__(plan, layout, gate, workers)
-        self.owners = shards.OptimizerSlots(plan.variable_devices)
         self._replicas = ShardedReplicas(
             layout, gate, plan.first_replica, workers
         )
 
-    def place(self, variable: keras.Variable) -> None:
+    def home(self, variable: keras.Variable) -> Home:
         if shards.is_slot(variable):
-            shards.shard(variable, self.layout)
-        super().place(variable)
+            return SlotHome(variable, self.plan, self.layout)
+        return super().home(variable)
 
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        if shards.is_sharded(variable):
-            return self.plan.variable_devices
-        return super().devices_of(variable)
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        if variable.shape == reference.shape:
+            shards.mark_slot(variable)
 
-    def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
-        if not shards.is_sharded(variable):
-            return super().bytes_on(variable)
-        return dict.fromkeys(
-            self.plan.variable_devices, shards.bytes_of_part(variable)
-        )
-
-    def trainer_of(self, running: Running) -> Trainer:
+    def _trainer_of(self, running: Any) -> Trainer:
         return Trainer(running, functools.partial(sharded_step, self.layout))
 
     @contextlib.contextmanager

@@ -10,7 +10,6 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.core.plan import Owners
 from keras_dist.core.plan import num_bytes
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
@@ -22,7 +21,7 @@ STORED = "_keras_dist_stored"
 _SHARDS = "_keras_dist_shards"
 # The whole value, while only this worker reads and writes it.
 _HELD = "_keras_dist_held"
-# Set on variables that an optimizer made for one that it updates.
+# Set on variables that an optimizer has for one that it updates.
 _SLOT = "_keras_dist_is_slot"
 
 
@@ -113,55 +112,62 @@ class Shards:
         )
 
 
-class OptimizerSlots(Owners):
-    """Owners that mark variables of the same shape as their reference."""
-
-    def keep_together(
-        self, variable: keras.Variable, reference: keras.Variable
-    ) -> None:
-        super().keep_together(variable, reference)
-        if variable.shape == reference.shape:
-            vars(variable)[_SLOT] = True
+def mark_slot(variable: keras.Variable) -> None:
+    """Notes that an optimizer has the variable for another of its shape."""
+    vars(variable)[_SLOT] = True
 
 
 def is_slot(variable: keras.Variable) -> bool:
-    """Tells whether an optimizer has made the variable for another one."""
+    """Tells whether an optimizer has the variable for another of its shape."""
     return _SLOT in vars(variable)
-
-
-class Sharded:
-    """A variable whose array is sharded over the replicas.
-
-    Reading the variable makes the whole value, which is not kept; on several
-    workers that takes a collective of all. Nothing else about the variable
-    changes.
-    """
-
-    @property
-    def _value(self) -> Any:
-        held = vars(self).get(_HELD)
-        if held is not None:
-            return _placed(self, held)
-        array = vars(self)[STORED]
-        return None if array is None else whole(self, array)
-
-    @_value.setter
-    def _value(self, value: Any) -> None:
-        attributes = vars(self)
-        if value is None:
-            attributes[STORED] = None
-        elif attributes.get(_HELD) is not None:
-            attributes[_HELD] = np.array(value)
-        else:
-            attributes[STORED] = array_of(self, value)
-
-
-_classes: dict[type, type] = {}
 
 
 def is_sharded(variable: keras.Variable) -> bool:
     """Tells whether each replica keeps a part of a variable."""
-    return isinstance(variable, Sharded)
+    return _SHARDS in vars(variable)
+
+
+def split(variable: keras.Variable, layout: Layout) -> None:
+    """Leaves each replica its part of a variable; idempotent and cheap.
+
+    A variable without a value, or without an element, is left alone.
+    """
+    value = None if is_sharded(variable) else internals.array_of(variable)
+    if value is None or isinstance(value, jax.core.Tracer) or not value.size:
+        return
+    shards = Shards(tuple(variable.shape), layout)
+    with eagerly():
+        array = shards.put(np.asarray(value))
+    attributes = vars(variable)
+    attributes[_SHARDS], attributes[STORED] = shards, array
+    del attributes["_value"]
+
+
+def bytes_of_part(variable: keras.Variable) -> int:
+    """Returns the bytes that each device keeps of a sharded variable."""
+    part = math.prod(shards_of(variable).part_shape)
+    elements: int = math.prod(variable.shape)
+    return part * num_bytes(variable) // elements
+
+
+def value_of(variable: keras.Variable) -> Any:
+    """Returns the whole value of a sharded variable, which is not kept."""
+    held = vars(variable).get(_HELD)
+    if held is not None:
+        return _placed(variable, held)
+    array = stored(variable)
+    return None if array is None else whole(variable, array)
+
+
+def set_value(variable: keras.Variable, value: Any) -> None:
+    """Replaces the whole value of a sharded variable; `None` empties it."""
+    attributes = vars(variable)
+    if value is None:
+        attributes[STORED] = None
+    elif attributes.get(_HELD) is not None:
+        attributes[_HELD] = np.array(value)
+    else:
+        attributes[STORED] = array_of(variable, value)
 
 
 def stored(variable: keras.Variable) -> Any:
@@ -173,33 +179,6 @@ def shards_of(variable: Any) -> Shards:
     """Returns the `Shards` of a sharded variable."""
     shards: Shards = vars(variable)[_SHARDS]
     return shards
-
-
-def bytes_of_part(variable: keras.Variable) -> int:
-    """Returns the bytes that each device keeps of a sharded variable."""
-    part = math.prod(shards_of(variable).part_shape)
-    elements: int = math.prod(variable.shape)
-    return part * num_bytes(variable) // elements
-
-
-def shard(variable: keras.Variable, layout: Layout) -> None:
-    """Leaves each replica its part of a variable; idempotent and cheap.
-
-    A variable without a value, or without an element, is left alone.
-    """
-    value = None if is_sharded(variable) else internals.array_of(variable)
-    if value is None or isinstance(value, jax.core.Tracer) or not value.size:
-        return
-    shards = Shards(tuple(variable.shape), layout)
-    with eagerly():
-        array = shards.put(np.asarray(value))
-    kind = type(variable)
-    if kind not in _classes:
-        _classes[kind] = type(kind.__name__, (Sharded, kind), {})
-    attributes = vars(variable)
-    attributes[_SHARDS], attributes[STORED] = shards, array
-    variable.__class__ = _classes[kind]
-    del attributes["_value"]
 
 
 def give_back(variable: keras.Variable, array: Any) -> None:

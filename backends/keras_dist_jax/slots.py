@@ -26,8 +26,10 @@ from keras_dist_jax.tracing import is_split
 
 # Held while programs take and replace the arrays of variables.
 LOCK = threading.RLock()
-_STACKED = "_keras_dist_stacked"
-_COMBINED_CLASS = "_keras_dist_class"
+# Attributes of a variable: the stacked array that a program gave, until it is
+# read, and the layout of its replicas.
+UNCOMBINED = "uncombined"
+_LAYOUT = "_keras_dist_layout"
 
 
 class Slot(ABC):
@@ -227,7 +229,7 @@ class SplitSlot(Slot):
     """
 
     def __init__(self, variable: keras.Variable, layout: Layout) -> None:
-        super().__init__(variable, _STACKED)
+        super().__init__(variable, UNCOMBINED)
         self._layout = layout
         self.sharding = over_replicas(layout)
 
@@ -240,66 +242,29 @@ class SplitSlot(Slot):
         return self.array
 
     def keep(self, array: Any) -> None:
-        variable: Any = self.variable
-        kind = type(variable)
-        if not issubclass(kind, Uncombined):
-            self.attributes[_COMBINED_CLASS] = kind, self._layout
-            variable.__class__ = _uncombined(kind)
-        # Last, so that after an interrupt the array is never there without the
-        # class, which `combine` relies on.
+        if UNCOMBINED not in self.attributes:
+            self.attributes[_LAYOUT] = self._layout
+            self.attributes["combine"] = combine
+        # Last, so that after an interrupt the array is never there without
+        # what reads it.
         super().keep(array)
 
 
-class Uncombined:
-    """A variable whose value is the stacked array that a program gave.
-
-    Reading or assigning it gives it back the class and values from before.
-    """
-
-    @property
-    def _value(self) -> Any:
-        return combine(self)._value
-
-    @_value.setter
-    def _value(self, value: Any) -> None:
-        combine(self)._value = value
-
-    @property
-    def _components(self) -> Any:
-        return combine(self)._components
-
-    @_components.setter
-    def _components(self, value: Any) -> None:
-        combine(self)._components = value
-
-
-_classes: dict[type, type] = {}
-
-
-def _uncombined(kind: type) -> type:
-    if kind not in _classes:
-        _classes[kind] = type(kind.__name__, (Uncombined, kind), {})
-    return _classes[kind]
-
-
-def combine(variable: Any) -> Any:
+def combine(variable: Any) -> None:
     """Gives replicas their values, and the variable the combined one."""
     attributes = vars(variable)
     # The first read may come from a trace, a stateless scope or a replica.
     with LOCK, outside_replicas(), opened(None), eagerly():
-        if _STACKED in attributes:
-            stacked = attributes[_STACKED]
-            kind, layout = attributes[_COMBINED_CLASS]
-            parts = parts_of(stacked, True, layout)
-            try:
-                variable.__class__ = kind
-                variable.set_components(parts)
-                del attributes[_STACKED]
-            except BaseException:
-                if _STACKED in attributes:
-                    variable.__class__ = _uncombined(kind)
-                raise
-    return variable
+        if UNCOMBINED not in attributes:
+            return
+        stacked = attributes[UNCOMBINED]
+        parts = parts_of(stacked, True, attributes[_LAYOUT])
+        try:
+            del attributes[UNCOMBINED]
+            variable.set_components(parts)
+        except BaseException:
+            attributes[UNCOMBINED] = stacked
+            raise
 
 
 class Slots:
@@ -332,7 +297,7 @@ def _slot_for(
     if layout is not None and owner is None:
         return ForeignSlot(variable, layout)
     if layout is not None and owner.executor.homes is not None:
-        home = owner.executor.home_of(variable)
+        home = owner.executor.homes.of(variable)
         return CentralSlot(variable, layout, home)
     if layout is not None and layout.is_wide:
         return WideSlot(variable, layout)

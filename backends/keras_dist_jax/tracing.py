@@ -21,8 +21,8 @@ from keras_dist.core.tracing import inlining
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import TraceError
 from keras_dist.internals.stateless import opened
+from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.scopes import Overlay
-from keras_dist.replica.variables import SyncOnReadVariable
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 

@@ -81,10 +81,13 @@ class TensorFlowBackend(Backend, Differentiates):
     def executor(self, plan: Plan) -> Executor:
         if plan.is_one_device:
             return TensorFlowOneDeviceExecutor(plan)
-        workers = self._workers if plan.num_workers > 1 else None
-        if plan.is_central:
-            return CentralExecutor(plan, workers)
-        return TensorFlowReplicaExecutor(plan, workers)
+        return TensorFlowReplicaExecutor(plan, self._workers_of(plan))
+
+    def central_executor(self, plan: Plan) -> Executor:
+        return CentralExecutor(plan, self._workers_of(plan))
+
+    def _workers_of(self, plan: Plan) -> TensorFlowWorkers | None:
+        return self._workers if plan.num_workers > 1 else None
 
     def random_state(self) -> str:
         return runtime_internals.random_state()

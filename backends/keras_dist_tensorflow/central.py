@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -15,10 +16,11 @@ import tensorflow as tf
 
 from keras_dist.core.components import Component
 from keras_dist.core.device import Device
+from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
-from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
 from keras_dist.plugin import threads
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
@@ -28,11 +30,13 @@ from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
+from keras_dist_tensorflow.executor import TensorFlowHome
 from keras_dist_tensorflow.keras_internals import adopt_optimizer
 from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.keras_internals import replace_native_variable
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
+from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import creation
@@ -42,6 +46,50 @@ from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
+
+
+class OneCopyHome(TensorFlowHome):
+    """The home of a variable with a single copy.
+
+    Args:
+        variable: A `keras.Variable` of the strategy.
+        keeper: The `Device` that keeps it.
+        moves: The `Moves` of the strategy's variables.
+        new: Mapping with the `tf.Variable`s that no trace has, by `id`.
+    """
+
+    kind = "central"
+
+    def __init__(
+        self,
+        variable: keras.Variable,
+        keeper: Device,
+        moves: Moves,
+        new: MutableMapping[int, Any],
+    ) -> None:
+        super().__init__(variable, keeper, moves)
+        self._new = new
+
+    def settle(self) -> None:
+        native = native_variable(self.variable)
+        if native is None or not tf.executing_eagerly():
+            return
+        is_new = self._new.pop(id(native), None) is native
+        if devices_of(native) == (self._keeper,):
+            return
+        with one_copy(), tf.device(native_name(self._keeper)):
+            moved = copied(native)
+        if is_new:
+            replace_native_variable(self.variable, moved)
+        else:
+            self._moves.move(self.variable, moved)
+
+    def component_devices(self) -> tuple[Device, ...]:
+        # The variable itself may not have moved there yet.
+        return (self._keeper,) * len(super().component_devices())
+
+    def component(self, index: int, value: Callable[[], Any]) -> Component:
+        return NativeComponent(value, self._keeper)
 
 
 class CentralExecutor(StepExecutor):
@@ -57,6 +105,7 @@ class CentralExecutor(StepExecutor):
         super().__init__(plan, workers)
         keras_internals.install_early_kernels()
         self.updater = AtOwners()
+        self._owners = Owners(plan.variable_devices)
         self._threads = threads.BatonPool(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
         self._new: weakref.WeakValueDictionary[int, Any] = (
@@ -74,39 +123,17 @@ class CentralExecutor(StepExecutor):
 
         return tf.variable_creator_scope(create)
 
-    def place(self, variable: keras.Variable) -> None:
-        native = native_variable(variable)
-        if native is None or not tf.executing_eagerly():
-            return
-        home = self.home(variable)
-        is_new = self._new.pop(id(native), None) is native
-        if devices_of(native) == (home,):
-            return
-        with one_copy(), tf.device(native_name(home)):
-            moved = copied(native)
-        if is_new:
-            replace_native_variable(variable, moved)
-        else:
-            self._moves.move(variable, moved)
+    def home(self, variable: keras.Variable) -> Home:
+        keeper = self.keeper(variable)
+        return OneCopyHome(variable, keeper, self._moves, self._new)
 
-    def home(self, variable: keras.Variable) -> Device:
-        return self.owners.of(variable)
+    def keeper(self, variable: keras.Variable) -> Device:
+        return self._owners.of(variable)
 
-    def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
-        whole = num_bytes(variable)
-        kept = dict.fromkeys(self.devices_of(variable), whole)
-        strategy = vars(variable).get("distribute_strategy")
-        if strategy is not None and id(variable) in strategy.has_components:
-            home = self.home(variable)
-            parts = whole * len(self.plan.replicas)
-            # The variable itself may not have moved there yet.
-            kept[home] = kept.get(home, 0) + parts
-        return kept
-
-    def component(
-        self, variable: keras.Variable, index: int, value: Callable[[], Any]
-    ) -> Component:
-        return NativeComponent(value, self.home(variable))
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        self._owners.keep_together(variable, reference)
 
     def play(
         self,

@@ -16,7 +16,6 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.core.components import Component
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.plan import Plan
@@ -32,8 +31,8 @@ from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.replica import named
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
+from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.state import current_call
-from keras_dist.replica.variables import SyncOnReadVariable
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import FirstSeen
@@ -51,7 +50,6 @@ from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import install_plain_models
-from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
@@ -112,11 +110,6 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         if all(tf.is_tensor(value) for value in values):
             return native_per_replica(values)
         return PerReplica(values)
-
-    def component(
-        self, variable: keras.Variable, index: int, value: Callable[[], Any]
-    ) -> Component:
-        return NativeComponent(value, self.plan.devices[index])
 
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
@@ -233,7 +226,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         for variable, *column in zip(variables, *gradients, strict=True):
             home, name = self.plan.primary, ""
             if variable is not None:
-                home = self.home(variable)
+                home = self.keeper(variable)
                 name = getattr(variable, "path", variable.name)
             with tf.device(native_name(home)):
                 sums.append(weighted_sum(column, weights, self._sizes, name))

@@ -11,6 +11,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.home import Home
 from keras_dist_tensorflow.keras_internals import forget_functions
 from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.variables import Moves
@@ -18,6 +19,32 @@ from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.workers import TensorFlowWorkers
+
+
+class TensorFlowHome(Home):
+    """The home of a variable that is a `tf.Variable`, or a group of them.
+
+    Args:
+        variable: A `keras.Variable` of the strategy.
+        keeper: The `Device` of its first copy.
+        moves: The `Moves` of the strategy's variables.
+    """
+
+    def __init__(
+        self, variable: keras.Variable, keeper: Device, moves: Moves
+    ) -> None:
+        super().__init__(variable)
+        self._keeper = keeper
+        self._moves = moves
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        native = native_variable(self.variable)
+        return (self._keeper,) if native is None else devices_of(native)
+
+    def read(self, index: int) -> Any:
+        copies = components(native_variable(self.variable))
+        return copies[index % len(copies)].read_value()
 
 
 class TensorFlowExecutor(Executor):
@@ -31,7 +58,7 @@ class TensorFlowExecutor(Executor):
         super().__init__(plan, workers)
         self._moves = Moves()
 
-    def home(self, variable: keras.Variable) -> Device:
+    def keeper(self, variable: keras.Variable) -> Device:
         """Returns the device of a variable's first copy."""
         return self.plan.primary
 
@@ -39,10 +66,6 @@ class TensorFlowExecutor(Executor):
         with tf.init_scope():
             device: str = tf.constant(0.0).device
         return device
-
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        native = native_variable(variable)
-        return (self.home(variable),) if native is None else devices_of(native)
 
     def put(self, value: Any, device: Device) -> Any:
         with tf.device(native_name(device)):
@@ -64,10 +87,6 @@ class TensorFlowExecutor(Executor):
         if not isinstance(tensor, tf.Tensor) or not tensor.device:
             return self.plan.primary
         return parse_device(tensor.device)
-
-    def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        copies = components(native_variable(variable))
-        return copies[index % len(copies)].read_value()
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
         with tf.device(native_name(self.plan.primary)):

@@ -10,10 +10,12 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
+from keras_dist.core.components import Component
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
@@ -23,6 +25,7 @@ from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
+from keras_dist_tensorflow.executor import TensorFlowHome
 from keras_dist_tensorflow.keras_internals import adopt_optimizer
 from keras_dist_tensorflow.keras_internals import is_distributed
 from keras_dist_tensorflow.keras_internals import native_variable
@@ -30,6 +33,8 @@ from keras_dist_tensorflow.keras_internals import set_optimizer_strategy
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
 from keras_dist_tensorflow.runtime_internals import install_conversions
+from keras_dist_tensorflow.variables import Moves
+from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import apart
 from keras_dist_tensorflow.variables import components
 from keras_dist_tensorflow.variables import copied
@@ -40,6 +45,48 @@ from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
+
+
+class CopiesHome(TensorFlowHome):
+    """The home of a variable with a copy on each device.
+
+    A metric's state has one copy, on the primary device.
+    """
+
+    def __init__(
+        self,
+        variable: keras.Variable,
+        executor: "TensorFlowReplicaExecutor",
+        moves: Moves,
+    ) -> None:
+        super().__init__(variable, executor.plan.primary, moves)
+        self._executor = executor
+
+    def settle(self) -> None:
+        native = native_variable(self.variable)
+        if native is None or self._holds(native):
+            return
+        if not tf.executing_eagerly():
+            return
+        with self._executor.creation_scope():
+            moved = copied(
+                native,
+                tf.VariableSynchronization.ON_READ
+                if is_metric_state(self.variable)
+                else tf.VariableSynchronization.AUTO,
+            )
+        self._moves.move(self.variable, moved)
+
+    def _holds(self, native: Any) -> bool:
+        if is_metric_state(self.variable):
+            return devices_of(native) == (self._keeper,)
+        return (
+            isinstance(native, tf.distribute.DistributedValues)
+            and native.distribute_strategy is self._executor.native
+        )
+
+    def component(self, index: int, value: Callable[[], Any]) -> Component:
+        return NativeComponent(value, self._executor.plan.devices[index])
 
 
 class TensorFlowReplicaExecutor(StepExecutor):
@@ -57,15 +104,15 @@ class TensorFlowReplicaExecutor(StepExecutor):
         super().__init__(plan, workers)
         # On CPU devices, the collectives of two models can be mistaken for
         # each other's; sums on one device can't.
-        self._native = tf.distribute.MirroredStrategy(
+        self.native = tf.distribute.MirroredStrategy(
             [native_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
-        self.updater = self._native
+        self.updater = self.native
         runtime_internals.silence_advice()
         install_slots()
         install_conversions()
-        keras_internals.install_applying(self._native)
+        keras_internals.install_applying(self.native)
 
     def creation_scope(self) -> Any:
         """Returns a scope whose variables have a copy on each device.
@@ -81,7 +128,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
         # the user's.
         if creation.has_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
-        is_in_meeting = tf.distribute.get_strategy() is self._native
+        is_in_meeting = tf.distribute.get_strategy() is self.native
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
             if is_in_meeting:
@@ -90,31 +137,11 @@ class TensorFlowReplicaExecutor(StepExecutor):
                 return next_creator(**kwargs)
         if is_in_meeting:
             return next_creator(**kwargs)
-        with self._native.scope():
+        with self.native.scope():
             return tf.Variable(**kwargs)
 
-    def place(self, variable: keras.Variable) -> None:
-        native = native_variable(variable)
-        if native is None or self._holds(variable, native):
-            return
-        if not tf.executing_eagerly():
-            return
-        with self.creation_scope():
-            moved = copied(
-                native,
-                tf.VariableSynchronization.ON_READ
-                if is_metric_state(variable)
-                else tf.VariableSynchronization.AUTO,
-            )
-        self._moves.move(variable, moved)
-
-    def _holds(self, variable: keras.Variable, native: Any) -> bool:
-        if is_metric_state(variable):
-            return devices_of(native) == (self.plan.primary,)
-        return (
-            isinstance(native, tf.distribute.DistributedValues)
-            and native.distribute_strategy is self._native
-        )
+    def home(self, variable: keras.Variable) -> Home:
+        return CopiesHome(variable, self, self._moves)
 
     def play(
         self,
@@ -136,7 +163,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
             results[index] = fn(replica)
 
         run = functools.partial(
-            self._native.run,
+            self.native.run,
             tf.autograph.experimental.do_not_convert(on_replica),
         )
         try:
@@ -158,7 +185,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def updating(
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
-        adopt_optimizer(optimizer, self._native, {})
+        adopt_optimizer(optimizer, self.native, {})
         return keras_internals.applying(optimizer)
 
 

@@ -12,14 +12,29 @@ import tensorflow as tf
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.front_end import STEPS
+from keras_dist.plugin.home import Home
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
+from keras_dist_tensorflow.executor import TensorFlowHome
 from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
+
+
+class OneDeviceHome(TensorFlowHome):
+    """The home of a variable on the only device."""
+
+    def settle(self) -> None:
+        native = native_variable(self.variable)
+        if native is None or devices_of(native) == (self._keeper,):
+            return
+        # The caller may have opened another device.
+        with tf.device(native_name(self._keeper)):
+            moved = copied(native)
+        self._moves.move(self.variable, moved)
 
 
 class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
@@ -42,15 +57,8 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()
 
-    def place(self, variable: keras.Variable) -> None:
-        native = native_variable(variable)
-        if native is None or devices_of(native) == (self.plan.primary,):
-            return
-        # `_scope` is a null context where this device is TensorFlow's
-        # default, and the caller may have opened another device.
-        with tf.device(native_name(self.plan.primary)):
-            moved = copied(native)
-        self._moves.move(variable, moved)
+    def home(self, variable: keras.Variable) -> Home:
+        return OneDeviceHome(variable, self.plan.primary, self._moves)
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         # A user's own step may use the model's variables before it calls the

@@ -21,6 +21,7 @@ from keras_dist.replica.differentiation import Differentiates
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.differentiation import differentiate
 from keras_dist_torch.one_device import TorchExecutor
+from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
@@ -68,10 +69,16 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
     def executor(self, plan: Plan) -> Executor:
         if plan.is_one_device:
             return TorchExecutor(plan)
-        workers = self._workers if plan.cluster else None
-        if plan.shards_optimizer:
-            return TorchShardedExecutor(plan, workers)
-        return TorchReplicaExecutor(plan, workers)
+        return TorchReplicaExecutor(plan, self._workers_of(plan))
+
+    def central_executor(self, plan: Plan) -> Executor:
+        return TorchCentralExecutor(plan, self._workers_of(plan))
+
+    def sharded_executor(self, plan: Plan) -> Executor:
+        return TorchShardedExecutor(plan, self._workers_of(plan))
+
+    def _workers_of(self, plan: Plan) -> TorchWorkers | None:
+        return self._workers if plan.cluster else None
 
     def random_state(self) -> str:
         # The CPU's, and those of the GPUs in order.

@@ -2,9 +2,7 @@
 
 | name | why |
 |---|---|
-| `keras.Variable._value` | the Parameter itself, whatever scope is open; a |
-| | property of variables that are kept in parts |
-| `keras.Variable._direct_assign` | writes variables that are kept in parts |
+| `keras.Variable._value` | the Parameter itself, whatever scope is open |
 | `keras.src.utils.torch_utils.TorchModuleWrapper` | refused: its parameters |
 | | are not read through Keras' variables |
 | `torch_device` in `keras.src.backend.common.global_state` | the device of |

@@ -12,6 +12,7 @@ from keras_dist.core.nests import map_nest
 from keras_dist.core.plan import Plan
 from keras_dist.core.tracing import inlines
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.compiler import snapshot
@@ -36,11 +37,49 @@ def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
     return context
 
 
+class TorchHome(Home):
+    """The home of a variable on one device: every replica reads it there.
+
+    Args:
+        variable: A `keras.Variable` of the strategy.
+        plan: The strategy's `Plan`.
+        keeper: The `Device` that keeps the variable.
+    """
+
+    def __init__(
+        self, variable: keras.Variable, plan: Plan, keeper: Device
+    ) -> None:
+        super().__init__(variable)
+        self._plan = plan
+        self._keeper = keeper
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        parameter = parameter_of(self.variable)
+        if parameter is None:
+            return (self._keeper,)
+        return tuple(
+            device
+            for device in self._plan.variable_devices
+            if torch_device(device) == parameter.device
+        )
+
+    def settle(self) -> None:
+        parameter = parameter_of(self.variable)
+        device = torch_device(self._keeper)
+        if parameter is not None and parameter.device != device:
+            # The Parameter stays the same object: torch modules know it.
+            parameter.data = parameter.data.to(device)
+
+    def read(self, index: int) -> torch.Tensor:
+        device = torch_device(self._plan.devices[index])
+        return tensor_of(self.variable).detach().to(device)
+
+
 class TorchExecutor(Executor):
     """Keeps each variable on the primary device: the base of all executors.
 
-    It is itself the executor of one device, where Keras' own steps run. With
-    central storage, each variable is on the device that owns it.
+    It is itself the executor of one device, where Keras' own steps run.
     """
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
@@ -56,26 +95,8 @@ class TorchExecutor(Executor):
     def default_device(self) -> str | None:
         return device_scope()
 
-    def place(self, variable: keras.Variable) -> None:
-        parameter = parameter_of(variable)
-        device = torch_device(self._keeper(variable))
-        if parameter is not None and parameter.device != device:
-            # The Parameter stays the same object: torch modules know it.
-            parameter.data = parameter.data.to(device)
-
-    def _keeper(self, variable: keras.Variable) -> Device:
-        is_central = self.plan.is_central
-        return self.owners.of(variable) if is_central else self.plan.primary
-
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        parameter = parameter_of(variable)
-        if parameter is None or self.plan.is_central:
-            return (self._keeper(variable),)
-        return tuple(
-            device
-            for device in self.plan.variable_devices
-            if torch_device(device) == parameter.device
-        )
+    def home(self, variable: keras.Variable) -> Home:
+        return TorchHome(variable, self.plan, self.plan.primary)
 
     def put(self, value: Any, device: Device) -> torch.Tensor:
         with keras_device(device):
@@ -103,7 +124,3 @@ class TorchExecutor(Executor):
             return self.plan.primary
         is_gpu = tensor.device.type == "cuda"
         return Device("gpu" if is_gpu else "cpu", tensor.device.index or 0)
-
-    def copy_of(self, variable: keras.Variable, index: int) -> torch.Tensor:
-        device = torch_device(self.plan.devices[index])
-        return tensor_of(variable).detach().to(device)

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from keras_dist.core.packing import packs
+from keras_dist.replica.adoption import adopt
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.pieces import PartPlaces
-from keras_dist_torch.pieces import ShardedVariable
+from keras_dist_torch.pieces import mark_slot
 from keras_dist_torch.pieces import piece
-from keras_dist_torch.pieces import shard
+from keras_dist_torch.pieces import pieces_of
+from keras_dist_torch.pieces import split
 
 # For each local replica, its part of each variable, or `None`.
 PartsOfAll = list[list[Any]]
@@ -33,7 +35,9 @@ class OptimizerParts(ABC):
         self.sizes = [parts.size for parts in sharded.parts]
         for position, variable in enumerate(sharded.variables):
             if sharded.is_sharded(position):
-                shard(variable, places)
+                mark_slot(variable)
+                adopt(variable)
+                split(variable, places)
 
     def is_of(self, optimizer: Any, places: PartPlaces) -> bool:
         """Returns whether the parts are an optimizer's, at these places."""
@@ -49,15 +53,16 @@ class OptimizerParts(ABC):
     def _state(
         self, variable: Any, index: int, device: torch.device
     ) -> torch.Tensor:
-        if isinstance(variable, ShardedVariable):
-            return variable._pieces.tensors[index]
+        pieces = pieces_of(variable)
+        if pieces is not None:
+            return pieces.tensors[index]
         # A copy, because every part's update increments the count of steps.
         return tensor_of(variable).detach().to(device, copy=True)
 
     def keep(self, state: Sequence[torch.Tensor]) -> None:
         """Sets the variables without parts to one part's updated state."""
         for variable, value in zip(self.sharded.variables, state, strict=True):
-            if not isinstance(variable, ShardedVariable):
+            if pieces_of(variable) is None:
                 tensor_of(variable).copy_(value)
 
     @abstractmethod

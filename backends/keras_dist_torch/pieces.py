@@ -2,16 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import torch
 
-from keras_dist.replica.variables import MirroredVariable
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.home import ShardedHome
 from keras_dist.sharding.parts import Parts
 from keras_dist_torch.keras_internals import forget_parameter
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.workers import TorchWorkers
+
+# Attribute of a variable: its `Pieces`.
+_PIECES = "_keras_dist_pieces"
+# Set on variables that an optimizer has for one that it updates.
+_SLOT = "_keras_dist_slot"
 
 
 @dataclass(frozen=True)
@@ -102,39 +108,53 @@ class Pieces:
             self.write(whole)
 
 
-class ShardedVariable(MirroredVariable):
-    """A variable of an optimizer, of which each replica has a part.
+class PiecesHome(ShardedHome):
+    """The home of an optimizer's variable, one piece on each replica's device.
 
-    It is read, saved and loaded as any other: the whole value is put together
-    when it is read, and split when it is assigned. With several workers, all
-    of them have to read it together.
+    Args:
+        variable: A `ShardedVariable`.
+        plan: The strategy's `Plan`.
+        places: The `PartPlaces` of its pieces.
     """
 
-    _pieces: Pieces
+    def __init__(
+        self, variable: keras.Variable, plan: Plan, places: PartPlaces
+    ) -> None:
+        super().__init__(variable)
+        self._plan = plan
+        self._places = places
 
     @property
-    def _value(self) -> torch.Tensor:
-        return self._pieces.read()
+    def is_split(self) -> bool:
+        return pieces_of(self.variable) is not None
 
-    @_value.setter
-    def _value(self, value: torch.Tensor) -> None:
-        self._direct_assign(value)
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._plan.devices
 
-    def _direct_assign(self, value: torch.Tensor) -> None:
+    def bytes_kept(self) -> dict[Device, int]:
+        pieces = pieces_of(self.variable)
+        if pieces is None:
+            return super().bytes_kept()
+        return {
+            device: tensor.nbytes
+            for device, tensor in zip(
+                self._plan.devices, pieces.tensors, strict=True
+            )
+        }
+
+    def settle(self) -> None:
+        split(self.variable, self._places)
+
+    def read(self, index: int) -> torch.Tensor:
+        return self.whole().to(self._places.devices[index])
+
+    def whole(self) -> torch.Tensor:
+        return vars(self.variable)[_PIECES].read()
+
+    def set_whole(self, value: torch.Tensor) -> None:
         with torch.no_grad():
-            self._pieces.write(value)
-
-    def write_plainly(self, value: Any) -> Any:
-        # Returns the given value, because reading takes all workers.
-        return keras.Variable.assign(self, value)
-
-    def __repr__(self) -> str:
-        if self._pieces.workers is None:
-            return str(super().__repr__())
-        return (
-            f"<Variable path={self.path}, shape={self.shape}, "
-            f"dtype={self.dtype}, in parts>"
-        )
+            vars(self.variable)[_PIECES].write(value)
 
 
 def piece(flat: torch.Tensor, part: int, size: int) -> torch.Tensor:
@@ -142,21 +162,37 @@ def piece(flat: torch.Tensor, part: int, size: int) -> torch.Tensor:
     return flat[part * size : (part + 1) * size]
 
 
-def shard(variable: Any, places: PartPlaces) -> None:
-    """Turns a `MirroredVariable` into a `ShardedVariable`, in place.
+def pieces_of(variable: keras.Variable) -> Pieces | None:
+    """Returns a variable's pieces, or `None` if it is whole."""
+    pieces: Pieces | None = vars(variable).get(_PIECES)
+    return pieces
 
-    Nothing is done without a value.
+
+def split(variable: keras.Variable, places: PartPlaces) -> None:
+    """Leaves each replica its part of a variable; idempotent and cheap.
+
+    A variable without a value is left alone.
     """
-    value = parameter_of(variable)
-    if value is None or isinstance(variable, ShardedVariable):
+    value = None if pieces_of(variable) else parameter_of(variable)
+    if value is None:
         return
     with torch.no_grad():
         pieces = Pieces(places, value.detach())
     forget_parameter(variable)
-    vars(variable)["_pieces"] = pieces
-    variable.__class__ = ShardedVariable
+    vars(variable)[_PIECES] = pieces
 
 
-def in_parts(variables: Sequence[Any]) -> list[ShardedVariable]:
-    """Returns those of the variables that are kept in parts."""
-    return [v for v in variables if isinstance(v, ShardedVariable)]
+def mark_slot(variable: keras.Variable) -> None:
+    """Notes that an optimizer has the variable for one that it updates."""
+    vars(variable)[_SLOT] = True
+
+
+def is_slot(variable: keras.Variable) -> bool:
+    """Tells whether an optimizer has the variable for one that it updates."""
+    return _SLOT in vars(variable)
+
+
+def all_pieces(variables: Sequence[keras.Variable]) -> list[Pieces]:
+    """Returns the pieces of those variables that are in pieces."""
+    found = map(pieces_of, variables)
+    return [pieces for pieces in found if pieces is not None]

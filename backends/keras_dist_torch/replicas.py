@@ -11,6 +11,8 @@ from typing import TypeVar
 import keras
 import torch
 
+from keras_dist.core.device import Device
+from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
@@ -38,6 +40,7 @@ from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.one_device import TorchExecutor
+from keras_dist_torch.one_device import TorchHome
 from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.replica import Run
@@ -60,7 +63,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
-        _check_memory(plan)
         install()
         self._home = torch_device(plan.primary)
         self._devices = [torch_device(device) for device in plan.devices]
@@ -258,16 +260,40 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         return overlap.sum(gradients, own, variables)
 
 
-def _check_memory(plan: Plan) -> None:
-    """Refuses variables on several memories, which one update would mix.
+class CentralHome(TorchHome):
+    """The home of a variable that belongs to one of the parameter devices."""
+
+    kind = "central"
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return (self._keeper,)
+
+
+class TorchCentralExecutor(TorchReplicaExecutor):
+    """Replicas that read a single copy of each variable.
 
     Raises:
         DeviceError: If parameter devices have separate memories.
     """
-    if (
-        plan.is_central
-        and len(set(map(torch_device, plan.variable_devices))) > 1
-    ):
+
+    def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
+        super().__init__(plan, workers)
+        _check_memory(plan)
+        self._owners = Owners(plan.variable_devices)
+
+    def home(self, variable: keras.Variable) -> CentralHome:
+        return CentralHome(variable, self.plan, self._owners.of(variable))
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        self._owners.keep_together(variable, reference)
+
+
+def _check_memory(plan: Plan) -> None:
+    """Refuses variables on several memories, which one update would mix."""
+    if len(set(map(torch_device, plan.variable_devices))) > 1:
         names = ", ".join(str(device) for device in plan.variable_devices)
         raise DeviceError(
             "On PyTorch, variables with one copy share one memory, because an "

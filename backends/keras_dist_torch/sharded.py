@@ -10,10 +10,9 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import current_replica
@@ -24,14 +23,13 @@ from keras_dist_torch.part_exchange import OptimizerParts
 from keras_dist_torch.part_exchange import WorkerParts
 from keras_dist_torch.pieces import PartPlaces
 from keras_dist_torch.pieces import Pieces
-from keras_dist_torch.pieces import ShardedVariable
-from keras_dist_torch.pieces import in_parts
-from keras_dist_torch.pieces import shard
+from keras_dist_torch.pieces import PiecesHome
+from keras_dist_torch.pieces import all_pieces
+from keras_dist_torch.pieces import is_slot
+from keras_dist_torch.pieces import mark_slot
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
-# Attribute of a variable that is an optimizer's slot.
-_SLOT = "_keras_dist_slot"
 # Attribute of an optimizer: its `OptimizerParts`.
 _PARTS = "_keras_dist_parts"
 
@@ -47,8 +45,7 @@ class _Whole(threading.local):
         """Puts together the variables that are in parts, during an update."""
         if self._held is None:
             return
-        for variable in in_parts(variables):
-            pieces = variable._pieces
+        for pieces in all_pieces(variables):
             if pieces.held is None:
                 self._held.append(pieces)
                 pieces.held = pieces.read()
@@ -74,6 +71,17 @@ class _Whole(threading.local):
 _whole = _Whole()
 
 
+class SlotHome(PiecesHome):
+    """The home of a slot, held whole while its optimizer is built."""
+
+    def settle(self) -> None:
+        was_split = self.is_split
+        super().settle()
+        if not was_split:
+            # The update that builds its optimizer writes to slots next.
+            _whole.hold([self.variable])
+
+
 class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
     """Replicas that each update a part of each variable.
 
@@ -84,7 +92,6 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
-        self.owners = _Slots(plan.variable_devices)
         self._places = PartPlaces(
             num_parts=plan.num_replicas,
             first=plan.first_replica,
@@ -94,28 +101,15 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         )
         install_apply()
 
-    def place(self, variable: keras.Variable) -> None:
-        if isinstance(variable, ShardedVariable):
-            return
-        super().place(variable)
-        if _SLOT in vars(variable):
-            shard(variable, self._places)
-            # The update that builds its optimizer writes to slots next.
-            _whole.hold([variable])
+    def home(self, variable: keras.Variable) -> Home:
+        if is_slot(variable):
+            return SlotHome(variable, self.plan, self._places)
+        return super().home(variable)
 
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        if isinstance(variable, ShardedVariable):
-            return self.plan.devices
-        return super().devices_of(variable)
-
-    def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
-        if not isinstance(variable, ShardedVariable):
-            return super().bytes_on(variable)
-        tensors = variable._pieces.tensors
-        return {
-            device: tensor.nbytes
-            for device, tensor in zip(self.plan.devices, tensors, strict=True)
-        }
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        mark_slot(variable)
 
     def update_parts(
         self,
@@ -187,37 +181,26 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = in_parts(variables) if self.workers is not None else []
-        is_chief = self.plan.is_chief
+        chosen = all_pieces(variables) if self.workers is not None else []
         try:
-            for variable in chosen:
-                whole = variable._pieces.read()
-                if is_chief:
-                    variable._pieces.held = whole.cpu()
+            for pieces in chosen:
+                whole = pieces.read()
+                if self.plan.is_chief:
+                    pieces.held = whole.cpu()
             yield
         finally:
-            for variable in chosen:
-                variable._pieces.held = None
+            for pieces in chosen:
+                pieces.held = None
 
     @contextlib.contextmanager
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = in_parts(variables) if self.workers is not None else []
-        with self.readable_by_chief(chosen):
+        with self.readable_by_chief(variables):
             yield
-            for variable in chosen:
-                variable._pieces.take_chiefs()
-
-
-class _Slots(Owners):
-    """`Owners` that marks slots, the variables made for another one."""
-
-    def keep_together(
-        self, variable: keras.Variable, reference: keras.Variable
-    ) -> None:
-        vars(variable)[_SLOT] = True
-        super().keep_together(variable, reference)
+            if self.workers is not None:
+                for pieces in all_pieces(variables):
+                    pieces.take_chiefs()
 
 
 @functools.cache

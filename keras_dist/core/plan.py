@@ -117,6 +117,18 @@ class Plan:
         """The device whose copy of a variable is read and saved."""
         return self.variable_devices[0]
 
+    def __str__(self) -> str:
+        """Returns the devices, and the ways of storage that are not usual."""
+        text = ", ".join(map(str, self.devices))
+        if self.shards_optimizer:
+            text += ", with a sharded optimizer state"
+        if self.is_central:
+            names = ", ".join(map(str, self.variable_devices))
+            text += f", variables on {names}"
+        if self.cluster is not None:
+            text += f" of worker {self.cluster.index} of {self.num_workers}"
+        return text
+
 
 # The attribute of a variable with its device.
 _ATTRIBUTE = "_keras_dist_owner"

@@ -37,9 +37,9 @@ from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.runner import StepRunner
+from keras_dist.replica.adoption import adopt
+from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.state import current_call
-from keras_dist.replica.variables import adopt
-from keras_dist.replica.variables import check_owner
 from keras_dist.sharding.supported import check_optimizer
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def claim_variables(
             variable.distribute_strategy = strategy
             if not strategy.plan.is_one_device:
                 adopt(variable)
-        strategy.executor.place(variable)
+        strategy.executor.home(variable).settle()
     workers = strategy.executor.workers
     if workers is not None:
         take_chiefs_values(not_taken(variables), workers)

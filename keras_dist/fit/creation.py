@@ -28,10 +28,10 @@ from keras_dist.fit.origin import notice_scope
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import all_variables
 from keras_dist.plugin.front_end import KerasHooks
+from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
 from keras_dist.replica.state import current_call
-from keras_dist.replica.variables import SyncOnReadVariable
 
 _lock = threading.Lock()
 _open_scopes = 0
@@ -134,11 +134,9 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
                 kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)
             _check_declaration(self)
-            plan, reference = strategy.plan, _current.reference
-            if reference is not None and (
-                plan.is_central or plan.shards_optimizer
-            ):
-                strategy.executor.owners.keep_together(self, reference)
+            reference = _current.reference
+            if reference is not None:
+                strategy.executor.keep_together(self, reference)
             claim_variable(self, strategy)
             if isinstance(self, SyncOnReadVariable):
                 self.begin(is_total=_current.makes_metric_state)

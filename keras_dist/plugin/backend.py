@@ -24,6 +24,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 
@@ -75,7 +76,23 @@ class Backend(ABC):
 
     @abstractmethod
     def executor(self, plan: Plan) -> Executor:
-        """Creates an executor bound to the plan."""
+        """Creates an executor that keeps a copy of variables on each device.
+
+        The executor is bound to the plan.
+        """
+
+    def central_executor(self, plan: Plan) -> Executor:
+        """Creates an executor that keeps a single copy of each variable.
+
+        Raises:
+            UnsupportedModelError: If the backend has no such executor.
+        """
+        raise UnsupportedModelError(
+            f"The backend '{keras.backend.backend()}' keeps a copy of each "
+            "variable on each device. Received: CentralStorageStrategy. "
+            "Expected: MirroredStrategy, or a backend with central storage "
+            "('jax', 'tensorflow' or 'torch'), chosen with KERAS_BACKEND."
+        )
 
     def random_state(self) -> str:
         """Returns the state of the framework's global random generators.

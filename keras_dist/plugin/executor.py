@@ -13,12 +13,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_dist.core.components import Component
-from keras_dist.core.components import HeldComponent
 from keras_dist.core.device import Device
-from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
-from keras_dist.core.plan import num_bytes
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import combine
 from keras_dist.core.rows import bounds
@@ -26,6 +22,7 @@ from keras_dist.core.rows import check_rows
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.compiler import Compiler
+from keras_dist.plugin.home import Home
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.workers import Workers
 from keras_dist.plugin.workers import total_of
@@ -37,9 +34,6 @@ class Executor(ABC):
     Args:
         plan: The `Plan` that the executor is bound to.
         workers: The `Workers` of its cluster, or `None` without one.
-
-    Attributes:
-        owners: The `Owners` of variables that have a single copy.
     """
 
     # Compiles functions for the plan; `None` if the framework can't.
@@ -51,7 +45,6 @@ class Executor(ABC):
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         self.plan = plan
         self.workers = workers
-        self.owners = Owners(plan.variable_devices)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context in which the strategy's variables are made."""
@@ -66,34 +59,17 @@ class Executor(ABC):
         return None
 
     @abstractmethod
-    def place(self, variable: keras.Variable) -> None:
-        """Moves a variable's value to the devices of the plan.
+    def home(self, variable: keras.Variable) -> Home:
+        """Returns the place where a variable of the strategy rests."""
 
-        It is idempotent and cheap. A variable without a value is left alone.
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        """Notes that a new variable was made for a reference variable.
+
+        An optimizer's slots are, each for a variable that it updates. A new
+        variable has no home yet.
         """
-
-    @abstractmethod
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        """Returns the devices that hold a copy of a variable, primary first."""
-
-    def bytes_on(self, variable: keras.Variable) -> dict[Device, int]:
-        """Returns the bytes that each device keeps of a variable.
-
-        Args:
-            variable: A `keras.Variable` of the strategy.
-
-        Returns:
-            Dict from device to bytes kept between steps, primary first. A
-            variable that is combined when read counts twice where it has
-            both its combined value and a replica's own value.
-        """
-        whole = num_bytes(variable)
-        kept = dict.fromkeys(self.devices_of(variable), whole)
-        strategy = vars(variable).get("distribute_strategy")
-        if strategy is not None and id(variable) in strategy.has_components:
-            for device in self.plan.devices:
-                kept[device] = kept.get(device, 0) + whole
-        return kept
 
     @property
     def replicas(self) -> ReplicaRunner | None:
@@ -162,22 +138,6 @@ class Executor(ABC):
     def device_of(self, tensor: Any) -> Device:
         """Returns a tensor's device; the primary one if it is not known."""
         return self.plan.primary
-
-    @abstractmethod
-    def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        """Returns replica `index`'s copy of a mirrored variable."""
-
-    def component(
-        self, variable: keras.Variable, index: int, value: Callable[[], Any]
-    ) -> Component:
-        """Creates the storage of one replica's own value of a variable.
-
-        Args:
-            variable: The `keras.Variable`, combined when it is read.
-            index: Integer, the local replica's index.
-            value: Callable that returns the initial value.
-        """
-        return HeldComponent(value())
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         """Combines tensors of one shape element by element, over all replicas.

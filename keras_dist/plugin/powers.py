@@ -1,4 +1,4 @@
-"""Interfaces of backends and executors that shard an optimizer's state."""
+"""The choice of an executor, and the interfaces of a sharded state."""
 
 import contextlib
 from abc import ABC
@@ -8,15 +8,20 @@ from typing import Any
 
 import keras
 
+from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.executor import Executor
 
 
-class ShardsOptimizerState:
-    """A `Backend` whose executors can shard an optimizer's state.
+class ShardsOptimizerState(ABC):
+    """A `Backend` whose executors can shard an optimizer's state."""
 
-    With `Plan.shards_optimizer`, an executor keeps on each replica a shard of
-    each variable of an optimizer.
-    """
+    @abstractmethod
+    def sharded_executor(self, plan: Plan) -> Executor:
+        """Creates an executor that shards the variables of optimizers.
+
+        Each of the plan's several replicas keeps a part of each of them.
+        """
 
 
 class UpdatesParts(ABC):
@@ -73,6 +78,17 @@ class KeepsParts(ABC):
         At its end each worker takes its shards of these values. `variables`
         are in the same order on each worker.
         """
+
+
+def executor_of(plan: Plan) -> Executor:
+    """Creates the executor that keeps variables as a plan says."""
+    backend = get_backend()
+    if plan.is_central and not plan.is_one_device:
+        return backend.central_executor(plan)
+    if plan.shards_optimizer and plan.num_replicas > 1:
+        assert isinstance(backend, ShardsOptimizerState)
+        return backend.sharded_executor(plan)
+    return backend.executor(plan)
 
 
 def check_optimizer_state(optimizer_state: str) -> bool:

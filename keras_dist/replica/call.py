@@ -22,9 +22,11 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.aggregation import aggregate
 from keras_dist.replica.aggregation import agreed_value
 from keras_dist.replica.aggregation import set_all_components
+from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.replica_context import ReplicaContext
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import Writes
@@ -32,8 +34,6 @@ from keras_dist.replica.state import current_call
 from keras_dist.replica.state import set_current_call
 from keras_dist.replica.variables import DistributedVariable
 from keras_dist.replica.variables import MirroredVariable
-from keras_dist.replica.variables import SyncOnReadVariable
-from keras_dist.replica.variables import check_owner
 from keras_dist.replica.variables import written
 
 if TYPE_CHECKING:

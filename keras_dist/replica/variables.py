@@ -9,8 +9,6 @@ each replica, a `CentralVariable` has a single copy. A `SyncOnReadVariable` also
 has a component for each replica, which is created at its first use.
 """
 
-import functools
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -18,16 +16,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_dist.core.components import Component
 from keras_dist.core.components import VariableComponent
-from keras_dist.core.tracing import inlines
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import PerReplica
 from keras_dist.core.values import framed
-from keras_dist.errors import StrategyMismatchError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.stateless import opened
-from keras_dist.replica.aggregation import set_all_components
+from keras_dist.plugin.home import Home
+from keras_dist.plugin.home import ShardedHome
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import forget_above
@@ -38,6 +34,12 @@ class DistributedVariable(keras.Variable):
     """Base class of the variables with a component on each replica."""
 
     distribute_strategy: Any
+
+    @property
+    def home(self) -> Home:
+        """The place where the variable rests."""
+        home: Home = self.distribute_strategy.executor.home(self)
+        return home
 
     @property
     def values(self) -> tuple["VariableComponent", ...]:
@@ -124,7 +126,7 @@ class DistributedVariable(keras.Variable):
         # The result of `assign` is not kept: a second reference to an array
         # would make a later update copy it.
         super().assign(value)
-        self.distribute_strategy.executor.place(self)
+        self.home.settle()
         return self.value
 
     def __float__(self) -> float:
@@ -188,7 +190,7 @@ class MirroredVariable(DistributedVariable):
     _kind = "MirroredVariable"
 
     def component_value(self, index: int) -> Any:
-        return self.distribute_strategy.executor.copy_of(self, index)
+        return self.home.read(index)
 
     def write_component(self, index: int, value: Any) -> None:
         raise ValueError(
@@ -235,165 +237,53 @@ class CentralVariable(MirroredVariable):
         return str(keras.Variable.__repr__(self))
 
 
-class SyncOnReadVariable(DistributedVariable):
-    """A variable with a value for each replica, combined when read.
+class ShardedVariable(MirroredVariable):
+    """A variable of an optimizer, of which each replica keeps a part.
 
-    A replica reads and writes its own value without waiting for the others. A
-    read in cross-replica context combines all values by `aggregation`.
-
-    Example:
-
-    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> with strategy.scope():
-    ...     counter = keras.Variable(
-    ...         0.0, aggregation="sum", synchronization="on_read"
-    ...     )
-    >>> _ = strategy.run(lambda: counter.assign_add(1.0))
-    >>> float(counter)
-    2.0
+    It is read, saved and loaded as any other: the whole value is put together
+    when it is read, and split when it is assigned. With several workers, all
+    of them have to read it together.
     """
 
-    _kind = "SyncOnReadVariable"
-    _components: "list[Component] | None" = None
-    # True if a value assigned in cross-replica context is the total, as for
-    # the state of a metric. Other sums start with that value on each replica.
-    is_total = True
-
-    def begin(self, is_total: bool) -> None:
-        """Sets the initial value of a variable that a strategy created."""
-        self.is_total = is_total
-        if self.aggregation == "sum" and not is_total:
-            count = self.distribute_strategy.plan.num_replicas
-            self.write_plainly(keras_internals.value_of(self) * count)
-
-    def component_value(self, index: int) -> Any:
-        return self._kept()[index].read()
-
-    def write_component(self, index: int, value: Any) -> None:
-        values = [component.read() for component in self._kept()]
-        values[index] = value
-        self.set_components(values)
-
-    def set_components(self, values: Sequence[Any]) -> None:
-        """Replaces the components, and combines them anew."""
-        set_all_components([(self, values)])
-
-    def hold_components(self, values: Sequence[Any], combined: Any) -> None:
-        """Replaces the components and the combined value."""
-        for component, value in zip(self._kept(), values, strict=True):
-            component.write(value)
-        self.write_plainly(combined)
-
-    def share_out(self) -> None:
-        """Sets the components so that they combine to the current value."""
-        # A graph that is traced before there are components may run later,
-        # when there are some.
-        will_have = inlines() and keras_internals.in_tf_graph()
-        if self._components is not None or will_have:
-            for index, component in enumerate(self._kept()):
-                component.write(self._share(index))
-
-    def _kept(self) -> "list[Component]":
-        if self._components is None:
-            strategy = self.distribute_strategy
-            make = strategy.executor.component
-            self._components = [
-                make(self, index, functools.partial(self._share, index))
-                for index in range(strategy.plan.num_local_replicas)
-            ]
-            strategy.has_components[id(self)] = self
-        return self._components
-
-    def _share(self, index: int) -> Any:
-        value = keras_internals.value_of(self)
-        plan = self.distribute_strategy.plan
-        is_first = plan.first_replica + index == 0
-        if self.aggregation == "sum" and self.is_total:
-            # Not in equal parts, whose sum might have a rounding error.
-            value = value if is_first else ops.zeros_like(value)
-        elif self.aggregation == "sum":
-            count = plan.num_replicas
-            if keras.backend.is_int_dtype(self._dtype):
-                rest = ops.mod(value, count) if is_first else 0
-                value = ops.floor_divide(value, count) + rest
-            else:
-                value = value / count
-        executor = self.distribute_strategy.executor
-        device = plan.devices[index]
-        return executor.put(ops.copy(ops.cast(value, self._dtype)), device)
-
-    def _write_in_replica(self, call: Any, method: str, value: Any) -> Any:
-        return keras.Variable.assign(self, written(self, method, value))
-
-    def _write_in_cross_replica(self, method: str, value: Any) -> Any:
-        increases = method != "assign"
-        if self.aggregation == "none" or (
-            self.aggregation == "sum" and increases and not self.is_total
-        ):
-            raise ValueError(
-                f"SyncOnReadVariable does not support `{method}` in "
-                "cross-replica context when aggregation is set to "
-                f"'{self.aggregation}'. Received: variable '{self.path}'. "
-                "Assign inside of `strategy.run`"
-                + (", or use `assign`." if increases else ".")
-            )
-        if increases and not self.is_total and self._components is not None:
-            self.set_components(
-                [written(c, method, value) for c in self.values]
-            )
-            return self.value
-        result = super()._write_in_cross_replica(method, value)
-        self.share_out()
-        return result
-
-
-class UnaggregatedVariable(SyncOnReadVariable):
-    """A `SyncOnReadVariable` that can only be read in replica context."""
-
-    _is_written = False
-
-    def write_plainly(self, value: Any) -> Any:
-        self._is_written = True
-        try:
-            return super().write_plainly(value)
-        finally:
-            self._is_written = False
+    @property
+    def home(self) -> ShardedHome:
+        """The place where the parts rest."""
+        home: ShardedHome = self.distribute_strategy.executor.home(self)
+        return home
 
     @property
-    def value(self) -> Any:
-        if not self._is_written and keras_internals.stateless_scope() is None:
-            raise ValueError(
-                f"Could not convert from variable '{self.path}' to a tensor "
-                "in cross-replica context: it has a value on each replica, "
-                "and its aggregation is VariableAggregation.NONE. Read it in "
-                "`strategy.run`, or its components with "
-                "`strategy.experimental_local_results`."
-            )
-        return super().value
+    def _value(self) -> Any:
+        home = self.home
+        return home.whole() if home.is_split else vars(self).get("_value")
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        home = self.home
+        if home.is_split:
+            home.set_whole(value)
+        else:
+            self.__dict__["_value"] = value
+
+    def _direct_assign(self, value: Any) -> None:
+        home = self.home
+        if home.is_split:
+            home.set_whole(value)
+        else:
+            super()._direct_assign(value)
+
+    def write_plainly(self, value: Any) -> Any:
+        # Returns the given value, because reading takes all workers.
+        result = keras.Variable.assign(self, value)
+        self.home.settle()
+        return result
+
+    def __repr__(self) -> str:
+        if self.distribute_strategy.executor.workers is None:
+            return str(super().__repr__())
+        return (
+            f"<Variable path={self.path}, shape={self.shape}, "
+            f"dtype={self.dtype}, in parts>"
+        )
 
 
 DistributedValues.register(DistributedVariable)
-
-
-def adopt(variable: keras.Variable) -> None:
-    """Changes a plain variable's class to that of a distributed variable."""
-    if type(variable) is not keras.Variable:
-        return
-    if variable.synchronization != "on_read":
-        is_central = variable.distribute_strategy.plan.is_central
-        variable.__class__ = CentralVariable if is_central else MirroredVariable
-    elif variable.aggregation == "none":
-        variable.__class__ = UnaggregatedVariable
-    else:
-        variable.__class__ = SyncOnReadVariable
-
-
-def check_owner(variable: keras.Variable, strategy: object) -> None:
-    """Raises `StrategyMismatchError` for a variable of another strategy."""
-    owner = vars(variable).get("distribute_strategy")
-    if owner is not None and owner is not strategy:
-        raise StrategyMismatchError(
-            f"Variable '{variable.path}' was made under {owner!r} and is used "
-            f"under {strategy!r}. Expected: one strategy. Make the model, its "
-            "layers and its optimizer under the same `strategy.scope()`."
-        )

@@ -18,9 +18,22 @@ from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.home import Home
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.strategies.extended import StrategyExtended
 from keras_dist.strategies.strategy import Strategy
+
+
+class DefaultHome(Home):
+    """The home of a variable that stays where Keras puts it."""
+
+    devices = ()
+
+    def settle(self) -> None:
+        """Does nothing."""
+
+    def read(self, index: int) -> Any:
+        return self.variable.value
 
 
 class DefaultExecutor(Executor):
@@ -30,17 +43,11 @@ class DefaultExecutor(Executor):
     def compiler(self) -> Compiler | None:  # type: ignore[override]
         return get_backend().compiler()
 
-    def place(self, variable: keras.Variable) -> None:
-        pass
-
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        return ()
+    def home(self, variable: keras.Variable) -> Home:
+        return DefaultHome(variable)
 
     def put(self, value: Any, device: Device) -> Any:
         return ops.convert_to_tensor(value)
-
-    def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        return variable.value
 
 
 @final

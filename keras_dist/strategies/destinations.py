@@ -61,9 +61,7 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
         return resolve_devices(destinations, get_backend().list_devices())
     owner = _owner(destinations)
     if owner is not None:
-        devices: tuple[Device, ...] = owner.plan.variable_devices
-        if owner.plan.is_central:
-            devices = (owner.executor.owners.of(destinations),)
+        devices: tuple[Device, ...] = owner.executor.home(destinations).devices
         return devices
     if isinstance(destinations, DistributedValues):
         return _devices_of_components(destinations.values, executor)

@@ -98,9 +98,9 @@ class StrategyExtended(ExtendedBase):
         self._check_own(var, "update")
         own = self._component
         if isinstance(var, CentralVariable):
-            owner = self._strategy.executor.owners.of(var)
             own_fn = functools.partial(fn, var)
-            return self._at_owners([owner], own_fn, args, kwargs, group)
+            devices = var.home.devices
+            return self._at_owners(devices, own_fn, args, kwargs, group)
 
         def update_copy(index: int, call: CopyCall | None) -> Any:
             copy = var if call is None else CopyVariable(var, index, call)

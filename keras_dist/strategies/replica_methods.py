@@ -40,10 +40,10 @@ from keras_dist.replica.call import run_on_replicas
 from keras_dist.replica.differentiation import check_run_counts
 from keras_dist.replica.differentiation import current
 from keras_dist.replica.function import Function
+from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.replica_context import refuse_sparse
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.variables import CentralVariable
-from keras_dist.replica.variables import SyncOnReadVariable
 
 
 class ReplicaMethods(StrategyBase):

@@ -24,6 +24,7 @@ from keras_dist.fit.binding import claim_variable
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.powers import executor_of
 from keras_dist.strategies.cross_device_ops import CrossDeviceOps
 from keras_dist.strategies.deprecated import DeprecatedMethods
 from keras_dist.strategies.extended import StrategyExtended
@@ -115,7 +116,7 @@ class Strategy(DeprecatedMethods):
         self, plan: Plan, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
         creation.install()
-        super().__init__(plan, get_backend().executor(plan), cross_device_ops)
+        super().__init__(plan, executor_of(plan), cross_device_ops)
         watch_training()
 
     @staticmethod
@@ -227,7 +228,7 @@ class Strategy(DeprecatedMethods):
         ('cpu:0',)
         """
         claim_variable(variable, self)
-        return tuple(str(d) for d in self._executor.devices_of(variable))
+        return tuple(map(str, self._executor.home(variable).devices))
 
     def verify(
         self,
@@ -343,17 +344,7 @@ class Strategy(DeprecatedMethods):
         return self
 
     def __repr__(self) -> str:
-        devices = ", ".join(str(d) for d in self.plan.devices)
-        of = ""
-        if self.plan.cluster is not None:
-            index, count = self.plan.cluster.index, self.plan.num_workers
-            of = f" of worker {index} of {count}"
-        if self.plan.is_central:
-            names = ", ".join(str(d) for d in self.plan.variable_devices)
-            of = f", variables on {names}{of}"
-        if self.plan.shards_optimizer:
-            of = f", with a sharded optimizer state{of}"
-        return f"<{type(self).__name__} on {devices}{of}>"
+        return f"<{type(self).__name__} on {self.plan}>"
 
 
 # Models may be loaded before a strategy is made.

@@ -2,5 +2,6 @@
 
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist.testing.memory import MemoryExecutor
+from keras_dist.testing.memory import MemoryHome
 
-__all__ = ["MemoryBackend", "MemoryExecutor"]
+__all__ = ["MemoryBackend", "MemoryExecutor", "MemoryHome"]

@@ -11,6 +11,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.home import Home
 
 
 class MemoryExecutor(Executor):
@@ -20,7 +21,8 @@ class MemoryExecutor(Executor):
         plan: The `Plan` that the executor is bound to.
 
     Attributes:
-        placed: List of the variables given to `place`, in order, each once.
+        placed: List of the variables whose homes were settled, in order,
+            each once.
         bound: List of the models given to `bind`.
         recovered: List of the models given to `recover`.
     """
@@ -31,18 +33,11 @@ class MemoryExecutor(Executor):
         self.bound: list[keras.Model] = []
         self.recovered: list[keras.Model] = []
 
-    def place(self, variable: keras.Variable) -> None:
-        if not any(variable is placed for placed in self.placed):
-            self.placed.append(variable)
-
-    def devices_of(self, variable: keras.Variable) -> tuple[Device, ...]:
-        return self.plan.variable_devices
+    def home(self, variable: keras.Variable) -> Home:
+        return MemoryHome(variable, self)
 
     def put(self, value: Any, device: Device) -> Any:
         return value
-
-    def copy_of(self, variable: keras.Variable, index: int) -> Any:
-        return variable.value
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         self.bound.append(model)
@@ -50,6 +45,28 @@ class MemoryExecutor(Executor):
 
     def recover(self, model: keras.Model) -> None:
         self.recovered.append(model)
+
+
+class MemoryHome(Home):
+    """The home of a variable that is left where Keras made it."""
+
+    def __init__(
+        self, variable: keras.Variable, executor: MemoryExecutor
+    ) -> None:
+        super().__init__(variable)
+        self._executor = executor
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._executor.plan.variable_devices
+
+    def settle(self) -> None:
+        placed = self._executor.placed
+        if not any(self.variable is each for each in placed):
+            placed.append(self.variable)
+
+    def read(self, index: int) -> Any:
+        return self.variable.value
 
 
 class MemoryBackend(Backend):
@@ -84,3 +101,6 @@ class MemoryBackend(Backend):
         executor = MemoryExecutor(plan)
         self.executors.append(executor)
         return executor
+
+    def central_executor(self, plan: Plan) -> MemoryExecutor:
+        return self.executor(plan)

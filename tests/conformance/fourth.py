@@ -12,6 +12,7 @@ from keras import tree
 
 from keras_dist.plugins import BatonPool
 from keras_dist.plugins import Differentiates
+from keras_dist.plugins import Owners
 from keras_dist.plugins import Replica
 from keras_dist.plugins import Round
 from keras_dist.plugins import Share
@@ -23,6 +24,7 @@ from keras_dist.plugins import parse_device
 from keras_dist.plugins import thread_state
 from keras_dist.testing import MemoryBackend
 from keras_dist.testing import MemoryExecutor
+from keras_dist.testing import MemoryHome
 
 
 class FourthReplica(Replica):
@@ -51,6 +53,23 @@ class FourthReplica(Replica):
         return value.requires_grad_(variable.trainable)
 
 
+class FourthHome(MemoryHome):
+    """The home of a variable that every replica reads where it is."""
+
+    def read(self, index):
+        return self.variable.value.detach()
+
+
+class FourthCentralHome(FourthHome):
+    """The home of a variable of which there is a single copy."""
+
+    kind = "central"
+
+    @property
+    def devices(self):
+        return (self._executor.owners.of(self.variable),)
+
+
 class FourthExecutor(MemoryExecutor):
     """Leaves variables where Keras makes them."""
 
@@ -60,13 +79,8 @@ class FourthExecutor(MemoryExecutor):
     def mirror(self, value):
         return ops.copy(value)
 
-    def devices_of(self, variable):
-        if self.plan.is_central:
-            return (self.owners.of(variable),)
-        return self.plan.variable_devices
-
-    def copy_of(self, variable, index):
-        return variable.value.detach()
+    def home(self, variable):
+        return FourthHome(variable, self)
 
     def snapshot(self, value, index=0):
         if not isinstance(value, torch.Tensor):
@@ -130,6 +144,20 @@ class FourthReplicas(FourthExecutor, StepRunner):
         ]
 
 
+class FourthCentral(FourthReplicas):
+    """Runs replicas in turns on single copies of variables."""
+
+    def __init__(self, plan):
+        super().__init__(plan)
+        self.owners = Owners(plan.variable_devices)
+
+    def home(self, variable):
+        return FourthCentralHome(variable, self)
+
+    def keep_together(self, variable, reference):
+        self.owners.keep_together(variable, reference)
+
+
 class FourthBackend(MemoryBackend, Differentiates):
     """Four CPUs in name; the installed backend differentiates."""
 
@@ -140,6 +168,9 @@ class FourthBackend(MemoryBackend, Differentiates):
     def executor(self, plan):
         kind = FourthExecutor if plan.is_one_device else FourthReplicas
         return kind(plan)
+
+    def central_executor(self, plan):
+        return FourthCentral(plan)
 
     def differentiate(self, fn, variables, tensors):
         return self.framework.differentiate(fn, variables, tensors)

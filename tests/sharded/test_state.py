@@ -81,7 +81,7 @@ def test_each_device_keeps_its_part(num_replicas):
     fit(model, epochs=1)
     executor = model.trainable_variables[0].distribute_strategy.executor
     for slot in slots(model.optimizer):
-        kept = executor.bytes_on(slot)
+        kept = executor.home(slot).bytes_kept()
         num_elements = int(np.prod(slot.shape))
         part = 4 * -(-num_elements // num_replicas)
         assert list(kept.values()) == [part] * num_replicas
@@ -197,7 +197,7 @@ def test_a_model_that_was_trained_before():
     fit(model)
     assert_same(state_of(model), state_of(expected))
     executor = model.trainable_variables[0].distribute_strategy.executor
-    assert len(executor.bytes_on(slots(model.optimizer)[0])) == 3
+    assert len(executor.home(slots(model.optimizer)[0]).bytes_kept()) == 3
 
 
 class Failure(Exception):

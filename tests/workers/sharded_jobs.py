@@ -106,7 +106,10 @@ def bytes_kept(_):
     executor = strategy.executor
     slots = [v for v in model.optimizer.variables if len(v.shape)]
     return [
-        (list(executor.bytes_on(slot).values()), int(np.prod(slot.shape)))
+        (
+            list(executor.home(slot).bytes_kept().values()),
+            int(np.prod(slot.shape)),
+        )
         for slot in slots
     ], [to_numpy(slot).tolist() for slot in slots]
 

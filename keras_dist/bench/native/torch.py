@@ -37,7 +37,7 @@ from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )
 from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.pieces import ShardedVariable
+from keras_dist_torch.pieces import pieces_of
 from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.workers import TorchWorkers
 
@@ -329,7 +329,7 @@ def _keepers(model: keras.Model) -> dict[int, Device]:
     strategy = binding.strategy
     keepers = {}
     for variable in all_variables(model):
-        devices = strategy.executor.devices_of(variable)
+        devices = strategy.executor.home(variable).devices
         # A variable in parts has a tensor for each device, any other one
         # tensor: it counts for the first device.
         for tensor, device in zip(_tensors(variable), devices, strict=False):
@@ -338,8 +338,8 @@ def _keepers(model: keras.Model) -> dict[int, Device]:
 
 
 def _tensors(variable: keras.Variable) -> list[torch.Tensor]:
-    if isinstance(variable, ShardedVariable):
-        tensors: list[torch.Tensor] = variable._pieces.tensors
-        return tensors
+    pieces = pieces_of(variable)
+    if pieces is not None:
+        return pieces.tensors
     parameter = parameter_of(variable)
     return [] if parameter is None else [parameter]

@@ -19,7 +19,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import everyones_texts
-from keras_dist.replica.variables import SyncOnReadVariable
+from keras_dist.replica.on_read import SyncOnReadVariable
 
 if TYPE_CHECKING:
     from keras_dist.plugin.workers import Workers
@@ -98,7 +98,7 @@ def take_chiefs_values(
             keras.Variable.assign(variable, value)
             strategy = vars(variable).get("distribute_strategy")
             if strategy is not None:
-                strategy.executor.place(variable)
+                strategy.executor.home(variable).settle()
 
 
 class Together(keras.callbacks.Callback):

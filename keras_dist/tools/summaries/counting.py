@@ -17,7 +17,7 @@ from keras_dist.planning.load import Load
 from keras_dist.planning.placement import Placement
 from keras_dist.planning.traffic import Kept
 from keras_dist.plugin.backend import get_backend
-from keras_dist.replica.variables import SyncOnReadVariable
+from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.tools.summaries.data import GROUPS
 from keras_dist.tools.summaries.data import VariableRow
 
@@ -126,12 +126,12 @@ def kept_of(model: keras.Model) -> dict[str, Kept] | None:
     binding = binding_of(model)
     if binding is None or not binding.strategy.plan.is_central:
         return None
-    owners = binding.strategy.executor.owners
+    home = binding.strategy.executor.home
     trainable, frozen, *_ = grouped(model).values()
     kept = {}
     for device in binding.strategy.plan.variable_devices:
         trained, others = (
-            _total([v for v in variables if owners.of(v) == device])
+            _total([v for v in variables if home(v).devices == (device,)])
             for variables in (trainable, frozen)
         )
         kept[str(device)] = Kept(trained + others, trained)
@@ -154,7 +154,7 @@ def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
                 devices = plain.of(variable)
                 kept = dict.fromkeys(devices, num_bytes(variable))
             else:
-                kept = strategy.executor.bytes_on(variable)
+                kept = strategy.executor.home(variable).bytes_kept()
             kind = _kind(
                 None if strategy is None else strategy.plan,
                 variable,
@@ -198,7 +198,7 @@ class _PlainDevices:
     def of(self, variable: keras.Variable) -> tuple[Device, ...]:
         if not keras_internals.has_value(variable):
             return (self._default,)
-        found = self._executor.devices_of(variable)
+        found = self._executor.home(variable).devices
         if not found:  # not on the plan's device
             value: Any = keras.ops.convert_to_tensor(variable)
             found = (self._executor.device_of(value),)

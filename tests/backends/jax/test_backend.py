@@ -54,14 +54,14 @@ def test_virtual_devices_too_late():
 
 
 def test_devices_of_two_types_are_refused():
-    from keras_dist_jax.backend import layout_of
+    from keras_dist_jax.backend import mesh_of
 
     plan = Plan(
         ((Device("cpu", 0),), (Device("gpu", 0),)),
         (Device("cpu", 0), Device("gpu", 0)),
     )
     with pytest.raises(keras_dist.DeviceError, match="one type.*cpu:0, gpu:0"):
-        layout_of(plan)
+        mesh_of(plan)
 
 
 def test_the_private_names_are_there():

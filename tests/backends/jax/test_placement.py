@@ -49,7 +49,7 @@ def test_placing_again_moves_nothing():
     with strategy.scope():
         variable = keras.Variable(np.ones(3, "float32"))
     before = variable.value
-    strategy.executor.place(variable)
+    strategy.executor.home(variable).settle()
     assert variable.value is before
 
 

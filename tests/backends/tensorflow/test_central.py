@@ -408,7 +408,7 @@ def test_bytes_of_a_variable_that_has_not_moved_yet(monkeypatch):
         )
     strategy.run(lambda: counted.assign_add(1.0))
     executor = strategy.executor
-    here, owner = strategy.plan.devices[0], executor.owners.of(counted)
-    assert executor.bytes_on(counted) == {owner: 3 * 4}
+    here, owner = strategy.plan.devices[0], executor.keeper(counted)
+    assert executor.home(counted).bytes_kept() == {owner: 3 * 4}
     monkeypatch.setattr(executor, "devices_of", lambda variable: (here,))
-    assert executor.bytes_on(counted) == {here: 4, owner: 2 * 4}
+    assert executor.home(counted).bytes_kept() == {here: 4, owner: 2 * 4}

@@ -1,0 +1,44 @@
+"""The class that a strategy gives to a variable of its own."""
+
+import keras
+
+from keras_dist.errors import StrategyMismatchError
+from keras_dist.replica.on_read import SyncOnReadVariable
+from keras_dist.replica.on_read import UnaggregatedVariable
+from keras_dist.replica.variables import CentralVariable
+from keras_dist.replica.variables import MirroredVariable
+from keras_dist.replica.variables import ShardedVariable
+
+_CLASSES = {
+    "mirrored": MirroredVariable,
+    "central": CentralVariable,
+    "sharded": ShardedVariable,
+}
+
+
+def adopt(variable: keras.Variable) -> None:
+    """Changes a plain variable's class to that of a distributed variable.
+
+    It is the only place where the class of a user's variable changes. A
+    variable that turns out to be an optimizer's slot is adopted again.
+    """
+    if type(variable) not in (keras.Variable, MirroredVariable):
+        return
+    if variable.synchronization != "on_read":
+        home = variable.distribute_strategy.executor.home(variable)
+        variable.__class__ = _CLASSES[home.kind]
+    elif variable.aggregation == "none":
+        variable.__class__ = UnaggregatedVariable
+    else:
+        variable.__class__ = SyncOnReadVariable
+
+
+def check_owner(variable: keras.Variable, strategy: object) -> None:
+    """Raises `StrategyMismatchError` for a variable of another strategy."""
+    owner = vars(variable).get("distribute_strategy")
+    if owner is not None and owner is not strategy:
+        raise StrategyMismatchError(
+            f"Variable '{variable.path}' was made under {owner!r} and is used "
+            f"under {strategy!r}. Expected: one strategy. Make the model, its "
+            "layers and its optimizer under the same `strategy.scope()`."
+        )
