@@ -16,7 +16,7 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.replica.adoption import adopt
+from keras_dist.replica.adoption import adopt_slot
 from keras_dist.replica.scopes import Recording
 from keras_dist.sharding.sharded_optimizer import check_variables
 from keras_dist.sharding.supported import check_optimizer
@@ -47,7 +47,7 @@ def shard_state(optimizer: Any, layout: Layout) -> None:
         if tuple(variable.shape) in shapes:
             shards.mark_slot(variable)
         if shards.is_slot(variable):
-            adopt(variable)
+            adopt_slot(variable, trained[0])
             shards.split(variable, layout)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from keras_dist.core.packing import packs
-from keras_dist.replica.adoption import adopt
+from keras_dist.replica.adoption import adopt_slot
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import tensor_of
@@ -36,7 +36,7 @@ class OptimizerParts(ABC):
         for position, variable in enumerate(sharded.variables):
             if sharded.is_sharded(position):
                 mark_slot(variable)
-                adopt(variable)
+                adopt_slot(variable, sharded.trainable_variables[0])
                 split(variable, places)
 
     def is_of(self, optimizer: Any, places: PartPlaces) -> bool:

@@ -33,6 +33,17 @@ def adopt(variable: keras.Variable) -> None:
         variable.__class__ = SyncOnReadVariable
 
 
+def adopt_slot(variable: keras.Variable, reference: keras.Variable) -> None:
+    """Adopts a variable that an optimizer has for a reference variable.
+
+    An optimizer that was built outside of any scope gets the owner of the
+    variables that it updates.
+    """
+    if "distribute_strategy" not in vars(variable):
+        variable.distribute_strategy = reference.distribute_strategy
+    adopt(variable)
+
+
 def check_owner(variable: keras.Variable, strategy: object) -> None:
     """Raises `StrategyMismatchError` for a variable of another strategy."""
     owner = vars(variable).get("distribute_strategy")

@@ -1,5 +1,7 @@
 """What tests of a sharded optimizer state share."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -66,6 +68,7 @@ __all__ = [
     "Y",
     "adam",
     "compiled",
+    "elements_of_part",
     "fit",
     "mirrored",
     "network",
@@ -73,3 +76,11 @@ __all__ = [
     "shards",
     "state_of",
 ]
+
+
+def elements_of_part(shape, count):
+    """Elements on each device, of equal parts of one axis or of all."""
+    if keras.backend.backend() != "jax":
+        return math.ceil(math.prod(shape) / count)
+    axis = max(shape, key=lambda size: (size % count == 0, size))
+    return math.prod(shape) // axis * math.ceil(axis / count)

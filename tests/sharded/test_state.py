@@ -13,6 +13,7 @@ from sharded.helpers import X
 from sharded.helpers import Y
 from sharded.helpers import adam
 from sharded.helpers import compiled
+from sharded.helpers import elements_of_part
 from sharded.helpers import fit
 from sharded.helpers import mirrored
 from sharded.helpers import network
@@ -59,7 +60,7 @@ def test_another_number_of_gradients_is_refused(given):
 
     with pytest.raises(ValueError, match="(?i)gradients"):
         strategy.run(update)
-    assert optimizer.iterations.numpy() == 0
+    assert int(optimizer.iterations) == 0
 
 
 def test_a_slot_that_is_assigned_is_what_the_next_step_starts_from():
@@ -82,8 +83,7 @@ def test_each_device_keeps_its_part(num_replicas):
     executor = model.trainable_variables[0].distribute_strategy.executor
     for slot in slots(model.optimizer):
         kept = executor.home(slot).bytes_kept()
-        num_elements = int(np.prod(slot.shape))
-        part = 4 * -(-num_elements // num_replicas)
+        part = 4 * elements_of_part(tuple(slot.shape), num_replicas)
         assert list(kept.values()) == [part] * num_replicas
 
 

@@ -21,6 +21,7 @@ def trained(strategy, optimizer="adam", epochs=1):
             [keras.Input((6,)), keras.layers.Dense(4, name="dense")]
         )
         model.compile(optimizer, "mse", metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
     classes = {}
     rng = np.random.default_rng(0)
     x = rng.normal(size=(9, 6)).astype("float32")
@@ -31,7 +32,6 @@ def trained(strategy, optimizer="adam", epochs=1):
             kind = type(variable)
             assert classes.setdefault(id(variable), kind) is kind
 
-    model.optimizer.build(model.trainable_variables)
     note()
     for _ in range(epochs):
         model.fit(x, y, batch_size=4, verbose=0)

@@ -18,6 +18,7 @@ from keras_dist.tools.summaries.counting import kept_of
 from keras_dist.tools.summaries.counting import load_of
 from keras_dist.tools.summaries.counting import placement_of
 from keras_dist.tools.summaries.data import VariableRow
+from sharded.helpers import elements_of_part
 from sharded.helpers import shards
 
 BACKEND = keras.backend.backend()
@@ -196,14 +197,6 @@ def test_each_device_has_a_part_of_a_sharded_slot(count):
     assert found.bytes_sent == 2 * (count - 1) * TRAINABLE
     if BACKEND != "jax":  # which pads an axis, and not what follows the last
         assert_as_planned(found, model, strategy)
-
-
-def elements_of_part(shape, count):
-    """Elements on each device, of equal parts of one axis or of all."""
-    if BACKEND != "jax":
-        return math.ceil(math.prod(shape) / count)
-    axis = max(shape, key=lambda size: (size % count == 0, size))
-    return math.prod(shape) // axis * math.ceil(axis / count)
 
 
 def test_one_device_sends_nothing():
