@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import ops
 
 import keras_dist
+from keras_dist_tensorflow.central import OneCopyHome
 from parity.harness import central
 from parity.harness import strategy as mirrored
 
@@ -410,5 +411,5 @@ def test_bytes_of_a_variable_that_has_not_moved_yet(monkeypatch):
     executor = strategy.executor
     here, owner = strategy.plan.devices[0], executor.keeper(counted)
     assert executor.home(counted).bytes_kept() == {owner: 3 * 4}
-    monkeypatch.setattr(executor, "devices_of", lambda variable: (here,))
+    monkeypatch.setattr(OneCopyHome, "devices", (here,))
     assert executor.home(counted).bytes_kept() == {here: 4, owner: 2 * 4}
