@@ -35,7 +35,7 @@ from keras_dist.bench.tasks import Task
 from keras_dist.bench.tasks import on_device
 from keras_dist.bench.tasks import task_of
 from keras_dist.bench.tasks import users_task
-from keras_dist.planning.traffic import transfers
+from keras_dist.planning.estimates import transfers
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.tools.summaries.counting import kept_of
 from keras_dist.tools.summaries.counting import load_of

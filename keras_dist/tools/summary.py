@@ -59,7 +59,7 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     96
     """
     # Only who asks for it pays for it.
-    from keras_dist.planning.traffic import transfers
+    from keras_dist.planning.estimates import transfers
     from keras_dist.tools.summaries.counting import check_built
     from keras_dist.tools.summaries.counting import kept_of
     from keras_dist.tools.summaries.counting import load_of

@@ -24,9 +24,9 @@ from keras_dist.environment.packages import picked_by_keras
 from keras_dist.environment.packages import related
 from keras_dist.launch.launcher.environment import num_cores
 from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import names_text
 from keras_dist.planning.tables import pairs_table
 from keras_dist.planning.tables import table
-from keras_dist.planning.text import names_text
 
 _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
 

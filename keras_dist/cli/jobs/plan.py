@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_dist.internals import keras_internals
-from keras_dist.planning.load import Load
+from keras_dist.planning.estimates import Load
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist.tools.summaries.counting import check_built
 from keras_dist.tools.summaries.counting import load_of

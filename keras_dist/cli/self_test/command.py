@@ -131,7 +131,7 @@ def _say_what_there_is(console: Any, seen: dict[str, Any]) -> None:
     from rich.text import Text
 
     from keras_dist.cli.inspection.variables import Masks
-    from keras_dist.planning.text import names_text
+    from keras_dist.planning.tables import names_text
 
     masks = Masks(os.environ)
     found = {name: each for name, each in seen.items() if each is not None}

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from keras_dist.environment.packages import InstalledBackend
-from keras_dist.planning.text import names_text
+from keras_dist.planning.tables import names_text
 
 # The model that is trained unless the user names another one.
 OWN_MODEL = "keras_dist.cli.jobs.digits:make"

@@ -12,10 +12,10 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
-from keras_dist.planning.load import Flat
-from keras_dist.planning.load import Load
-from keras_dist.planning.placement import Placement
-from keras_dist.planning.traffic import Kept
+from keras_dist.planning.estimates import Flat
+from keras_dist.planning.estimates import Kept
+from keras_dist.planning.estimates import Load
+from keras_dist.planning.estimates import Placement
 from keras_dist.plugin.backend import get_backend
 from keras_dist.replica.variables import SyncOnReadVariable
 from keras_dist.tools.summaries.data import GROUPS

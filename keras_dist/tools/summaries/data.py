@@ -16,15 +16,15 @@ from rich.console import ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
+from keras_dist.planning.estimates import Transfer
 from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORD
 from keras_dist.planning.tables import WORDS
 from keras_dist.planning.tables import Sheet
 from keras_dist.planning.tables import alike
+from keras_dist.planning.tables import bytes_text
+from keras_dist.planning.tables import names_text
 from keras_dist.planning.tables import transfer_sheet
-from keras_dist.planning.text import bytes_text
-from keras_dist.planning.text import names_text
-from keras_dist.planning.traffic import Transfer
 
 GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
 
