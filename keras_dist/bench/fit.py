@@ -37,9 +37,9 @@ from keras_dist.bench.tasks import task_of
 from keras_dist.bench.tasks import users_task
 from keras_dist.planning.estimates import transfers
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.tools.summaries.counting import kept_of
-from keras_dist.tools.summaries.counting import load_of
-from keras_dist.tools.summaries.counting import placement_of
+from keras_dist.tools.counting import kept_of
+from keras_dist.tools.counting import load_of
+from keras_dist.tools.counting import placement_of
 
 ARMS = (
     "Ours: `fit` under `MirroredStrategy`. Keras: `fit` without a strategy, "

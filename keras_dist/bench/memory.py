@@ -39,9 +39,9 @@ from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.strategy import Strategy
-from keras_dist.tools.summaries.counting import kept_of
-from keras_dist.tools.summaries.counting import load_of
-from keras_dist.tools.summaries.counting import placement_of
+from keras_dist.tools.counting import kept_of
+from keras_dist.tools.counting import load_of
+from keras_dist.tools.counting import placement_of
 
 SHARDED = "optimizer sharded"
 _LACK = "can't tell what memory is held"

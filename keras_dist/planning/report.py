@@ -142,7 +142,7 @@ def show(
     console.print(memory_table(title, of_devices))
     console.print()
     if sent:
-        console.print(transfer_sheet(sent).rich())
+        console.print(transfer_sheet(sent))
     else:
         console.print("A step sends nothing to other devices.")
     console.print()

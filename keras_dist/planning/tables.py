@@ -1,8 +1,13 @@
 """Readable numbers and names, and tables for terminals and notebooks."""
 
+import io
 import re
+import shutil
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Hashable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from html import escape
@@ -10,6 +15,8 @@ from typing import Any
 from typing import TypeVar
 
 from rich import box
+from rich.console import Console
+from rich.console import ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
@@ -168,8 +175,7 @@ class Sheet:
         self._columns = columns
         self._rows = list(rows)
 
-    def rich(self) -> Table:
-        """Returns the table for a terminal."""
+    def __rich__(self) -> Table:
         made = table(self._title, *self._columns)
         for row in self._rows:
             made.add_row(*row)
@@ -179,6 +185,38 @@ class Sheet:
         """Returns the table for a notebook."""
         heads = (head for head, _ in self._columns)
         return html_table(self._title, heads, self._rows)
+
+
+class Shown(ABC):
+    """A result that `print`, rich and notebooks show: tables, then text."""
+
+    @abstractmethod
+    def _sheets(self) -> Iterable[Sheet]:
+        """Returns the tables."""
+
+    @abstractmethod
+    def _lines(self) -> Iterable[str]:
+        """Returns the lines of text below the tables."""
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Sheet | Text]:
+        for sheet in self._sheets():
+            yield sheet
+            yield Text()
+        for line in self._lines():
+            yield Text(line)
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size().columns
+        file = io.StringIO()
+        Console(file=file, width=width, highlight=False).print(self)
+        return file.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        tables = "".join(sheet.html() for sheet in self._sheets())
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self._lines())
+        return f"<div>{tables}{lines}</div>"
 
 
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:

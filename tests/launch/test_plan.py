@@ -19,7 +19,7 @@ from keras_dist.planning.estimates import Placement
 from keras_dist.planning.estimates import load_of_parameters
 from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
-from keras_dist.tools.summaries.counting import load_of
+from keras_dist.tools.counting import load_of
 
 BACKEND = keras.backend.backend()
 

@@ -20,7 +20,7 @@ from keras_dist.planning.estimates import transfers
 from keras_dist.planning.tables import bytes_text
 from keras_dist.planning.tables import names_text
 from keras_dist.planning.tables import read_number
-from keras_dist.tools.summaries.counting import load_of
+from keras_dist.tools.counting import load_of
 
 GPUS = tuple(f"gpu:{index}" for index in range(4))
 # 1,000 parameters: T, F, 2 slots, counters.

@@ -24,7 +24,6 @@ from keras_dist.planning.tables import pairs_table
 from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.backend import set_virtual_devices
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.tools.summaries.data import show
 from keras_dist.tools.summary import summary
 
 NUM_TRAIN_ROWS = 1507
@@ -211,7 +210,7 @@ def per_replica(rows: int, replicas: int) -> str:
 def show_placement(console: Console, model: keras.Model) -> None:
     """Prints the device of each variable, and the bytes that a step sends."""
     console.print()
-    show(console, summary(model))
+    console.print(summary(model))
     console.print()
 
 
