@@ -238,9 +238,10 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     Yuan, 2009, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations"). With a sharded optimizer state, a reduce-scatter of
     gradients and an all-gather of parameters send as much together
-    (Rajbhandari et al., 2020, "ZeRO"). With central variables, all of the
-    model's variables go to each replica on another device, which sends `T`
-    bytes of gradients back. With `W` workers, each sends `2 (W - 1) / W T`
+    (Rajbhandari et al., 2020, "ZeRO"); JAX on CPU devices sends 1.5 times as
+    much, because XLA sums whole gradients there. With central variables, all
+    of the model's variables go to each replica on another device, which sends
+    `T` bytes of gradients back. With `W` workers, each sends `2 (W - 1) / W T`
     bytes more, after it has added up its own devices' gradients.
 
     Args:
