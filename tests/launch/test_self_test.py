@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.cli.inspection import child
-from keras_dist.cli.inspection import report
+from keras_dist.cli import child
+from keras_dist.cli import info as report
+from keras_dist.cli import self_test as command
 from keras_dist.cli.jobs import digits
 from keras_dist.cli.jobs import self_test
 from keras_dist.cli.main import app
-from keras_dist.cli.self_test import command
-from keras_dist.cli.self_test.rows import OWN_MODEL
-from keras_dist.cli.self_test.rows import RowPlace
-from keras_dist.cli.self_test.rows import Settings
-from keras_dist.cli.self_test.rows import rows_for
+from keras_dist.cli.trial import OWN_MODEL
+from keras_dist.cli.trial import RowPlace
+from keras_dist.cli.trial import Settings
+from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
 BACKEND = keras.backend.backend()

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.cli.self_test.rows import OWN_MODEL
+from keras_dist.cli.trial import OWN_MODEL
 from keras_dist.cluster_resolver import detect
 from keras_dist.cluster_resolver.tasks import cluster_of
 from keras_dist.errors import KerasDistError

@@ -12,9 +12,9 @@ from rich.progress import TextColumn
 from rich.progress import TimeElapsedColumn
 from rich.text import Text
 
-from keras_dist.cli.self_test.rows import RowResult
-from keras_dist.cli.self_test.rows import Status
-from keras_dist.cli.self_test.trial import STARTS
+from keras_dist.cli.trial import STARTS
+from keras_dist.cli.trial import RowResult
+from keras_dist.cli.trial import Status
 from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORD
 from keras_dist.planning.tables import WORDS
