@@ -359,6 +359,27 @@ def test_other_weights_fail(spoiled):
     assert "found" not in answer
 
 
+def test_a_fit_of_several_steps_must_end_with_the_same_weights(
+    monkeypatch,
+):
+    own, other = (digits.make()[0] for _ in range(2))
+    self_test.check_fit(own, other)
+    other.optimizer.momentum = 0.5
+    with pytest.raises(
+        self_test.DifferentNumbersError, match="20, 20 and 7 rows"
+    ):
+        self_test.check_fit(own, other)
+    other.optimizer.learning_rate = np.nan
+    with pytest.raises(self_test.DifferentNumbersError, match="differ by nan"):
+        self_test.check_fit(own, other)
+    checked = []
+    monkeypatch.setattr(
+        self_test, "check_fit", lambda *both: checked.append(both)
+    )
+    assert "found" in verified(OWN_MODEL)
+    assert len(checked) == 1
+
+
 def test_workers_must_end_with_the_same_bits():
     weights = [np.ones((2, 2), "float32"), np.zeros(3, "float32")]
     least = [weights[0], np.array([0, 0, 1e-45], "float32")]

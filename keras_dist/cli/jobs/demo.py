@@ -5,14 +5,12 @@ equally. The numbers must be those of one device all the same.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn
 from rich.progress import MofNCompleteColumn
@@ -20,6 +18,8 @@ from rich.progress import Progress
 from rich.progress import TextColumn
 from sklearn.datasets import load_digits
 
+from keras_dist.cli.jobs.digits import Array
+from keras_dist.cli.jobs.digits import largest_difference
 from keras_dist.planning.tables import pairs_table
 from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.backend import set_virtual_devices
@@ -33,8 +33,6 @@ SEED = 7
 # Another order of float32 sums changes weights by a few 1e-7 here. One batch
 # whose rows have the wrong weight changes them by 1e-3 or more.
 TOLERANCE = 1e-5
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -250,10 +248,3 @@ def accuracy(model: keras.Model, digits: Digits) -> str:
         return_dict=True,
     )
     return f"{logs['accuracy']:.4f}"
-
-
-def largest_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Returns the largest absolute difference between two lists of weights."""
-    return float(
-        np.max([np.max(np.abs(x - y)) for x, y in zip(a, b, strict=True)])
-    )
