@@ -26,14 +26,10 @@ from keras_dist.bench.report import Output
 from keras_dist.bench.report import draw_bytes
 from keras_dist.bench.report import header
 from keras_dist.launch.function import launch
+from keras_dist.planning import tables
 from keras_dist.planning.estimates import Placement
 from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import alike
-from keras_dist.planning.tables import bytes_text
-from keras_dist.planning.tables import table
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
@@ -213,25 +209,25 @@ def report_of_memory(
 
 def memory_table(measured: Sequence[MeasuredMemory]) -> Table:
     """Returns a table; in each arm, devices that hold the same share a row."""
-    made = table(
+    made = tables.table(
         "Held between steps",
-        ("Arm", WORD),
-        ("Device", WORD),
-        ("Measured", NUMBER),
-        ("Planned", NUMBER),
-        ("Of plain Keras", NUMBER),
-        ("Sent in a step", NUMBER),
+        ("Arm", tables.WORD),
+        ("Device", tables.WORD),
+        ("Measured", tables.NUMBER),
+        ("Planned", tables.NUMBER),
+        ("Of plain Keras", tables.NUMBER),
+        ("Sent in a step", tables.NUMBER),
     )
     plain = max(measured[0].measured.values())
     for each in measured:
-        for index, (names, numbers) in enumerate(alike(each.pairs())):
+        for index, (names, numbers) in enumerate(tables.alike(each.pairs())):
             held, planned = numbers
             made.add_row(
                 "" if index else each.arm,
                 names,
-                bytes_text(held),
-                bytes_text(planned),
+                tables.bytes_text(held),
+                tables.bytes_text(planned),
                 f"{held / plain:.2f}",
-                "" if index else bytes_text(each.bytes_sent),
+                "" if index else tables.bytes_text(each.bytes_sent),
             )
     return made

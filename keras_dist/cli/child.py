@@ -15,7 +15,7 @@ from typing import IO
 from typing import Any
 from typing import Self
 
-from keras_dist.launch.launcher.failures import Failure
+from keras_dist.launch.failures import Failure
 
 MODULE = "keras_dist.cli.jobs.self_test"
 

@@ -22,11 +22,8 @@ from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
 from keras_dist.environment.packages import picked_by_keras
 from keras_dist.environment.packages import related
-from keras_dist.launch.launcher.environment import num_cores
-from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import names_text
-from keras_dist.planning.tables import pairs_table
-from keras_dist.planning.tables import table
+from keras_dist.launch.environment import num_cores
+from keras_dist.planning import tables
 
 _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
 
@@ -149,7 +146,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
         "Commands take": picked["commands_take"] or "nothing",
         "Virtual devices": found["virtual_devices"] or f"{_VIRTUAL} is not set",
     }
-    console.print(pairs_table(pairs))
+    console.print(tables.pairs_table(pairs))
     show_problem(console, picked["problem"])
     console.print()
     _show_backends(console, found["backends"])
@@ -160,12 +157,15 @@ def show(console: Console, found: dict[str, Any]) -> None:
 
 
 def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
-    made = table(
+    made = tables.table(
         "Backends",
-        *((name, WORDS) for name in ("Name", "Version", "Devices", "Plugin")),
+        *(
+            (name, tables.WORDS)
+            for name in ("Name", "Version", "Devices", "Plugin")
+        ),
     )
     for each in found:
-        state = names_text(each["devices"]) if each["works"] else "none"
+        state = tables.names_text(each["devices"]) if each["works"] else "none"
         made.add_row(
             each["name"], each["version"] or "none", state, each["plugin"]
         )
@@ -191,12 +191,12 @@ def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
     if "error" in cluster:
         console.print(Text(f"Cluster: {cluster['error']}"))
     if cluster["variables"]:
-        console.print(pairs_table(cluster["variables"]))
+        console.print(tables.pairs_table(cluster["variables"]))
     console.print()
 
 
 def _titled(console: Console, title: str, pairs: dict[str, str]) -> None:
     if pairs:
         console.print(Text(title, style="italic"))
-        console.print(pairs_table(pairs))
+        console.print(tables.pairs_table(pairs))
         console.print()

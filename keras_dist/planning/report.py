@@ -8,17 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from keras_dist.planning import tables
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import Placement
 from keras_dist.planning.estimates import Transfer
 from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import bytes_text
-from keras_dist.planning.tables import memory_table
-from keras_dist.planning.tables import table
-from keras_dist.planning.tables import transfer_sheet
 
 STRATEGIES = ("one-device", "mirrored", "central", "multi-worker")
 
@@ -139,10 +134,10 @@ def show(
     title = "Memory of each device"
     if placement.num_workers > 1:
         title += " of each worker"
-    console.print(memory_table(title, of_devices))
+    console.print(tables.memory_table(title, of_devices))
     console.print()
     if sent:
-        console.print(transfer_sheet(sent))
+        console.print(tables.transfer_sheet(sent))
     else:
         console.print("A step sends nothing to other devices.")
     console.print()
@@ -166,26 +161,26 @@ def _where(title: str, placement: Placement) -> str:
 
 
 def _beside(load: Load, choice: Choice, activations: int) -> Table:
-    made = table(
+    made = tables.table(
         "Side by side: what a device that computes has",
-        ("", WORD),
-        ("Kept", NUMBER),
-        ("In a step", NUMBER),
-        ("Parameter device", NUMBER),
-        ("Sent, in total", NUMBER),
+        ("", tables.WORD),
+        ("Kept", tables.NUMBER),
+        ("In a step", tables.NUMBER),
+        ("Parameter device", tables.NUMBER),
+        ("Sent, in total", tables.NUMBER),
     )
     for name, placement in choice.placements.items():
         of_devices = memory(load, placement, activations)
         computing = of_devices[placement.devices[0]]
         keeping = ""
         if placement.keepers:
-            keeping = bytes_text(of_devices[placement.keepers[0]].most)
+            keeping = tables.bytes_text(of_devices[placement.keepers[0]].most)
         made.add_row(
             Text(name, style="bold" if name == choice.title else ""),
-            bytes_text(computing.kept),
-            bytes_text(computing.most),
+            tables.bytes_text(computing.kept),
+            tables.bytes_text(computing.most),
             keeping,
-            bytes_text(total_of(transfers(load, placement))),
+            tables.bytes_text(total_of(transfers(load, placement))),
         )
     return made
 

@@ -17,6 +17,10 @@ from typing import TypeVar
 from rich import box
 from rich.console import Console
 from rich.console import ConsoleOptions
+from rich.progress import BarColumn
+from rich.progress import Progress
+from rich.progress import ProgressColumn
+from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -136,6 +140,20 @@ def pairs_table(pairs: Mapping[str, Any]) -> Table:
     for name, value in pairs.items():
         made.add_row(Text(name), Text(str(value)))
     return made
+
+
+def progress_bar(
+    console: Console, *columns: ProgressColumn, transient: bool = True
+) -> Progress:
+    """Returns a bar of rich with a description; on a terminal it is shown."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        *columns,
+        console=console,
+        transient=transient,
+        disable=not console.is_terminal,
+    )
 
 
 def html_table(

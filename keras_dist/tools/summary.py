@@ -15,17 +15,9 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from keras_dist.fit.binding import binding_of
+from keras_dist.planning import tables
 from keras_dist.planning.estimates import Transfer
 from keras_dist.planning.estimates import transfers
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import Sheet
-from keras_dist.planning.tables import Shown
-from keras_dist.planning.tables import alike
-from keras_dist.planning.tables import bytes_text
-from keras_dist.planning.tables import names_text
-from keras_dist.planning.tables import transfer_sheet
 from keras_dist.tools.counting import GROUPS
 from keras_dist.tools.counting import VariableRow
 from keras_dist.tools.counting import check_built
@@ -54,7 +46,7 @@ class DeviceTotal:
 
 
 @dataclass(frozen=True, repr=False)
-class Summary(Shown):
+class Summary(tables.Shown):
     """The result of `keras_dist.summary`; `print` shows it.
 
     Args:
@@ -132,23 +124,23 @@ class Summary(Shown):
             f"{', '.join(self.device_names)}>"
         )
 
-    def _sheets(self) -> Iterator[Sheet]:
+    def _sheets(self) -> Iterator[tables.Sheet]:
         of = f", {self.strategy}" if self.strategy else ""
         columns: tuple[tuple[str, dict[str, Any]], ...] = (
-            ("Variable", WORDS),
-            ("Shape", WORDS),
-            ("Dtype", WORD),
-            ("Kind", WORD),
-            ("Devices", WORDS),
-            ("Bytes", NUMBER),
+            ("Variable", tables.WORDS),
+            ("Shape", tables.WORDS),
+            ("Dtype", tables.WORD),
+            ("Kind", tables.WORD),
+            ("Devices", tables.WORDS),
+            ("Bytes", tables.NUMBER),
         )
         title = f"Variables of '{self.model}'{of}"
-        yield Sheet(title, columns, _variables(self))
-        groups = ((group.capitalize(), NUMBER) for group in GROUPS)
-        columns = (("Device", WORDS), *groups, ("Total", NUMBER))
-        yield Sheet("Each device keeps", columns, _devices(self))
+        yield tables.Sheet(title, columns, _variables(self))
+        groups = ((group.capitalize(), tables.NUMBER) for group in GROUPS)
+        columns = (("Device", tables.WORDS), *groups, ("Total", tables.NUMBER))
+        yield tables.Sheet("Each device keeps", columns, _devices(self))
         if self.transfers:
-            yield transfer_sheet(self.transfers)
+            yield tables.transfer_sheet(self.transfers)
 
     def _lines(self) -> tuple[str, ...]:
         return self.notes
@@ -165,8 +157,8 @@ def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
                 str(row.shape),
                 row.dtype,
                 row.kind,
-                names_text(row.devices),
-                bytes_text(row.num_bytes),
+                tables.names_text(row.devices),
+                tables.bytes_text(row.num_bytes),
             )
         if hidden:
             text = _hidden_text(len(shown), len(hidden))
@@ -206,15 +198,15 @@ class _Path:
 
 
 def _sum(rows: Sequence[VariableRow]) -> str:
-    return bytes_text(sum(row.num_bytes for row in rows))
+    return tables.bytes_text(sum(row.num_bytes for row in rows))
 
 
 def _devices(summary: Summary) -> Iterator[Sequence[str]]:
     """Yields a row for each set of devices that keep the same."""
     pairs = ((each.device, each.of_groups) for each in summary.devices)
-    for names, of_groups in alike(pairs):
+    for names, of_groups in tables.alike(pairs):
         numbers = (*of_groups, sum(of_groups))
-        yield (names, *map(bytes_text, numbers))
+        yield (names, *map(tables.bytes_text, numbers))
 
 
 _PLAIN = "It has no strategy: a step sends nothing to other devices."

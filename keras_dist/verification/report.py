@@ -8,11 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from keras_dist.errors import NumbersDifferError
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import Sheet
-from keras_dist.planning.tables import Shown
+from keras_dist.planning import tables
 
 PAGE = "tutorials/errors.md"
 SECTION = "The numbers differ"
@@ -97,7 +93,7 @@ class Cause:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Shown):
+class Report(tables.Shown):
     """The result of `strategy.verify`; `print` shows it.
 
     Args:
@@ -195,17 +191,17 @@ class Report(Shown):
         found = "same" if self.first is None else f"differs: {self.first}"
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
-    def _sheets(self) -> tuple[Sheet]:
+    def _sheets(self) -> tuple[tables.Sheet]:
         columns = (
-            ("Phase", WORD),
-            ("What", WORDS),
-            ("Compared", NUMBER),
-            ("Largest", NUMBER),
-            ("Of", WORDS),
-            ("Found", WORD),
+            ("Phase", tables.WORD),
+            ("What", tables.WORDS),
+            ("Compared", tables.NUMBER),
+            ("Largest", tables.NUMBER),
+            ("Of", tables.WORDS),
+            ("Found", tables.WORD),
         )
         title = f"'{self.model}' on {self.strategy}, and on one device"
-        return (Sheet(title, columns, _rows(self)),)
+        return (tables.Sheet(title, columns, _rows(self)),)
 
     def _lines(self) -> Iterator[str]:
         sizes = ", ".join(map(str, self.batches))

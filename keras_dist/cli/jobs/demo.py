@@ -12,15 +12,14 @@ from typing import Any
 import keras
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn
 from rich.progress import MofNCompleteColumn
-from rich.progress import Progress
 from rich.progress import TextColumn
 from sklearn.datasets import load_digits
 
 from keras_dist.cli.jobs.digits import Array
 from keras_dist.cli.jobs.digits import largest_difference
 from keras_dist.planning.tables import pairs_table
+from keras_dist.planning.tables import progress_bar
 from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.backend import set_virtual_devices
 from keras_dist.strategies.mirrored import MirroredStrategy
@@ -71,13 +70,11 @@ class TrainingProgress(keras.callbacks.Callback):
         self._on_batch = on_batch
         self._console = console
         self._title = title
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
+        self.bar = progress_bar(
+            console,
             MofNCompleteColumn(),
             TextColumn("{task.fields[logs]}"),
-            console=console,
-            disable=not console.is_terminal,
+            transient=False,
         )
 
     def on_epoch_begin(

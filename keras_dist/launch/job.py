@@ -13,16 +13,16 @@ from typing import Any
 
 from keras_dist.environment.gpus import gpus
 from keras_dist.environment.gpus import share
-from keras_dist.launch.launcher import coordinator
-from keras_dist.launch.launcher.addresses import Addresses
-from keras_dist.launch.launcher.addresses import AddressLayout
-from keras_dist.launch.launcher.environment import worker_environment
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.group import ProcessGroup
-from keras_dist.launch.launcher.member import Command
-from keras_dist.launch.launcher.output import Screen
-from keras_dist.launch.launcher.output import Sink
-from keras_dist.launch.launcher.output import on_screen
+from keras_dist.launch import coordinator
+from keras_dist.launch.addresses import Addresses
+from keras_dist.launch.addresses import AddressLayout
+from keras_dist.launch.environment import worker_environment
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.group import ProcessGroup
+from keras_dist.launch.member import Command
+from keras_dist.launch.output import Screen
+from keras_dist.launch.output import Sink
+from keras_dist.launch.output import on_screen
 
 GRACE = 10.0
 

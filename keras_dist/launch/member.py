@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist.launch.launcher import guard
-from keras_dist.launch.launcher.failures import TRACEBACK
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.output import Pipe
-from keras_dist.launch.launcher.output import Sink
-from keras_dist.launch.launcher.output import Tail
-from keras_dist.launch.launcher.watcher import Watcher
+from keras_dist.launch import guard
+from keras_dist.launch.failures import TRACEBACK
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.output import Pipe
+from keras_dist.launch.output import Sink
+from keras_dist.launch.output import Tail
+from keras_dist.launch.watcher import Watcher
 
 # Seconds that killed processes have to leave their group.
 REAPING_TIME = 1.0

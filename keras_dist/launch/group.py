@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.failures import first
-from keras_dist.launch.launcher.member import Command
-from keras_dist.launch.launcher.member import Member
-from keras_dist.launch.launcher.output import Screen
-from keras_dist.launch.launcher.watcher import Watcher
-from keras_dist.launch.launcher.watcher import watching
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.failures import first
+from keras_dist.launch.member import Command
+from keras_dist.launch.member import Member
+from keras_dist.launch.output import Screen
+from keras_dist.launch.watcher import Watcher
+from keras_dist.launch.watcher import watching
 
 # Seconds to wait for the cause when a worker says that it lost another one.
 SETTLING_TIME = 2.0
