@@ -115,15 +115,10 @@ class Comparison:
 class Measurement:
     """All numbers of one setting.
 
-    Args:
-        setting: The model and the devices.
-        steps: Steps in a block.
-        times: Seconds of a step of each arm, one for each round.
-        losses: Loss of each arm after the first steps.
-        counts: By what was counted, the number of each arm; `None` if it is not
-            known.
-        pairs: Pairs of arms to compare.
-        base: The arm that `"again"` is a copy of.
+    A block has `steps` steps. `times` has the seconds of a step of each arm,
+    one for each round; `losses` are those after the first steps. `counts` has
+    the number of each arm by what was counted, `None` if it is not known. The
+    arm `"again"` is a copy of `base`.
     """
 
     setting: Setting

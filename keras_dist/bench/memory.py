@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -47,14 +46,9 @@ NUM_LAYERS = 4
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """The memory of one arm between steps.
+    """The memory of one arm between steps, by device.
 
-    Args:
-        arm: The arm's name.
-        parameters: Number of trainable parameters.
-        measured: Bytes alive on each device, by its name.
-        planned: Bytes on each device that `keras-dist plan` computes.
-        bytes_sent: Bytes sent in a step that `keras-dist plan` computes.
+    `planned` and `bytes_sent`, of a step, are what `keras-dist plan` computes.
     """
 
     arm: str
@@ -62,12 +56,6 @@ class MeasuredMemory:
     measured: Mapping[str, int]
     planned: Mapping[str, int]
     bytes_sent: int
-
-    def numbers(self) -> dict[str, Any]:
-        """Returns all but the arm's name, in types that JSON has."""
-        numbers = asdict(self)
-        del numbers["arm"]
-        return numbers
 
     def pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """Returns the measured and the planned bytes of each device."""
@@ -139,7 +127,11 @@ def measure_memory(
         with strategy.scope():
             model = build_model(num_parameters)
         placement = placement_of(strategy.plan)
-    _train(model, 4 * num_devices)
+    rows, width = 4 * num_devices, model.input_shape[-1]
+    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
+    model.fit(x, x, batch_size=rows, epochs=1, verbose=0)
+    # Nothing stays alive but the model.
+    del x
     gc.collect()
     held = get_benchmarks(_LACK).live_bytes(model)
     assert held is not None  # `run_memory` starts this where it is counted.
@@ -173,13 +165,6 @@ def build_model(num_parameters: int) -> keras.Model:
     return model
 
 
-def _train(model: keras.Model, rows: int) -> None:
-    """Runs one step of `fit`, and keeps nothing alive but the model."""
-    width = model.input_shape[-1]
-    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
-    model.fit(x, x, batch_size=rows, epochs=1, verbose=0)
-
-
 def report_of_memory(
     measured: Sequence[MeasuredMemory], counted: str
 ) -> BenchReport:
@@ -199,7 +184,9 @@ def report_of_memory(
         content=header("memory")
         | {
             "counted": counted,
-            "arms": {each.arm: each.numbers() for each in measured},
+            "arms": {
+                numbers.pop("arm"): numbers for numbers in map(asdict, measured)
+            },
         },
         draw=lambda path: draw_bytes(
             path, {each.arm: each.measured for each in measured}

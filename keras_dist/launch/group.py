@@ -132,8 +132,10 @@ class ProcessGroup:
         if self._told:
             return
         failures = [m.failure for m in self._workers if m.failure is not None]
-        if self._coordinator is not None and self._running():
-            failures += self._end_of(self._coordinator)
+        service = self._coordinator
+        if service and service.status is not None and self._running():
+            # It should not end before the workers do.
+            failures.append(service.ending())
         cause = first(failures)
         if cause is None:
             return
@@ -162,10 +164,6 @@ class ProcessGroup:
             found = running.pop(name).lost(cause)
             name = found.blamed
         return found
-
-    def _end_of(self, coordinator: Member) -> list[Failure]:
-        """Returns the coordinator's end, a failure while workers run."""
-        return [] if coordinator.status is None else [coordinator.ending()]
 
     def _end(self) -> None:
         """Ends all processes that still run: by SIGTERM, then by SIGKILL."""

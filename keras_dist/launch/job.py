@@ -34,17 +34,12 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Job:
     """A command to run on all workers.
 
-    Args:
-        command: What each worker runs; the first item is a path.
-        layout: All workers, and those that are started here.
-        backend: A backend's name, for its coordinator.
-        environment: Variables of all workers; those of each one are added.
-        devices: Virtual CPU devices of each worker, or `None`.
-        log_dir: Folder of the workers' output, or `None` for the screen.
-        max_restarts: How often all workers are started again.
-        grace: Seconds between SIGTERM and SIGKILL.
-        joined: Folder where each worker must note that it has joined the
-            others; `None` if they need not join.
+    `command` begins with a path. `environment` has the variables of all
+    workers, to which those of each one are added, and `backend` names the
+    coordinator. `devices` are virtual CPU devices of each worker. Output goes
+    to files in `log_dir`, or to the screen. `grace` is the time between SIGTERM
+    and SIGKILL in seconds. Each worker must note in the folder `joined` that it
+    has joined the others, unless that is `None`.
     """
 
     command: tuple[str, ...]

@@ -27,13 +27,9 @@ REAPING_TIME = 1.0
 class Command:
     """One process to start, with its environment and the sinks of its output.
 
-    Args:
-        name: Such as `"worker 1"`.
-        command: The first item is a path.
-        environment: All environment variables.
-        log: File for stdout and stderr, or `None`.
-        joined: File that exists once the process has joined the other workers;
-            `None` if it need not.
+    `name` is such as `"worker 1"`; `command` begins with a path. All output
+    goes to the file `log`, too. The file `joined` exists once the process has
+    joined the other workers; it is `None` if the process need not.
     """
 
     name: str

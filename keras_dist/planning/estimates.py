@@ -60,11 +60,9 @@ class Flat:
 class Load:
     """The bytes of a model's variables and of its optimizer's.
 
-    Args:
-        trainable: Bytes of trainable variables. Gradients have as many.
-        frozen: Bytes of the model's other variables.
-        slots: What the optimizer keeps for each parameter.
-        counters: Bytes of the optimizer's other variables.
+    Gradients have as many as trainable variables. `slots` are what the
+    optimizer keeps for each parameter, `counters` the bytes of its other
+    variables.
     """
 
     trainable: int
@@ -128,12 +126,9 @@ def _unknown(what: str, received: str, known: Sequence[str]) -> str:
 class Placement:
     """The devices that keep variables, and those that compute.
 
-    Args:
-        devices: Names of a worker's devices that compute.
-        keepers: Names of a worker's parameter devices, where each variable has
-            its only copy; empty if each device has a copy.
-        num_workers: Workers that all have such devices.
-        is_sharded: Whether slots are split over all replicas.
+    They are named for one worker; all workers have such devices. Each variable
+    has its only copy on one of `keepers`; without any, each device has a copy.
+    With `is_sharded`, slots are split over all replicas.
     """
 
     devices: tuple[str, ...]

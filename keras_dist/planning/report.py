@@ -15,8 +15,6 @@ from keras_dist.planning.estimates import Transfer
 from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
 
-STRATEGIES = ("one-device", "mirrored", "central", "multi-worker")
-
 SHARDED = "optimizer sharded"
 
 # Optimizers that can't update a part of a variable without the rest of it.
@@ -27,13 +25,10 @@ _NEED_WHOLE_VARIABLES = ("adafactor", "lamb", "muon")
 class Choice:
     """A strategy, and the number of its devices.
 
-    Args:
-        strategy: One of `STRATEGIES`.
-        devices: Devices that compute on each worker; `None` for 1 with
-            `one-device`, else 8.
-        workers: `None` for 2 with `multi-worker`, else 1.
-        parameter_devices: Devices that keep the variables of `central`.
-        is_sharded: Whether replicas share the optimizer's state.
+    `devices` compute on each worker, by default 1 with `one-device` and else 8;
+    `workers` are by default 2 with `multi-worker`, else 1. `parameter_devices`
+    keep the variables of `central`. With `is_sharded`, replicas share the
+    optimizer's state.
     """
 
     strategy: str = "mirrored"

@@ -41,17 +41,22 @@ def kinds_of(model: keras.Model) -> Kinds:
     kinds: Kinds = {}
     for optimizer in optimizers_of(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
-    metrics = {
-        id(v)
-        for metric in keras_internals.all_metrics(model)
-        for v in metric.variables
-    }
+    metrics = ids_of_metrics(model)
     for variable in model.variables:
         if id(variable) in metrics or keras_internals.is_seed(variable):
             continue
         trained = variable.trainable
         kinds[id(variable)] = "weight" if trained else "state"
     return kinds
+
+
+def ids_of_metrics(model: keras.Model) -> set[int]:
+    """Returns the ids of the variables of a model's metrics."""
+    return {
+        id(variable)
+        for metric in keras_internals.all_metrics(model)
+        for variable in metric.variables
+    }
 
 
 def values_of(variables: Sequence[keras.Variable]) -> list[Any]:

@@ -23,6 +23,7 @@ from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.copies import Kinds
 from keras_dist.verification.copies import check_copy
+from keras_dist.verification.copies import ids_of_metrics
 from keras_dist.verification.copies import kinds_of
 from keras_dist.verification.copies import maker_of
 from keras_dist.verification.copies import optimizers_of
@@ -40,12 +41,9 @@ Key = tuple[str, str]
 class RecordedStep:
     """The results of one step.
 
-    Args:
-        phase: As in `Difference`.
-        index: Number of the batch.
-        rows: Rows of the batch.
-        found: Arrays by kind and name, in the order in which they are computed.
-        before: Values of variables before training, by kind and name.
+    `phase` is that of `Difference`, `index` the number of the batch. `found`
+    has arrays by kind and name, in the order in which they are computed;
+    `before` has variables' values before training.
     """
 
     phase: str
@@ -357,11 +355,7 @@ def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
 
 def _of_layers(model: keras.Model) -> list[keras.Variable]:
     """Returns weights and states of seed generators, but not of metrics."""
-    metrics = {
-        id(v)
-        for metric in keras_internals.all_metrics(model)
-        for v in metric.variables
-    }
+    metrics = ids_of_metrics(model)
     return [v for v in model.variables if id(v) not in metrics]
 
 

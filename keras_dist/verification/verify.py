@@ -224,7 +224,7 @@ class Trial:
             self._without_training("evaluate")
             keeps_order = self._gradients()
             self._training(keeps_order)
-            self._look_closer()
+            self._double(self._pair.own.evaluate, "evaluate")
         if drawn:
             self.notes.append(
                 "Random draws were made the same for each row, in both: "
@@ -314,12 +314,6 @@ class Trial:
             self.notes.append(
                 "On one device alone, the same step twice gives other numbers."
             )
-
-    def _look_closer(self) -> None:
-        self._double(
-            lambda batch, index: self._pair.own.evaluate(batch, index),
-            "evaluate",
-        )
 
     def _double(
         self, run: Callable[[Batch, int], RecordedStep], phase: str
