@@ -6,7 +6,6 @@ import signal
 import threading
 from importlib.metadata import version as version_of
 from types import FrameType
-from types import TracebackType
 from typing import Annotated
 from typing import Any
 from typing import Self
@@ -49,12 +48,7 @@ class Interrupts:
             self._previous = signal.signal(signal.SIGINT, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 

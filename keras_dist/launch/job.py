@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from types import TracebackType
 from typing import Any
 
 from keras_dist.environment.gpus import gpus
@@ -155,12 +154,7 @@ class Signals:
                 self._previous[number] = signal.signal(number, self._pass_on)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -201,8 +201,8 @@ def _another(thing: Any) -> Any:
 def _classes_of(model: keras.Model) -> dict[str, Any]:
     """Returns the user's classes and functions, by their names in configs.
 
-    A name that is registered, or that has no other owner, comes first. Names
-    that several have are found out afterwards, by `_check_classes`.
+    Registered names take precedence. `_check_classes` refuses a copy in which a
+    name that several share was resolved to the wrong one.
     """
     found: dict[str, Any] = {}
     registered: dict[str, Any] = {}

@@ -182,7 +182,7 @@ class TrialFindings:
 
 
 def _weight(each: Difference) -> tuple[bool, bool, float]:
-    """Returns how much a comparison says: of equal ones the first is kept."""
+    """Returns a sort key: the largest one is kept, the first of equal ones."""
     if each.differs:
         return True, False, 0.0
     return False, bool(np.isnan(each.strategy)), each.relative
