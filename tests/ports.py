@@ -2,7 +2,7 @@
 
 import socket
 
-from keras_dist.launch.launcher import addresses
+from keras_dist.launch import addresses
 
 
 def free_block(count):

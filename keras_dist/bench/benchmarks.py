@@ -124,7 +124,7 @@ class Benchmarks(ABC):
 def get_benchmarks(lack: str) -> Benchmarks:
     """Returns the benchmarks of the Keras backend in use.
 
-    `lack` says what a plugin without them is not fit for.
+    `lack` completes the error's sentence "The plugin ...", if there are none.
 
     Raises:
         BackendNotFoundError: If its plugin has none, or there is no plugin.

@@ -9,24 +9,10 @@ from collections.abc import Sequence
 
 import keras
 
+from keras_dist.bench import loops
+from keras_dist.bench import measure
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import get_benchmarks
-from keras_dist.bench.counts import Profile
-from keras_dist.bench.counts import a_step
-from keras_dist.bench.counts import calls_a_step
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.loops import check_shares
-from keras_dist.bench.loops import groups_of_devices
-from keras_dist.bench.loops import size_of
-from keras_dist.bench.measure import AGAIN
-from keras_dist.bench.measure import FEW
-from keras_dist.bench.measure import TOLERANCE
-from keras_dist.bench.measure import Measurement
-from keras_dist.bench.measure import check_losses
-from keras_dist.bench.measure import in_turn
-from keras_dist.bench.measure import steps_that_take
-from keras_dist.bench.measure import time_arms
 from keras_dist.bench.report import Output
 from keras_dist.bench.report import report_of
 from keras_dist.bench.tasks import FitLoop
@@ -35,11 +21,11 @@ from keras_dist.bench.tasks import Task
 from keras_dist.bench.tasks import on_device
 from keras_dist.bench.tasks import task_of
 from keras_dist.bench.tasks import users_task
-from keras_dist.planning.traffic import transfers
+from keras_dist.planning.estimates import transfers
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.tools.summaries.counting import kept_of
-from keras_dist.tools.summaries.counting import load_of
-from keras_dist.tools.summaries.counting import placement_of
+from keras_dist.tools.counting import kept_of
+from keras_dist.tools.counting import load_of
+from keras_dist.tools.counting import placement_of
 
 ARMS = (
     "Ours: `fit` under `MirroredStrategy`. Keras: `fit` without a strategy, "
@@ -70,28 +56,32 @@ def run_fit(
     `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
     block takes about `seconds`, and each arm has `rounds` of them.
     """
-    sizes = [size_of(name) for name in models]
-    groups = groups_of_devices(replicas, device_type)
+    sizes = [loops.size_of(name) for name in models]
+    groups = loops.groups_of_devices(replicas, device_type)
     benchmarks = get_benchmarks("has no training to compare with")
     tasks = [task_of(size) for size in sizes]
     if users_model is not None:
         tasks.append(users_task(*users_model))
-    check_shares([Setting(t.size, each) for t in tasks for each in groups])
+    loops.check_shares(
+        [loops.Setting(t.size, each) for t in tasks for each in groups]
+    )
     jobs = {
-        Setting(task.size, devices).title: functools.partial(
+        loops.Setting(task.size, devices).title: functools.partial(
             measure_fit, benchmarks, task, devices, rounds, seconds
         )
         for task in tasks
         for devices in groups
     }
-    measured = in_turn(jobs, rounds)
+    measured = measure.in_turn(jobs, rounds)
     text = [ARMS, *_notes(tasks, measured)]
     if benchmarks.live_bytes_text is not None:
         text.append(benchmarks.live_bytes_text)
     output.publish(report_of("fit", measured, benchmarks.fits_text, text))
 
 
-def _notes(tasks: Sequence[Task], measured: Sequence[Measurement]) -> list[str]:
+def _notes(
+    tasks: Sequence[Task], measured: Sequence[measure.Measurement]
+) -> list[str]:
     """Returns sentences on losses of users' models that differ between arms."""
     known = {task.size.name for task in tasks if task.is_known}
     notes = []
@@ -100,7 +90,7 @@ def _notes(tasks: Sequence[Task], measured: Sequence[Measurement]) -> list[str]:
         far = [
             f"{name} {loss:.4f}"
             for name, loss in each.losses.items()
-            if not abs(loss - expected) <= TOLERANCE * abs(expected)
+            if not abs(loss - expected) <= measure.TOLERANCE * abs(expected)
         ]
         if far and each.setting.size.name not in known:
             notes.append(
@@ -120,7 +110,7 @@ def measure_fit(
     rounds: int,
     seconds: float,
     on_round: Callable[[], None],
-) -> Measurement:
+) -> measure.Measurement:
     """Measures all arms in blocks that alternate.
 
     `devices` has one device for each replica. A block of plain Keras takes
@@ -133,25 +123,25 @@ def measure_fit(
             arms[name], losses[name] = counts.warm(name, make)
             stack.callback(arms[name].close)
         if task.is_known:
-            check_losses(losses, others=(), base=BASE)
+            measure.check_losses(losses, others=(), base=BASE)
         for name, arm in arms.items():
-            if name != AGAIN and isinstance(arm, ModelLoop):
+            if name != measure.AGAIN and isinstance(arm, ModelLoop):
                 counts.count(name, arm)
         counts.numbers["planned_bytes"][OURS] = _planned(arms[OURS], devices)
-        steps = steps_that_take(arms[BASE], seconds)
+        steps = measure.steps_that_take(arms[BASE], seconds)
         # The data that all arms share is made before the first one is timed.
         task.data(steps)
-        times = time_arms(arms, steps, rounds, on_round)
-    pairs = [(OURS, name) for name in arms if name not in (OURS, AGAIN)]
-    setting = Setting(task.size, devices)
-    return Measurement(
+        times = measure.time_arms(arms, steps, rounds, on_round)
+    pairs = [(OURS, name) for name in arms if name not in (OURS, measure.AGAIN)]
+    setting = loops.Setting(task.size, devices)
+    return measure.Measurement(
         setting, steps, times, losses, counts.numbers, pairs, BASE
     )
 
 
 def _makers(
     benchmarks: Benchmarks, task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], Loop]]:
+) -> dict[str, Callable[[], loops.Loop]]:
     """Returns functions that make the arms, by name.
 
     Neighbors are measured one after the other.
@@ -161,7 +151,7 @@ def _makers(
     return {
         BASE: plain,
         OURS: lambda: FitLoop(task, MirroredStrategy(devices).scope),
-        AGAIN: plain,
+        measure.AGAIN: plain,
         **benchmarks.native_fits(task, devices),
     }
 
@@ -174,13 +164,15 @@ class Counts:
         self._benchmarks = benchmarks
         self._num_replicas = num_replicas
 
-    def warm(self, name: str, make: Callable[[], Loop]) -> tuple[Loop, float]:
+    def warm(
+        self, name: str, make: Callable[[], loops.Loop]
+    ) -> tuple[loops.Loop, float]:
         """Makes an arm and warms it up; returns it with its loss."""
         before = self._live_bytes(keras.Sequential([keras.Input((1,))]))
         arm = make()
         if not isinstance(arm, ModelLoop):
             # Calls in other processes are not counted.
-            arm.run(FEW)
+            arm.run(measure.FEW)
             return arm, arm.run(1)
         self.numbers["traces"][name] = _traces(arm)
         loss = arm.run(1)
@@ -198,8 +190,8 @@ class Counts:
             )
 
         self.numbers["traced_again"][name] = _traces(arm)
-        self.numbers["calls"][name] = calls_a_step(arm, FEW)
-        self.numbers["collectives"][name] = a_step(collectives, 2)
+        self.numbers["calls"][name] = measure.calls_a_step(arm, measure.FEW)
+        self.numbers["collectives"][name] = measure.a_step(collectives, 2)
 
     def _live_bytes(self, model: keras.Model) -> int | None:
         """Returns the bytes that are alive on all devices of this process.
@@ -213,13 +205,13 @@ class Counts:
 
 def _traces(arm: ModelLoop) -> int | None:
     """Returns how often Python ran the step, or `None` if it runs eagerly."""
-    with Profile(arm.step_code) as profile:
-        arm.run(FEW)
+    with measure.Profile(arm.step_code) as profile:
+        arm.run(measure.FEW)
     # Python runs each eager step: there are no traces to count.
-    return None if profile.of_wanted >= FEW else profile.of_wanted
+    return None if profile.of_wanted >= measure.FEW else profile.of_wanted
 
 
-def _planned(arm: Loop, devices: tuple[str, ...]) -> int:
+def _planned(arm: loops.Loop, devices: tuple[str, ...]) -> int:
     """Returns the bytes sent in a step that `keras-dist plan` computes."""
     assert isinstance(arm, ModelLoop)
     model = arm.model

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
@@ -26,22 +25,18 @@ from keras_dist.bench.report import Output
 from keras_dist.bench.report import draw_bytes
 from keras_dist.bench.report import header
 from keras_dist.launch.function import launch
-from keras_dist.planning.placement import Placement
-from keras_dist.planning.placement import memory
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import alike
-from keras_dist.planning.tables import table
-from keras_dist.planning.text import bytes_text
-from keras_dist.planning.traffic import transfers
+from keras_dist.planning import tables
+from keras_dist.planning.estimates import Placement
+from keras_dist.planning.estimates import memory
+from keras_dist.planning.estimates import transfers
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.strategy import Strategy
-from keras_dist.tools.summaries.counting import kept_of
-from keras_dist.tools.summaries.counting import load_of
-from keras_dist.tools.summaries.counting import placement_of
+from keras_dist.tools.counting import kept_of
+from keras_dist.tools.counting import load_of
+from keras_dist.tools.counting import placement_of
 
 SHARDED = "optimizer sharded"
 _LACK = "can't tell what memory is held"
@@ -51,14 +46,9 @@ NUM_LAYERS = 4
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """The memory of one arm between steps.
+    """The memory of one arm between steps, by device.
 
-    Args:
-        arm: The arm's name.
-        parameters: Number of trainable parameters.
-        measured: Bytes alive on each device, by its name.
-        planned: Bytes on each device that `keras-dist plan` computes.
-        bytes_sent: Bytes sent in a step that `keras-dist plan` computes.
+    `planned` and `bytes_sent`, of a step, are what `keras-dist plan` computes.
     """
 
     arm: str
@@ -66,12 +56,6 @@ class MeasuredMemory:
     measured: Mapping[str, int]
     planned: Mapping[str, int]
     bytes_sent: int
-
-    def numbers(self) -> dict[str, Any]:
-        """Returns all but the arm's name, in types that JSON has."""
-        numbers = asdict(self)
-        del numbers["arm"]
-        return numbers
 
     def pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """Returns the measured and the planned bytes of each device."""
@@ -143,7 +127,11 @@ def measure_memory(
         with strategy.scope():
             model = build_model(num_parameters)
         placement = placement_of(strategy.plan)
-    _train(model, 4 * num_devices)
+    rows, width = 4 * num_devices, model.input_shape[-1]
+    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
+    model.fit(x, x, batch_size=rows, epochs=1, verbose=0)
+    # Nothing stays alive but the model.
+    del x
     gc.collect()
     held = get_benchmarks(_LACK).live_bytes(model)
     assert held is not None  # `run_memory` starts this where it is counted.
@@ -177,13 +165,6 @@ def build_model(num_parameters: int) -> keras.Model:
     return model
 
 
-def _train(model: keras.Model, rows: int) -> None:
-    """Runs one step of `fit`, and keeps nothing alive but the model."""
-    width = model.input_shape[-1]
-    x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
-    model.fit(x, x, batch_size=rows, epochs=1, verbose=0)
-
-
 def report_of_memory(
     measured: Sequence[MeasuredMemory], counted: str
 ) -> BenchReport:
@@ -203,7 +184,9 @@ def report_of_memory(
         content=header("memory")
         | {
             "counted": counted,
-            "arms": {each.arm: each.numbers() for each in measured},
+            "arms": {
+                numbers.pop("arm"): numbers for numbers in map(asdict, measured)
+            },
         },
         draw=lambda path: draw_bytes(
             path, {each.arm: each.measured for each in measured}
@@ -213,25 +196,25 @@ def report_of_memory(
 
 def memory_table(measured: Sequence[MeasuredMemory]) -> Table:
     """Returns a table; in each arm, devices that hold the same share a row."""
-    made = table(
+    made = tables.table(
         "Held between steps",
-        ("Arm", WORD),
-        ("Device", WORD),
-        ("Measured", NUMBER),
-        ("Planned", NUMBER),
-        ("Of plain Keras", NUMBER),
-        ("Sent in a step", NUMBER),
+        ("Arm", tables.WORD),
+        ("Device", tables.WORD),
+        ("Measured", tables.NUMBER),
+        ("Planned", tables.NUMBER),
+        ("Of plain Keras", tables.NUMBER),
+        ("Sent in a step", tables.NUMBER),
     )
     plain = max(measured[0].measured.values())
     for each in measured:
-        for index, (names, numbers) in enumerate(alike(each.pairs())):
+        for index, (names, numbers) in enumerate(tables.alike(each.pairs())):
             held, planned = numbers
             made.add_row(
                 "" if index else each.arm,
                 names,
-                bytes_text(held),
-                bytes_text(planned),
+                tables.bytes_text(held),
+                tables.bytes_text(planned),
                 f"{held / plain:.2f}",
-                "" if index else bytes_text(each.bytes_sent),
+                "" if index else tables.bytes_text(each.bytes_sent),
             )
     return made

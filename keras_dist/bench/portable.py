@@ -8,23 +8,10 @@ from typing import Any
 
 import keras
 
+from keras_dist.bench import loops
+from keras_dist.bench import measure
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import get_benchmarks
-from keras_dist.bench.counts import calls_a_step
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.loops import check_shares
-from keras_dist.bench.loops import groups_of_devices
-from keras_dist.bench.loops import row_losses
-from keras_dist.bench.loops import size_of
-from keras_dist.bench.measure import COUNTED_STEPS
-from keras_dist.bench.measure import SCANNED_STEPS
-from keras_dist.bench.measure import Measurement
-from keras_dist.bench.measure import check_losses
-from keras_dist.bench.measure import in_turn
-from keras_dist.bench.measure import pairs_of
-from keras_dist.bench.measure import steps_in
-from keras_dist.bench.measure import time_arms
 from keras_dist.bench.report import Output
 from keras_dist.bench.report import report_of
 from keras_dist.replica.average_loss import compute_average_loss
@@ -37,12 +24,12 @@ from keras_dist.strategies.strategy import Strategy
 ARMS = (
     "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the loss "
     "reduced in each step. Ragged: with a row less, in shares of two sizes. "
-    f"Scan: `scan_steps` of {SCANNED_STEPS}. Keras: a Keras model in the "
-    "framework's own loop."
+    f"Scan: `scan_steps` of {measure.SCANNED_STEPS}. Keras: a Keras model in "
+    "the framework's own loop."
 )
 
 
-class PortableLoop(Loop):
+class PortableLoop(loops.Loop):
     """A loop that calls `strategy.run` of a compiled step for each batch.
 
     Each batch is cut to `rows`, if that is given. The default strategy is a
@@ -51,7 +38,7 @@ class PortableLoop(Loop):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: loops.Setting,
         rows: int | None = None,
         strategy: Strategy | None = None,
     ) -> None:
@@ -72,7 +59,7 @@ class PortableLoop(Loop):
 
         def loss_fn() -> Any:
             return compute_average_loss(
-                row_losses(y, self._model(x, training=True)),
+                loops.row_losses(y, self._model(x, training=True)),
                 global_batch_size=self._global_batch,
             )
 
@@ -111,8 +98,8 @@ class ScannedLoop(PortableLoop):
     def run(self, steps: int) -> float:
         batches = itertools.cycle(self.batches)
         with self.strategy.scope():
-            for _ in range(steps // SCANNED_STEPS):
-                losses = scan_steps(self.step, batches, SCANNED_STEPS)
+            for _ in range(steps // measure.SCANNED_STEPS):
+                losses = scan_steps(self.step, batches, measure.SCANNED_STEPS)
         return float(keras.ops.convert_to_numpy(self.total(losses))[-1])
 
 
@@ -129,28 +116,30 @@ def run_loops(
     `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
     block takes about `seconds`, and each arm has `rounds` of them.
     """
-    sizes = [size_of(name) for name in models]
-    groups = groups_of_devices(replicas, device_type)
+    sizes = [loops.size_of(name) for name in models]
+    groups = loops.groups_of_devices(replicas, device_type)
     benchmarks = get_benchmarks("has no loop to compare with")
-    settings = [Setting(size, devices) for size in sizes for devices in groups]
-    check_shares(settings)
+    settings = [
+        loops.Setting(size, devices) for size in sizes for devices in groups
+    ]
+    loops.check_shares(settings)
     jobs = {
         setting.title: functools.partial(
             measure_loops, benchmarks, setting, rounds, seconds
         )
         for setting in settings
     }
-    measured = in_turn(jobs, rounds)
+    measured = measure.in_turn(jobs, rounds)
     output.publish(report_of("loops", measured, benchmarks.loop_text, [ARMS]))
 
 
 def measure_loops(
     benchmarks: Benchmarks,
-    setting: Setting,
+    setting: loops.Setting,
     rounds: int,
     seconds: float,
     on_round: Callable[[], None],
-) -> Measurement:
+) -> measure.Measurement:
     """Measures all arms in blocks that alternate.
 
     A block of the native loop takes about `seconds`, and each arm has `rounds`
@@ -158,7 +147,7 @@ def measure_loops(
     """
     ours = PortableLoop(setting)
     # Neighbors are measured one after the other.
-    arms: dict[str, Loop] = {
+    arms: dict[str, loops.Loop] = {
         "native": benchmarks.native_loop(setting),
         "ours": ours,
         "again": benchmarks.native_loop(setting),
@@ -168,23 +157,27 @@ def measure_loops(
         arms["ragged"] = PortableLoop(setting, setting.size.rows - 1)
         arms["reduced"] = ReducedLoop(setting)
     arms |= benchmarks.other_loops(setting)
-    losses = {name: arm.run(COUNTED_STEPS) for name, arm in arms.items()}
-    check_losses(losses)
+    losses = {
+        name: arm.run(measure.COUNTED_STEPS) for name, arm in arms.items()
+    }
+    measure.check_losses(losses)
     counts = count(ours, arms["native"])
-    steps = steps_in(arms["native"], seconds)
-    times = time_arms(arms, steps, rounds, on_round)
-    return Measurement(setting, steps, times, losses, counts, pairs_of(arms))
+    steps = measure.steps_in(arms["native"], seconds)
+    times = measure.time_arms(arms, steps, rounds, on_round)
+    return measure.Measurement(
+        setting, steps, times, losses, counts, measure.pairs_of(arms)
+    )
 
 
 def count(
-    ours: PortableLoop, native: Loop
+    ours: PortableLoop, native: loops.Loop
 ) -> dict[str, dict[str, float | None]]:
     """Counts Python calls and traces of warm loops."""
     before = ours.traces
-    calls = calls_a_step(ours, COUNTED_STEPS)
+    calls = measure.calls_a_step(ours, measure.COUNTED_STEPS)
     traces = ours.traces - before
-    num_runs = 3 * COUNTED_STEPS * ours.strategy.num_replicas_in_sync
-    native_calls = calls_a_step(native, COUNTED_STEPS)
+    num_runs = 3 * measure.COUNTED_STEPS * ours.strategy.num_replicas_in_sync
+    native_calls = measure.calls_a_step(native, measure.COUNTED_STEPS)
     return {
         "calls": {"ours": calls, "native": native_calls},
         # Python runs each eager step: there are no traces to count.

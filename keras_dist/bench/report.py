@@ -17,15 +17,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from keras_dist.bench.measure import AGAIN
-from keras_dist.bench.measure import LEAST_ROUNDS
-from keras_dist.bench.measure import NOISE
-from keras_dist.bench.measure import SPREAD
-from keras_dist.bench.measure import Measurement
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import table
+from keras_dist.bench import measure
+from keras_dist.planning import tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,25 +79,26 @@ def header(command: str) -> dict[str, Any]:
 
 def meaning(base: str) -> str:
     """Returns an explanation of ratios and verdicts."""
-    least, most = NOISE
+    least, most = measure.NOISE
     return (
         "Ratios are medians of paired blocks, with quartiles. A/A is "
         f"the arm '{base}' against a copy of itself: outside of {least} to "
-        f"{most}, or with quartiles more than {SPREAD} apart, the verdict is "
-        f"noise. With fewer than {LEAST_ROUNDS} rounds there is none."
+        f"{most}, or with quartiles more than {measure.SPREAD} apart, the "
+        "verdict is noise. With fewer than "
+        f"{measure.LEAST_ROUNDS} rounds there is none."
     )
 
 
-def ratio_table(measurements: Sequence[Measurement]) -> Table:
+def ratio_table(measurements: Sequence[measure.Measurement]) -> Table:
     """Returns a table with a row for each comparison."""
-    made = table(
+    made = tables.table(
         "Time of a step, as a ratio",
-        ("Model", WORDS),
-        ("N", NUMBER),
-        ("Compared", WORD),
-        ("Ratio", NUMBER),
-        ("A/A", NUMBER),
-        ("Verdict", WORD),
+        ("Model", tables.WORDS),
+        ("N", tables.NUMBER),
+        ("Compared", tables.WORD),
+        ("Ratio", tables.NUMBER),
+        ("A/A", tables.NUMBER),
+        ("Verdict", tables.WORD),
     )
     for each in measurements:
         for row in each.comparisons():
@@ -120,20 +114,20 @@ def ratio_table(measurements: Sequence[Measurement]) -> Table:
     return made
 
 
-def arm_table(measurements: Sequence[Measurement]) -> Table:
+def arm_table(measurements: Sequence[measure.Measurement]) -> Table:
     """Returns a table with each arm's time and counts."""
     counted = {name for each in measurements for name in each.counts}
     names = [name for name in COLUMNS if name in counted]
-    made = table(
+    made = tables.table(
         "Of a step",
-        ("Model", WORDS),
-        ("N", NUMBER),
-        ("Arm", WORD),
-        (TIME.lines, NUMBER),
-        *((COLUMNS[name].lines, NUMBER) for name in names),
+        ("Model", tables.WORDS),
+        ("N", tables.NUMBER),
+        ("Arm", tables.WORD),
+        (TIME.lines, tables.NUMBER),
+        *((COLUMNS[name].lines, tables.NUMBER) for name in names),
     )
     for each in measurements:
-        for arm in [arm for arm in each.times if arm != AGAIN]:
+        for arm in [arm for arm in each.times if arm != measure.AGAIN]:
             made.add_row(
                 each.setting.size.name,
                 str(each.setting.num_replicas),
@@ -145,12 +139,14 @@ def arm_table(measurements: Sequence[Measurement]) -> Table:
     return made
 
 
-def _cell(each: Measurement, name: str, arm: str) -> str:
+def _cell(each: measure.Measurement, name: str, arm: str) -> str:
     numbers = each.counts.get(name, {})
     return COLUMNS[name].text(numbers[arm]) if arm in numbers else ""
 
 
-def settings_json(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+def settings_json(
+    measurements: Sequence[measure.Measurement],
+) -> list[dict[str, Any]]:
     """Returns all measurements in types that JSON has; times are in seconds."""
     return [
         {
@@ -211,8 +207,8 @@ class Output:
             print(markdown_of(report))
         else:
             console = Console(highlight=False)
-            for table in report.tables:
-                console.print(table)
+            for each in report.tables:
+                console.print(each)
                 console.print()
             for paragraph in report.text:
                 console.print(paragraph, markup=False)
@@ -224,7 +220,7 @@ class Output:
 
 def report_of(
     command: str,
-    measured: Sequence[Measurement],
+    measured: Sequence[measure.Measurement],
     native: str,
     text: Sequence[str],
     **more: Any,
@@ -246,23 +242,23 @@ def report_of(
 
 def markdown_of(report: BenchReport) -> str:
     """Returns a report as Markdown, to be pasted into a page."""
-    parts = [markdown_table(table) for table in report.tables]
+    parts = [markdown_table(each) for each in report.tables]
     parts += [textwrap.fill(paragraph, 80) for paragraph in report.text]
     return "\n\n".join(parts)
 
 
-def markdown_table(table: Table) -> str:
+def markdown_table(shown: Table) -> str:
     """Returns a table as Markdown."""
     columns = [
         [
             " ".join(str(column.header).split()),
             *(str(cell) for cell in column.cells),
         ]
-        for column in table.columns
+        for column in shown.columns
     ]
     rules = [
         "---:" if column.justify == "right" else "---"
-        for column in table.columns
+        for column in shown.columns
     ]
     head, *rows = zip(*columns, strict=True)
     lines = [head, rules, *rows]
@@ -270,7 +266,7 @@ def markdown_table(table: Table) -> str:
 
 
 def draw_ratios(
-    path: pathlib.Path, measurements: Sequence[Measurement]
+    path: pathlib.Path, measurements: Sequence[measure.Measurement]
 ) -> None:
     """Draws a bar for each ratio, with its quartiles, by model and N."""
     rows = [each.comparisons() for each in measurements]
@@ -296,7 +292,7 @@ def draw_ratios(
             [ratio.high - ratio.median for _, ratio in found],
         ]
         axes.bar(places, medians, width, yerr=spread, capsize=2, label=name)
-    axes.axhspan(*NOISE, color="grey", alpha=0.3)
+    axes.axhspan(*measure.NOISE, color="grey", alpha=0.3)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(labels)), labels)
     axes.set_ylabel("time of a step, ratio (quartiles)")

@@ -8,23 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keras_dist.bench import loops
+from keras_dist.bench import measure
 from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.benchmarks import lacking
-from keras_dist.bench.counts import a_step
-from keras_dist.bench.counts import bytes_sent
-from keras_dist.bench.loops import BatchLoop
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.loops import check_shares
-from keras_dist.bench.loops import size_of
-from keras_dist.bench.measure import COUNTED_STEPS
-from keras_dist.bench.measure import Measurement
-from keras_dist.bench.measure import check_losses
-from keras_dist.bench.measure import in_turn
-from keras_dist.bench.measure import pairs_of
-from keras_dist.bench.measure import steps_in
-from keras_dist.bench.measure import time_arms
 from keras_dist.bench.portable import PortableLoop
 from keras_dist.bench.report import BenchReport
 from keras_dist.bench.report import Output
@@ -58,7 +46,7 @@ class WorkersResult:
     loop.
     """
 
-    measured: list[Measurement]
+    measured: list[measure.Measurement]
     native_text: str
 
 
@@ -74,9 +62,9 @@ def run_workers(
     Each worker has one CPU device. A block takes about `seconds`, and each arm
     has `rounds` of them.
     """
-    sizes = [size_of(name) for name in models]
-    settings = [Setting(size, ("cpu:0",) * workers) for size in sizes]
-    check_shares(settings)
+    sizes = [loops.size_of(name) for name in models]
+    settings = [loops.Setting(size, ("cpu:0",) * workers) for size in sizes]
+    loops.check_shares(settings)
     if get_benchmarks(_LACK).native_workers is None:
         raise lacking(_LACK)
     load = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
@@ -91,7 +79,7 @@ def run_workers(
         )
         return found[0]
 
-    (result,) = in_turn({title: start})
+    (result,) = measure.in_turn({title: start})
     output.publish(report_of_workers(result, load))
 
 
@@ -116,7 +104,7 @@ def report_of_workers(
 
 
 def measure_on_worker(
-    settings: Sequence[Setting], rounds: int, seconds: float
+    settings: Sequence[loops.Setting], rounds: int, seconds: float
 ) -> WorkersResult:
     """Measures all settings; each worker calls it.
 
@@ -145,34 +133,36 @@ def _measure(
     strategy: Strategy,
     workers: Workers,
     native: NativeWorkers,
-    setting: Setting,
+    setting: loops.Setting,
     rounds: int,
     seconds: float,
-) -> Measurement:
+) -> measure.Measurement:
     own_rows = setting.rows_of(workers.cluster.index)
-    arms: dict[str, Loop] = {
+    arms: dict[str, loops.Loop] = {
         "native": native.loop(setting),
-        "ours": BatchLoop(setting, setting.batches(), strategy.scope),
+        "ours": loops.BatchLoop(setting, setting.batches(), strategy.scope),
         "again": native.loop(setting),
         "run": PortableLoop(setting, strategy=strategy),
         **native.other_loops(setting),
-        ALONE: BatchLoop(setting, own_rows, runs_in=alone_on_purpose),
+        ALONE: loops.BatchLoop(setting, own_rows, runs_in=alone_on_purpose),
     }
     losses = {
-        name: _mean(workers, arm.run(COUNTED_STEPS))
+        name: _mean(workers, arm.run(measure.COUNTED_STEPS))
         for name, arm in arms.items()
     }
-    check_losses(losses, others=(ALONE,))
+    measure.check_losses(losses, others=(ALONE,))
     traffic = _traffic(native, setting, arms)
     # A worker that ran fewer steps would leave the others waiting.
-    own_steps = np.array([steps_in(arms["native"], seconds)], "int32")
+    own_steps = np.array([measure.steps_in(arms["native"], seconds)], "int32")
     steps = int(workers.chief_value(own_steps)[0])
 
     def meet() -> None:
         workers.concatenate_numbers([steps])
 
-    times = time_arms(arms, steps, rounds, lambda: None, on_block=meet)
-    return Measurement(setting, steps, times, losses, traffic, pairs_of(arms))
+    times = measure.time_arms(arms, steps, rounds, lambda: None, on_block=meet)
+    return measure.Measurement(
+        setting, steps, times, losses, traffic, measure.pairs_of(arms)
+    )
 
 
 def _mean(workers: Workers, loss: float) -> float:
@@ -186,7 +176,9 @@ def _mean(workers: Workers, loss: float) -> float:
 
 
 def _traffic(
-    native: NativeWorkers, setting: Setting, arms: Mapping[str, Loop]
+    native: NativeWorkers,
+    setting: loops.Setting,
+    arms: Mapping[str, loops.Loop],
 ) -> dict[str, dict[str, float | None]]:
     gradients = sum(each.nbytes for each in setting.weights())
     count = setting.num_replicas
@@ -194,19 +186,19 @@ def _traffic(
     partial = functools.partial
     return {
         "collectives": {
-            name: a_step(partial(native.collectives, arm), 2)
+            name: measure.a_step(partial(native.collectives, arm), 2)
             for name, arm in arms.items()
         },
         "bytes_sent": {
-            name: a_step(partial(_sent_in, arm), COUNTED_STEPS)
+            name: measure.a_step(partial(_sent_in, arm), measure.COUNTED_STEPS)
             for name, arm in arms.items()
         },
         "least_bytes": {name: 0.0 if name == ALONE else least for name in arms},
     }
 
 
-def _sent_in(arm: Loop, steps: int) -> int | None:
-    before = bytes_sent()
+def _sent_in(arm: loops.Loop, steps: int) -> int | None:
+    before = measure.bytes_sent()
     arm.run(steps)
-    after = bytes_sent()
+    after = measure.bytes_sent()
     return None if before is None or after is None else after - before

@@ -15,7 +15,6 @@ from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
-from keras_dist.planning.text import read_number
 
 if TYPE_CHECKING:
     from keras_dist.bench.report import Output
@@ -193,6 +192,9 @@ def memory(
     are on an additional device. Ends with 0 once it has measured, 2 if it
     cannot run.
     """
+    # Imported late: rich would delay every command's start.
+    from keras_dist.planning.tables import read_number
+
     try:
         count = read_number(params)
     except ValueError as error:

@@ -1,32 +1,202 @@
-"""The command `keras-dist info`."""
+"""The report of `keras-dist info`."""
 
-import json as json_format
-from typing import Annotated
+import contextlib
+import os
+import platform
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
+from importlib.metadata import version
+from typing import Any
 
-import typer
+from rich.console import Console
+from rich.text import Text
+
+from keras_dist.cli.child import Child
+from keras_dist.cli.child import ChildError
+from keras_dist.cli.variables import Masks
+from keras_dist.cli.variables import cluster_variables
+from keras_dist.cli.variables import other_variables
+from keras_dist.environment.packages import BACKEND_VARIABLE
+from keras_dist.environment.packages import InstalledBackend
+from keras_dist.environment.packages import backends
+from keras_dist.environment.packages import picked_by_keras
+from keras_dist.environment.packages import related
+from keras_dist.launch.environment import num_cores
+from keras_dist.planning import tables
+
+_VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
 
 
-def info(
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, for programs.")
-    ] = False,
-    timeout: Annotated[
-        float,
-        typer.Option(min=1.0, help="Seconds that a backend has to start."),
-    ] = 60.0,
-) -> None:
-    """Print the environment, for bug reports.
+def gather(timeout: float) -> dict[str, Any]:
+    """Returns the whole report, in types that JSON has.
 
-    Each installed backend is tried in a process of its own. Names of hosts and
-    secrets are not shown. Ends with 0, whatever the result.
+    Each backend has `timeout` seconds to start.
     """
-    from rich.console import Console
+    known = backends()
+    with ThreadPoolExecutor(max(1, len(known))) as threads:
+        seen = list(threads.map(lambda each: look(each, timeout), known))
+    masks = Masks(os.environ)
+    name, why = picked_by_keras()
+    by_name = {each["name"]: each for each in seen}
+    first = next((e["name"] for e in seen if e["version"]), None)
+    return {
+        "keras_dist": version("keras-dist"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_cores": num_cores(),
+        "keras": version("keras"),
+        "numpy": version("numpy"),
+        "packages": related([each.name for each in known]),
+        "picked": {
+            "backend": name,
+            "reason": why,
+            "problem": problem_of(name, by_name),
+            "commands_take": os.environ.get(BACKEND_VARIABLE) or first,
+        },
+        "backends": [
+            {key: value for key, value in each.items() if key != "cluster"}
+            for each in seen
+        ],
+        "coordinators": {
+            each.name: each.value
+            for each in entry_points(group="keras_dist.coordinators")
+        },
+        "virtual_devices": os.environ.get(_VIRTUAL) or None,
+        "cluster": _cluster(seen, masks),
+        "variables": other_variables(),
+    }
 
-    from keras_dist.cli.inspection.report import gather
-    from keras_dist.cli.inspection.report import show
 
-    found = gather(timeout)
-    if json:
-        typer.echo(json_format.dumps(found, indent=2))
-    else:
-        show(Console(highlight=False, soft_wrap=False), found)
+def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
+    """Returns the state of a backend, and its devices if it starts in time."""
+    found: dict[str, Any] = {
+        "name": backend.name,
+        "plugin": backend.plugin,
+        "version": backend.version,
+        "works": False,
+        "problem": "",
+        "fix": "",
+        "devices": [],
+    }
+    if not backend.is_installed:
+        return found | {"problem": "not installed", "fix": backend.fix}
+    try:
+        with Child(backend.name) as child:
+            seen = child.answer(timeout)
+    except ChildError as error:
+        return found | {
+            "problem": f"can't be used, {error.summary}",
+            "last_lines": error.lines,
+            "fix": backend.repair,
+        }
+    return found | {
+        "works": True,
+        "devices": seen["devices"],
+        "shards_optimizer": seen["shards_optimizer"],
+        "cluster": seen["cluster"],
+    }
+
+
+def problem_of(name: str | None, by_name: Mapping[str, Any]) -> str:
+    """Returns why `import keras` fails, and a fix; empty if it works.
+
+    `name` is the backend that Keras takes, or `None` for its default. `by_name`
+    maps each backend's name to a dict with `"works"`; if that is false, also
+    with `"problem"` and `"fix"`.
+    """
+    if name is None or (name in by_name and by_name[name]["works"]):
+        return ""
+    if name not in by_name:
+        return (
+            f"keras_dist has no backend '{name}'. Set KERAS_BACKEND to one of "
+            f"{', '.join(by_name)}."
+        )
+    found = by_name[name]
+    others = [other for other, each in by_name.items() if each["works"]]
+    choice = f", or KERAS_BACKEND={others[0]}" if others else ""
+    return f"{name}: {found['problem']}. Try: {found['fix']}{choice}"
+
+
+def _cluster(seen: list[dict[str, Any]], masks: Masks) -> dict[str, Any]:
+    found = next((each["cluster"] for each in seen if "cluster" in each), None)
+    if found is None:
+        found = {"error": "it takes a backend that works to tell"}
+    return {"variables": cluster_variables()} | {
+        key: masks(value) if isinstance(value, str) else value
+        for key, value in found.items()
+    }
+
+
+def show_problem(console: Console, problem: str) -> None:
+    """Prints the result of `problem_of`, unless it is empty."""
+    if problem:
+        console.print(Text(f"Problem: {problem}", style="bold red"))
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
+    """Prints the report that `gather` returned."""
+    picked = found["picked"]
+    pairs = {
+        "keras_dist": found["keras_dist"],
+        "Keras": f"{found['keras']}, NumPy {found['numpy']}",
+        "Python": found["python"],
+        "Platform": f"{found['platform']}, {found['cpu_cores']} CPU cores",
+        "Keras takes": f"{picked['backend'] or '?'} ({picked['reason']})",
+        "Commands take": picked["commands_take"] or "nothing",
+        "Virtual devices": found["virtual_devices"] or f"{_VIRTUAL} is not set",
+    }
+    console.print(tables.pairs_table(pairs))
+    show_problem(console, picked["problem"])
+    console.print()
+    _show_backends(console, found["backends"])
+    console.print()
+    _show_cluster(console, found["cluster"])
+    _titled(console, "Packages", found["packages"])
+    _titled(console, "Environment variables", found["variables"])
+
+
+def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
+    made = tables.table(
+        "Backends",
+        *(
+            (name, tables.WORDS)
+            for name in ("Name", "Version", "Devices", "Plugin")
+        ),
+    )
+    for each in found:
+        state = tables.names_text(each["devices"]) if each["works"] else "none"
+        made.add_row(
+            each["name"], each["version"] or "none", state, each["plugin"]
+        )
+    console.print(made)
+    for each in found:
+        if each["problem"]:
+            console.print(
+                Text(f"{each['name']}: {each['problem']}. Try: {each['fix']}")
+            )
+    works = [each for each in found if each["works"]]
+    accelerators = any(not all(_is_cpu(d) for d in e["devices"]) for e in works)
+    if works and not accelerators:
+        console.print("No backend sees an accelerator.")
+
+
+def _is_cpu(device: str) -> bool:
+    return device.startswith("cpu:")
+
+
+def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
+    with contextlib.suppress(KeyError):
+        console.print(Text(f"Cluster: {cluster['reason']}"))
+    if "error" in cluster:
+        console.print(Text(f"Cluster: {cluster['error']}"))
+    if cluster["variables"]:
+        console.print(tables.pairs_table(cluster["variables"]))
+    console.print()
+
+
+def _titled(console: Console, title: str, pairs: dict[str, str]) -> None:
+    if pairs:
+        console.print(Text(title, style="italic"))
+        console.print(tables.pairs_table(pairs))
+        console.print()

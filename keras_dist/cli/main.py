@@ -1,10 +1,11 @@
-"""The `keras-dist` application; each subcommand is in a module of its own."""
+"""The `keras-dist` application; longer commands have modules of their own."""
 
+import json as json_module
+import os
 import signal
 import threading
 from importlib.metadata import version as version_of
 from types import FrameType
-from types import TracebackType
 from typing import Annotated
 from typing import Any
 from typing import Self
@@ -13,12 +14,14 @@ import typer
 from typer.core import TyperGroup
 
 from keras_dist.cli.bench import bench
-from keras_dist.cli.demo import demo
-from keras_dist.cli.info import info
+from keras_dist.cli.environment import Backend
+from keras_dist.cli.environment import fail
+from keras_dist.cli.environment import require
+from keras_dist.cli.environment import select_backend
 from keras_dist.cli.plan import plan
 from keras_dist.cli.run import SETTINGS
 from keras_dist.cli.run import run
-from keras_dist.cli.self_test.command import self_test
+from keras_dist.cli.self_test import self_test
 
 # The exit status that shells use: 128 plus the number of SIGINT.
 INTERRUPTED = 130
@@ -45,12 +48,7 @@ class Interrupts:
             self._previous = signal.signal(signal.SIGINT, self._receive)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._previous is not None:
             signal.signal(signal.SIGINT, self._previous)
 
@@ -115,8 +113,62 @@ def keras_dist(
     """Keras 3 on several devices, with the numbers of one."""
 
 
-app.command()(demo)
-app.command()(info)
+@app.command()
+def demo(
+    context: typer.Context,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Number of virtual CPU devices.")
+    ] = 4,
+    epochs: Annotated[
+        int, typer.Option(min=1, help="Passes over the training digits.")
+    ] = 5,
+    backend: Backend = None,
+) -> None:
+    """Train on several virtual replicas and compare with one device.
+
+    Ends with 0 if the weights agree, 1 if they do not, 2 if it cannot run.
+    """
+    select_backend(backend)
+    # --replicas sets the number of virtual devices.
+    os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
+    require("sklearn", distribution="scikit-learn", extra="demo")
+    from keras_dist.cli.jobs.demo import run_demo
+    from keras_dist.errors import KerasDistError
+
+    try:
+        same = run_demo(replicas, epochs, context.obj.check)
+    except KerasDistError as error:
+        fail(str(error))
+    raise typer.Exit(0 if same else 1)
+
+
+@app.command()
+def info(
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, for programs.")
+    ] = False,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds that a backend has to start."),
+    ] = 60.0,
+) -> None:
+    """Print the environment, for bug reports.
+
+    Each installed backend is tried in a process of its own. Names of hosts and
+    secrets are not shown. Ends with 0, whatever the result.
+    """
+    from rich.console import Console
+
+    from keras_dist.cli.info import gather
+    from keras_dist.cli.info import show
+
+    found = gather(timeout)
+    if json:
+        typer.echo(json_module.dumps(found, indent=2))
+    else:
+        show(Console(highlight=False, soft_wrap=False), found)
+
+
 app.command()(plan)
 app.command("test")(self_test)
 app.command(context_settings=SETTINGS)(run)

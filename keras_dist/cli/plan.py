@@ -2,6 +2,7 @@
 
 import json as json_module
 import pathlib
+from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Literal
 
@@ -10,10 +11,11 @@ import typer
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
-from keras_dist.planning.choice import Choice
-from keras_dist.planning.load import Load
-from keras_dist.planning.load import load_of_parameters
-from keras_dist.planning.text import read_number
+from keras_dist.planning.estimates import Load
+from keras_dist.planning.estimates import load_of_parameters
+
+if TYPE_CHECKING:
+    from keras_dist.planning.report import Choice
 
 
 def plan(
@@ -115,6 +117,10 @@ def plan(
     With --params, the result is arithmetic, and no framework is imported. With
     --model, variables are counted without memory for their values.
     """
+    # Imported late: rich would delay every command's start.
+    from keras_dist.planning.report import Choice
+    from keras_dist.planning.tables import read_number
+
     choice = Choice(
         strategy,
         devices,
@@ -128,7 +134,8 @@ def plan(
         choice.check(optimizer)
         room = 0 if activations is None else read_number(activations)
         if params is not None:
-            load, what = _of_parameters(params, dtype, optimizer, slots)
+            count = read_number(params)
+            load, what = _of_parameters(count, dtype, optimizer, slots)
         else:
             assert model is not None
             _check_own_types(dtype, slots)
@@ -139,9 +146,8 @@ def plan(
 
 
 def _of_parameters(
-    params: str, dtype: str | None, optimizer: str | None, slots: int | None
+    count: int, dtype: str | None, optimizer: str | None, slots: int | None
 ) -> tuple[Load, str]:
-    count = read_number(params)
     dtype, optimizer = dtype or "float32", optimizer or "adam"
     load = load_of_parameters(count, dtype, optimizer, slots)
     by = f"{slots} slots each" if slots is not None else optimizer
@@ -158,7 +164,7 @@ def _check_own_types(dtype: str | None, slots: int | None) -> None:
 
 
 def _of_model(
-    name: str, optimizer: str | None, backend: str | None, choice: Choice
+    name: str, optimizer: str | None, backend: str | None, choice: "Choice"
 ) -> tuple[Load, str]:
     select_backend(backend)
     from keras_dist.cli.jobs.plan import load_of_named
@@ -173,7 +179,7 @@ def _of_model(
 def _show(
     load: Load,
     what: str,
-    choice: Choice,
+    choice: "Choice",
     activations: int,
     json: pathlib.Path | None,
 ) -> None:

@@ -91,13 +91,13 @@ def run(
     could be started.
     """
     from keras_dist.environment.gpus import GpusError
-    from keras_dist.launch.launcher.addresses import AddressLayout
-    from keras_dist.launch.launcher.addresses import parse_hosts
-    from keras_dist.launch.launcher.environment import with_threads
-    from keras_dist.launch.launcher.job import Job
-    from keras_dist.launch.launcher.job import python
-    from keras_dist.launch.launcher.job import run_job
-    from keras_dist.launch.launcher.output import Screen
+    from keras_dist.launch.addresses import AddressLayout
+    from keras_dist.launch.addresses import parse_hosts
+    from keras_dist.launch.environment import with_threads
+    from keras_dist.launch.job import Job
+    from keras_dist.launch.job import python
+    from keras_dist.launch.job import run_job
+    from keras_dist.launch.output import Screen
 
     if (hosts is None) != (host_index is None):
         fail(

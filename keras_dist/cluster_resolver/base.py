@@ -175,6 +175,22 @@ class ClusterResolver(ABC):
         return f"{layer}://{address}" if layer else address
 
 
+class AddressResolver(ClusterResolver):
+    """A resolver whose `master` is a task's address in the cluster spec."""
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Returns a task's address, by default this process' task's.
+
+        It is empty if that task is not known.
+        """
+        return self.address_of(task_type, task_id, rpc_layer)
+
+
 def local_accelerators() -> dict[str, int]:
     """Counts this worker's accelerators by type."""
     return Counter(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
+from keras_dist.cluster_resolver.base import AddressResolver
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.base import local_accelerators
 from keras_dist.cluster_resolver.spec import ClusterSpec
@@ -40,7 +41,7 @@ def build_service(
     )
 
 
-class GCEClusterResolver(ClusterResolver):
+class GCEClusterResolver(AddressResolver):
     """A resolver for the running instances of a group, sorted by address.
 
     All instances belong to one job. Google Compute Engine does not tell a
@@ -116,15 +117,6 @@ class GCEClusterResolver(ClusterResolver):
             f"{self._address(name)}:{self._port}" for name in self._instances()
         )
         return ClusterSpec({str(self._task_type): addresses})
-
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Returns the address of a task, by default this process' task."""
-        return self.address_of(task_type, task_id, rpc_layer)
 
     def _instances(self) -> Iterator[str]:
         groups = self._service.instanceGroups()

@@ -8,12 +8,12 @@ from collections.abc import MutableMapping
 from typing import Any
 from typing import Self
 
-from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.base import AddressResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
 
 
-class EnvironmentResolver(ClusterResolver):
+class EnvironmentResolver(AddressResolver):
     """A resolver that reads environment variables."""
 
     _environ: MutableMapping[str, str] = os.environ
@@ -48,15 +48,6 @@ class WorkersResolver(EnvironmentResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Returns the workers, as the job `worker`."""
         return ClusterSpec({"worker": self.addresses()})
-
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Returns the address of a task, by default this process' task."""
-        return self.address_of(task_type, task_id, rpc_layer)
 
     def own_task(self) -> tuple[str | None, int | None]:
         """Returns `"worker"` and this worker's position."""

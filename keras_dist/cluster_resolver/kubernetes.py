@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.cluster_resolver.base import ClusterResolver
+from keras_dist.cluster_resolver.base import AddressResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
 
@@ -28,7 +28,7 @@ class KubernetesExecutableLocation(enum.Enum):
     OFF_CLUSTER = 1
 
 
-class KubernetesClusterResolver(ClusterResolver):
+class KubernetesClusterResolver(AddressResolver):
     """A resolver for the running pods that labels select, sorted by name.
 
     A task's address is its host's IP address with `tf_server_port`, so a host
@@ -112,15 +112,6 @@ class KubernetesClusterResolver(ClusterResolver):
             f"The pod POD_NAME={own!r} is none of those that are selected. "
             f"Received: job_to_label_mapping={self._selectors}."
         )
-
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Returns a task's address; empty if this process' task is unknown."""
-        return self.address_of(task_type, task_id, rpc_layer)
 
     def _pods(self) -> dict[str, list[Any]]:
         return {

@@ -266,15 +266,6 @@ class SlurmClusterResolver(EnvironmentResolver):
             index -= number
         return None, None
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Returns the address of a task, by default this process' task."""
-        return self.address_of(task_type, task_id, rpc_layer)
-
     def num_accelerators(
         self,
         task_type: str | None = None,

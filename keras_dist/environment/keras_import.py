@@ -67,7 +67,7 @@ def _explain(error: Exception) -> NoReturn:
             or is not installed.
         Exception: The error itself, if it is about something else.
     """
-    # Needed by nobody who can import Keras.
+    # Imported late: only a failed import needs it.
     from keras_dist.environment import packages
 
     known = packages.backends()

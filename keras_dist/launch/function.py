@@ -14,8 +14,8 @@ from typing import NoReturn
 from keras_dist.environment import packages
 
 if TYPE_CHECKING:
-    from keras_dist.launch.launcher.call import Outcome
-    from keras_dist.launch.launcher.failures import Failure
+    from keras_dist.launch.call import Outcome
+    from keras_dist.launch.failures import Failure
 
 
 def launch(
@@ -72,12 +72,12 @@ def launch(
     ['worker 0', 'worker 1']
     """
     _check(fn, workers, devices, start_method)
-    from keras_dist.launch.launcher import call
-    from keras_dist.launch.launcher.addresses import AddressLayout
-    from keras_dist.launch.launcher.environment import with_threads
-    from keras_dist.launch.launcher.job import Job
-    from keras_dist.launch.launcher.job import python
-    from keras_dist.launch.launcher.output import Screen
+    from keras_dist.launch import call
+    from keras_dist.launch.addresses import AddressLayout
+    from keras_dist.launch.environment import with_threads
+    from keras_dist.launch.job import Job
+    from keras_dist.launch.job import python
+    from keras_dist.launch.output import Screen
 
     environment, _ = with_threads(os.environ, workers)
     environment["KERAS_BACKEND"] = _backend(backend)

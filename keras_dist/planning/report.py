@@ -1,24 +1,113 @@
-"""The output of `keras-dist plan`."""
+"""The options of `keras-dist plan`, checked, and its output."""
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keras_dist.planning.choice import Choice
-from keras_dist.planning.load import Load
-from keras_dist.planning.placement import Placement
-from keras_dist.planning.placement import memory
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import memory_table
-from keras_dist.planning.tables import table
-from keras_dist.planning.tables import transfer_sheet
-from keras_dist.planning.text import bytes_text
-from keras_dist.planning.traffic import Transfer
-from keras_dist.planning.traffic import transfers
+from keras_dist.planning import tables
+from keras_dist.planning.estimates import Load
+from keras_dist.planning.estimates import Placement
+from keras_dist.planning.estimates import Transfer
+from keras_dist.planning.estimates import memory
+from keras_dist.planning.estimates import transfers
+
+SHARDED = "optimizer sharded"
+
+# Optimizers that can't update a part of a variable without the rest of it.
+_NEED_WHOLE_VARIABLES = ("adafactor", "lamb", "muon")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy, and the number of its devices.
+
+    `devices` compute on each worker, by default 1 with `one-device` and else 8;
+    `workers` are by default 2 with `multi-worker`, else 1. `parameter_devices`
+    keep the variables of `central`. With `is_sharded`, replicas share the
+    optimizer's state.
+    """
+
+    strategy: str = "mirrored"
+    devices: int | None = None
+    workers: int | None = None
+    parameter_devices: int = 1
+    is_sharded: bool = False
+
+    def check(self, optimizer: str | None) -> None:
+        """Refuses combinations of options that no strategy supports.
+
+        Raises:
+            ValueError: If two options don't go together.
+        """
+        if self.strategy == "one-device" and (self.devices or 1) > 1:
+            raise ValueError(
+                f"--devices {self.devices}: one-device computes on one. Leave "
+                "it out, or choose another --strategy."
+            )
+        if self.strategy != "multi-worker" and (self.workers or 1) > 1:
+            raise ValueError(
+                f"--workers {self.workers}: {self.strategy} has one worker. "
+                "Choose --strategy multi-worker."
+            )
+        if self.strategy != "central" and self.parameter_devices > 1:
+            raise ValueError(
+                f"--parameter-devices {self.parameter_devices}: with "
+                f"{self.strategy}, each device has all variables. Choose "
+                "--strategy central."
+            )
+        if not self.is_sharded:
+            return
+        if self.strategy in ("one-device", "central"):
+            raise ValueError(
+                "--optimizer-state sharded: each replica of mirrored and "
+                f"multi-worker keeps a part. Received: --strategy "
+                f"{self.strategy}, which has one copy."
+            )
+        if (optimizer or "").lower() in _NEED_WHOLE_VARIABLES:
+            raise ValueError(
+                "--optimizer-state sharded: the update of "
+                f"{optimizer} takes whole variables, not parts. Choose "
+                "another optimizer, or --optimizer-state mirrored."
+            )
+
+    @property
+    def placement(self) -> Placement:
+        """The `Placement` of the chosen strategy."""
+        return self.placements[self.title]
+
+    @property
+    def title(self) -> str:
+        """The key of the chosen strategy in `placements`."""
+        if self.strategy in ("one-device", "central"):
+            return self.strategy.replace("-", " ")
+        return SHARDED if self.is_sharded else "mirrored"
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices that compute on each worker."""
+        return self.devices or (1 if self.strategy == "one-device" else 8)
+
+    @property
+    def placements(self) -> dict[str, Placement]:
+        """All placements on as many devices, by name."""
+        workers = self.workers or (2 if self.strategy == "multi-worker" else 1)
+        devices = tuple(f"device {i}" for i in range(self.num_devices))
+        keepers: tuple[str, ...] = ("parameter device",)
+        if self.parameter_devices > 1:
+            count = self.parameter_devices
+            keepers = tuple(f"parameter device {i}" for i in range(count))
+        known = {
+            "one device": Placement(devices[:1]),
+            "mirrored": Placement(devices, (), workers),
+            SHARDED: Placement(devices, (), workers, is_sharded=True),
+        }
+        if workers == 1:
+            known["central"] = Placement(devices, keepers)
+        return known
 
 
 def show(
@@ -40,10 +129,10 @@ def show(
     title = "Memory of each device"
     if placement.num_workers > 1:
         title += " of each worker"
-    console.print(memory_table(title, of_devices))
+    console.print(tables.memory_table(title, of_devices))
     console.print()
     if sent:
-        console.print(transfer_sheet(sent).rich())
+        console.print(tables.transfer_sheet(sent))
     else:
         console.print("A step sends nothing to other devices.")
     console.print()
@@ -67,26 +156,26 @@ def _where(title: str, placement: Placement) -> str:
 
 
 def _beside(load: Load, choice: Choice, activations: int) -> Table:
-    made = table(
+    made = tables.table(
         "Side by side: what a device that computes has",
-        ("", WORD),
-        ("Kept", NUMBER),
-        ("In a step", NUMBER),
-        ("Parameter device", NUMBER),
-        ("Sent, in total", NUMBER),
+        ("", tables.WORD),
+        ("Kept", tables.NUMBER),
+        ("In a step", tables.NUMBER),
+        ("Parameter device", tables.NUMBER),
+        ("Sent, in total", tables.NUMBER),
     )
     for name, placement in choice.placements.items():
         of_devices = memory(load, placement, activations)
         computing = of_devices[placement.devices[0]]
         keeping = ""
         if placement.keepers:
-            keeping = bytes_text(of_devices[placement.keepers[0]].most)
+            keeping = tables.bytes_text(of_devices[placement.keepers[0]].most)
         made.add_row(
             Text(name, style="bold" if name == choice.title else ""),
-            bytes_text(computing.kept),
-            bytes_text(computing.most),
+            tables.bytes_text(computing.kept),
+            tables.bytes_text(computing.most),
             keeping,
-            bytes_text(total_of(transfers(load, placement))),
+            tables.bytes_text(total_of(transfers(load, placement))),
         )
     return made
 

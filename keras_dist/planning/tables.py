@@ -1,7 +1,13 @@
-"""Tables, for a terminal and for a notebook."""
+"""Readable numbers and names, and tables for terminals and notebooks."""
 
+import io
+import re
+import shutil
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Hashable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from html import escape
@@ -9,13 +15,84 @@ from typing import Any
 from typing import TypeVar
 
 from rich import box
+from rich.console import Console
+from rich.console import ConsoleOptions
+from rich.progress import BarColumn
+from rich.progress import Progress
+from rich.progress import ProgressColumn
+from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from keras_dist.planning.placement import Memory
-from keras_dist.planning.text import bytes_text
-from keras_dist.planning.text import names_text
-from keras_dist.planning.traffic import Transfer
+from keras_dist.planning.estimates import Memory
+from keras_dist.planning.estimates import Transfer
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([a-z]?)", re.IGNORECASE)
+_MOST = 1e18
+_NAME = re.compile(r"(.*\D)(\d+)")
+
+
+def bytes_text(num_bytes: int) -> str:
+    """Returns bytes with about three digits, in powers of 1,000.
+
+    Example:
+
+    >>> bytes_text(14_000_000_000)
+    '14.0 GB'
+    """
+    number, unit = float(num_bytes), 0
+    while number >= 999.95 and unit < len(_UNITS) - 1:
+        number, unit = number / 1e3, unit + 1
+    return f"{number:.1f} {_UNITS[unit]}" if unit else f"{num_bytes} B"
+
+
+def read_number(text: str) -> int:
+    """Reads a count as people write it: `7e9`, `7B`, `350M`, `20_000`.
+
+    Raises:
+        ValueError: If the text is no number from 1 to 1e18.
+    """
+    match = _NUMBER.fullmatch(text.strip().replace("_", "").replace(",", ""))
+    suffix = match[2].lower() if match else ""
+    number = 0.0
+    if match and suffix in _SUFFIXES:
+        number = float(match[1]) * _SUFFIXES[suffix]
+    if not 1 <= number <= _MOST:
+        raise ValueError(
+            f"A number from 1 to 1e18 could not be read. Received: {text!r}. "
+            "Expected: digits, such as 350000, 7e9, or with k, M, B or T, "
+            "such as 7B."
+        )
+    return round(number)
+
+
+def names_text(names: Iterable[str]) -> str:
+    """Joins names; numbers that follow each other become a range: `cpu:0-3`.
+
+    Example:
+
+    >>> names_text(["cpu:0", "cpu:1", "cpu:2", "gpu:0"])
+    'cpu:0-2 gpu:0'
+    """
+    runs: list[tuple[str, int, int]] = []
+    parts: list[str] = []
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            parts.append(name)
+            runs.append((name, -1, -1))
+            continue
+        stem, number = match[1], int(match[2])
+        if runs and runs[-1][0] == stem and runs[-1][2] == number - 1:
+            runs[-1] = (stem, runs[-1][1], number)
+            parts[-1] = f"{stem}{runs[-1][1]}-{number}"
+        else:
+            runs.append((stem, number, number))
+            parts.append(name)
+    return " ".join(parts)
+
 
 T = TypeVar("T", bound=Hashable)
 
@@ -65,6 +142,20 @@ def pairs_table(pairs: Mapping[str, Any]) -> Table:
     return made
 
 
+def progress_bar(
+    console: Console, *columns: ProgressColumn, transient: bool = True
+) -> Progress:
+    """Returns a bar of rich with a description; on a terminal it is shown."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        *columns,
+        console=console,
+        transient=transient,
+        disable=not console.is_terminal,
+    )
+
+
 def html_table(
     title: str, columns: Iterable[str], rows: Iterable[Sequence[Any]]
 ) -> str:
@@ -102,8 +193,7 @@ class Sheet:
         self._columns = columns
         self._rows = list(rows)
 
-    def rich(self) -> Table:
-        """Returns the table for a terminal."""
+    def __rich__(self) -> Table:
         made = table(self._title, *self._columns)
         for row in self._rows:
             made.add_row(*row)
@@ -113,6 +203,38 @@ class Sheet:
         """Returns the table for a notebook."""
         heads = (head for head, _ in self._columns)
         return html_table(self._title, heads, self._rows)
+
+
+class Shown(ABC):
+    """A result that `print`, rich and notebooks show: tables, then text."""
+
+    @abstractmethod
+    def _sheets(self) -> Iterable[Sheet]:
+        """Returns the tables."""
+
+    @abstractmethod
+    def _lines(self) -> Iterable[str]:
+        """Returns the lines of text below the tables."""
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Sheet | Text]:
+        for sheet in self._sheets():
+            yield sheet
+            yield Text()
+        for line in self._lines():
+            yield Text(line)
+
+    def __str__(self) -> str:
+        width = shutil.get_terminal_size().columns
+        file = io.StringIO()
+        Console(file=file, width=width, highlight=False).print(self)
+        return file.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        tables = "".join(sheet.html() for sheet in self._sheets())
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self._lines())
+        return f"<div>{tables}{lines}</div>"
 
 
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 from typing import final
@@ -21,12 +20,10 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.fit.binding import binding_of
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
 from keras_dist.tools.preemption_checkpoint import checkpoint_of
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
 
@@ -273,7 +270,7 @@ def _check_resolver(resolver: Any) -> None:
         )
 
 
-def _workers_of(checkpoint: Any, resolver: Any) -> "Workers | None":
+def _workers_of(checkpoint: Any, resolver: Any) -> Workers | None:
     """Returns the workers of the model, else of the scope or the resolver."""
     binding = None
     if isinstance(checkpoint, keras.Model):

@@ -5,7 +5,6 @@ import json
 import os
 from abc import ABC
 from abc import abstractmethod
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import final
 
@@ -17,9 +16,7 @@ from keras_dist.fit.workers.state_file import restore_state
 from keras_dist.fit.workers.state_file import write_state
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.plugin.randomness import chiefs_text
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 _NAME = "preemption"
 _RUN_CALLS = "run_calls"
@@ -28,7 +25,7 @@ _RUN_CALLS = "run_calls"
 class PreemptionCheckpoint(ABC):
     """A checkpoint on disk, with the number of calls of `run` before it."""
 
-    def __init__(self, folder: str, workers: "Workers | None") -> None:
+    def __init__(self, folder: str, workers: Workers | None) -> None:
         self.folder = os.fspath(folder)
         self.workers = workers
 
@@ -72,7 +69,7 @@ class CheckpointOfModel(PreemptionCheckpoint):
     """The checkpoint of a `keras.Model`: one file, read by the chief alone."""
 
     def __init__(
-        self, model: keras.Model, folder: str, workers: "Workers | None"
+        self, model: keras.Model, folder: str, workers: Workers | None
     ) -> None:
         super().__init__(folder, workers)
         if not model.built:
@@ -106,7 +103,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
     """
 
     def __init__(
-        self, thing: Any, folder: str, workers: "Workers | None"
+        self, thing: Any, folder: str, workers: Workers | None
     ) -> None:
         super().__init__(folder, workers)
         self._thing = thing
@@ -168,7 +165,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
 
 
 def checkpoint_of(
-    thing: Any, folder: str | None, workers: "Workers | None"
+    thing: Any, folder: str | None, workers: Workers | None
 ) -> PreemptionCheckpoint:
     """Returns the checkpoint for a model, a manager or another object.
 

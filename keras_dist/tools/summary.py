@@ -1,9 +1,213 @@
 """`keras_dist.summary`: the memory of devices, and the traffic of a step."""
 
+import re
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import keras
+from rich.cells import cell_len
+from rich.console import Console
+from rich.console import ConsoleOptions
+from rich.measure import Measurement
+from rich.text import Text
 
 from keras_dist.fit.binding import binding_of
-from keras_dist.tools.summaries.data import Summary
+from keras_dist.planning import tables
+from keras_dist.planning.estimates import Transfer
+from keras_dist.planning.estimates import transfers
+from keras_dist.tools.counting import GROUPS
+from keras_dist.tools.counting import VariableRow
+from keras_dist.tools.counting import check_built
+from keras_dist.tools.counting import kept_of
+from keras_dist.tools.counting import load_of
+from keras_dist.tools.counting import placement_of
+from keras_dist.tools.counting import rows_of
+
+
+@dataclass(frozen=True)
+class DeviceTotal:
+    """The bytes that one device keeps between steps.
+
+    Args:
+        device: String, the device's name.
+        of_groups: Tuple of integers, bytes of each of `GROUPS`.
+    """
+
+    device: str
+    of_groups: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all groups."""
+        return sum(self.of_groups)
+
+
+@dataclass(frozen=True, repr=False)
+class Summary(tables.Shown):
+    """The result of `keras_dist.summary`; `print` shows it.
+
+    Args:
+        model: String, the model's name.
+        strategy: String, the strategy's description; empty without one.
+        rows: Tuple of `VariableRow`s, in the order of `GROUPS`.
+        device_names: Tuple of strings, the devices of this worker.
+        transfers: Tuple of `Transfer`s, the least that a step of `fit` sends.
+        notes: Tuple of strings, sentences below the tables.
+        max_rows: Integer, number of variables to show, or `None` for all.
+    """
+
+    model: str
+    strategy: str
+    rows: tuple[VariableRow, ...]
+    device_names: tuple[str, ...]
+    transfers: tuple[Transfer, ...]
+    notes: tuple[str, ...]
+    max_rows: int | None = None
+
+    @property
+    def devices(self) -> tuple[DeviceTotal, ...]:
+        """The `DeviceTotal` of each device of this worker."""
+        return tuple(
+            DeviceTotal(
+                name,
+                tuple(
+                    sum(
+                        num_bytes
+                        for row in self.rows
+                        if row.group == group
+                        for device, num_bytes in row.kept
+                        if device == name
+                    )
+                    for group in GROUPS
+                ),
+            )
+            for name in self.device_names
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that all devices of all workers send in a step."""
+        return sum(transfer.total for transfer in self.transfers)
+
+    def shown_rows(
+        self,
+    ) -> Iterable[tuple[str, tuple[VariableRow, ...], tuple[VariableRow, ...]]]:
+        """Yields each group's name, the rows to show, and those left out.
+
+        If there are more than `max_rows` rows, each group gets an equal share,
+        and larger groups get the rows that smaller ones don't need.
+        """
+        groups = [
+            (group, tuple(row for row in self.rows if row.group == group))
+            for group in GROUPS
+        ]
+        groups = [(group, rows) for group, rows in groups if rows]
+        left = len(self.rows) if self.max_rows is None else self.max_rows
+        shares = {}
+        by_size = sorted(groups, key=lambda each: len(each[1]))
+        for index, (group, rows) in enumerate(by_size):
+            shares[group] = min(len(rows), left // (len(by_size) - index))
+            left -= shares[group]
+        for group, rows in groups:
+            yield group, rows[: shares[group]], rows[shares[group] :]
+
+    def show(self) -> None:
+        """Prints the tables to the terminal, in colour if it has colours."""
+        Console(highlight=False).print(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Summary of '{self.model}': {len(self.rows)} variables on "
+            f"{', '.join(self.device_names)}>"
+        )
+
+    def _sheets(self) -> Iterator[tables.Sheet]:
+        of = f", {self.strategy}" if self.strategy else ""
+        columns: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("Variable", tables.WORDS),
+            ("Shape", tables.WORDS),
+            ("Dtype", tables.WORD),
+            ("Kind", tables.WORD),
+            ("Devices", tables.WORDS),
+            ("Bytes", tables.NUMBER),
+        )
+        title = f"Variables of '{self.model}'{of}"
+        yield tables.Sheet(title, columns, _variables(self))
+        groups = ((group.capitalize(), tables.NUMBER) for group in GROUPS)
+        columns = (("Device", tables.WORDS), *groups, ("Total", tables.NUMBER))
+        yield tables.Sheet("Each device keeps", columns, _devices(self))
+        if self.transfers:
+            yield tables.transfer_sheet(self.transfers)
+
+    def _lines(self) -> tuple[str, ...]:
+        return self.notes
+
+
+def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
+    blank = ("", "", "", "")
+    for group, shown, hidden in summary.shown_rows():
+        total = Text(_sum((*shown, *hidden)), style="bold")
+        yield (Text(group, style="bold"), *blank, total)
+        for row in shown:
+            yield (
+                _Path(row.path),
+                str(row.shape),
+                row.dtype,
+                row.kind,
+                tables.names_text(row.devices),
+                tables.bytes_text(row.num_bytes),
+            )
+        if hidden:
+            text = _hidden_text(len(shown), len(hidden))
+            yield (Text(f"  {text}", style="italic"), *blank, _sum(hidden))
+
+
+def _hidden_text(num_shown: int, num_hidden: int) -> str:
+    """Returns the text in place of a group's rows that are left out."""
+    if num_shown:
+        return f"and {num_hidden} more"
+    return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"
+
+
+class _Path:
+    """A path that wraps after `/` and `_`, and inside of words if needed."""
+
+    def __init__(self, path: str) -> None:
+        self.plain = path
+        self._parts = re.findall(r"[^/_]*[/_]|[^/_]+", path)
+
+    def __rich_measure__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Measurement:
+        widths = [cell_len(part) for part in self._parts]
+        return Measurement(4 + max(widths, default=0), 2 + sum(widths))
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Text]:
+        line = "  "
+        for part in self._parts:
+            if line.strip() and cell_len(line + part) > options.max_width:
+                yield Text(line, overflow="fold")
+                line = "    "
+            line += part
+        yield Text(line, overflow="fold")
+
+
+def _sum(rows: Sequence[VariableRow]) -> str:
+    return tables.bytes_text(sum(row.num_bytes for row in rows))
+
+
+def _devices(summary: Summary) -> Iterator[Sequence[str]]:
+    """Yields a row for each set of devices that keep the same."""
+    pairs = ((each.device, each.of_groups) for each in summary.devices)
+    for names, of_groups in tables.alike(pairs):
+        numbers = (*of_groups, sum(of_groups))
+        yield (names, *map(tables.bytes_text, numbers))
+
 
 _PLAIN = "It has no strategy: a step sends nothing to other devices."
 _ONE_REPLICA = "There is one replica: a step sends nothing to other devices."
@@ -26,9 +230,10 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     Yuan, 2009, "Bandwidth optimal all-reduce algorithms for clusters of
     workstations"). With a sharded optimizer state, a reduce-scatter of
     gradients and an all-gather of parameters send as much together
-    (Rajbhandari et al., 2020, "ZeRO"). With central variables, all of the
-    model's variables go to each replica on another device, which sends `T`
-    bytes of gradients back. With `W` workers, each sends `2 (W - 1) / W T`
+    (Rajbhandari et al., 2020, "ZeRO"); JAX on CPU devices sends 1.5 times as
+    much, because XLA sums whole gradients there. With central variables, all
+    of the model's variables go to each replica on another device, which sends
+    `T` bytes of gradients back. With `W` workers, each sends `2 (W - 1) / W T`
     bytes more, after it has added up its own devices' gradients.
 
     Args:
@@ -58,14 +263,6 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     >>> found.bytes_sent
     96
     """
-    # Only who asks for it pays for it.
-    from keras_dist.planning.traffic import transfers
-    from keras_dist.tools.summaries.counting import check_built
-    from keras_dist.tools.summaries.counting import kept_of
-    from keras_dist.tools.summaries.counting import load_of
-    from keras_dist.tools.summaries.counting import placement_of
-    from keras_dist.tools.summaries.counting import rows_of
-
     check_built(model)
     if max_rows is not None and max_rows < 0:
         raise ValueError(

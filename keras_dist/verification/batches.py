@@ -22,12 +22,8 @@ _ROWS = 4
 class Batch:
     """One batch of data.
 
-    Args:
-        data: Tuple `(x, y, sample_weight)`, or another nest of arrays, as a
-            dataset has it.
-        rows: Number of rows.
-        class_weight: Dict from class to weight, or `None`.
-        is_bare: Whether a step gets `data` unchanged.
+    `data` is `(x, y, sample_weight)`, or another nest of arrays, as a dataset
+    has it. With `is_bare`, a step gets it unchanged.
     """
 
     data: Any
@@ -46,27 +42,18 @@ class Batch:
         return {**given, "batch_size": self.rows}
 
     def reordered(self) -> "Batch | None":
-        """Returns a batch with the same rows in reverse order.
-
-        It is `None` if the data can't be indexed by rows.
-        """
-        return self._with_rows(np.arange(self.rows)[::-1])
+        """Returns a batch with the same rows in reverse order."""
+        return self.with_rows(np.arange(self.rows)[::-1])
 
     def twice(self) -> "Batch | None":
-        """Returns a batch with each row twice.
+        """Returns a batch with each row twice."""
+        return self.with_rows(np.tile(np.arange(self.rows), 2))
+
+    def with_rows(self, index: Any) -> "Batch | None":
+        """Returns a batch of the rows at `index`.
 
         It is `None` if the data can't be indexed by rows.
         """
-        return self._with_rows(np.tile(np.arange(self.rows), 2))
-
-    def first(self, rows: int) -> "Batch | None":
-        """Returns a batch of the first rows.
-
-        It is `None` if the data can't be indexed by rows.
-        """
-        return self._with_rows(np.arange(rows))
-
-    def _with_rows(self, index: Any) -> "Batch | None":
         leaves = [x for x in keras.tree.flatten(self.data) if x is not None]
         if not all(_has_rows(leaf, self.rows) for leaf in leaves):
             return None
@@ -159,7 +146,7 @@ def _of_dataset(
     if all(batch.rows % num_replicas == 0 for batch in found):
         # The last batch is cut so that it does not divide; a cut copy is added
         # to an only batch.
-        cut = found[-1].first(max(found[-1].rows - 1, 1))
+        cut = found[-1].with_rows(np.arange(max(found[-1].rows - 1, 1)))
         if cut is not None:
             found = [*found[:-1], cut] if len(found) > 1 else [*found, cut]
     return found

@@ -1,8 +1,6 @@
 """The likely cause of a difference."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 
@@ -16,14 +14,11 @@ from keras_dist.verification.report import Difference
 class Clues:
     """Observations besides the first difference.
 
-    Args:
-        is_random: Whether one device differs from itself.
-        doubles: Whether the first difference's value changes on one device when
-            each row comes twice, which no mean over rows does. `None` if that
-            could not be tried.
-        overrides: Loss classes with a `__call__` of their own.
-        adding: Layers that call `add_loss`.
-        sparse: Layers that may have sparse gradients.
+    With `is_random`, one device differs from itself. With `doubles`, the value
+    of the first difference changes on one device when each row comes twice,
+    which no mean over rows does; it is `None` if that could not be tried.
+    `overrides` are loss classes with a `__call__` of their own, `adding` layers
+    that call `add_loss`, and `sparse` layers that may have sparse gradients.
     """
 
     is_random: bool
@@ -130,30 +125,27 @@ def overrides_of(model: keras.Model) -> tuple[str, ...]:
     """Returns the model's loss classes that override `Loss.__call__`."""
     given = compile_arguments(model) or {}
     things = [*keras.tree.flatten(given.get("loss")), *vars(model).values()]
-    return _names(
+    names = [
         type(thing).__name__
         for thing in things
         if isinstance(thing, keras.losses.Loss)
         and not is_of_keras(type(thing))
         and _overrides_call(type(thing))
-    )
+    ]
+    return tuple(dict.fromkeys(names))
 
 
 def sparse_of(model: keras.Model) -> tuple[str, ...]:
     """Returns the names of layers whose gradients may be rows of a table."""
-    return _names(
+    names = [
         layer.name
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.Embedding)
         or getattr(getattr(layer, "input", None), "sparse", False)
-    )
+    ]
+    return tuple(dict.fromkeys(names))
 
 
 def _overrides_call(cls: type) -> bool:
     own = [base for base in cls.__mro__ if not is_of_keras(base)]
     return any("__call__" in vars(base) for base in own)
-
-
-def _names(found: Any) -> tuple[str, ...]:
-    names: Sequence[str] = list(found)
-    return tuple(dict.fromkeys(names))

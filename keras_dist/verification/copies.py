@@ -41,17 +41,22 @@ def kinds_of(model: keras.Model) -> Kinds:
     kinds: Kinds = {}
     for optimizer in optimizers_of(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
-    metrics = {
-        id(v)
-        for metric in keras_internals.all_metrics(model)
-        for v in metric.variables
-    }
+    metrics = ids_of_metrics(model)
     for variable in model.variables:
         if id(variable) in metrics or keras_internals.is_seed(variable):
             continue
         trained = variable.trainable
         kinds[id(variable)] = "weight" if trained else "state"
     return kinds
+
+
+def ids_of_metrics(model: keras.Model) -> set[int]:
+    """Returns the ids of the variables of a model's metrics."""
+    return {
+        id(variable)
+        for metric in keras_internals.all_metrics(model)
+        for variable in metric.variables
+    }
 
 
 def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
@@ -196,8 +201,8 @@ def _another(thing: Any) -> Any:
 def _classes_of(model: keras.Model) -> dict[str, Any]:
     """Returns the user's classes and functions, by their names in configs.
 
-    A name that is registered, or that has no other owner, comes first. Names
-    that several have are found out afterwards, by `_check_classes`.
+    Registered names take precedence. `_check_classes` refuses a copy in which a
+    name that several share was resolved to the wrong one.
     """
     found: dict[str, Any] = {}
     registered: dict[str, Any] = {}

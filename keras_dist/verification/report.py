@@ -1,26 +1,18 @@
 """The report that `strategy.verify` returns."""
 
-import io
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from dataclasses import dataclass
 from dataclasses import replace
-from html import escape
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from keras_dist.errors import NumbersDifferError
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import Sheet
+from keras_dist.planning import tables
 
 PAGE = "tutorials/errors.md"
 SECTION = "The numbers differ"
+_MOST_LAYERS = 5
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class Cause:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(tables.Shown):
     """The result of `strategy.verify`; `print` shows it.
 
     Args:
@@ -195,48 +187,33 @@ class Report:
             tuple(found["notes"]),
         )
 
-    def __str__(self) -> str:
-        width = shutil.get_terminal_size().columns
-        file = io.StringIO()
-        show(Console(file=file, width=width, highlight=False), self)
-        return file.getvalue().rstrip()
-
     def __repr__(self) -> str:
         found = "same" if self.first is None else f"differs: {self.first}"
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
-    def _repr_html_(self) -> str:
-        return html(self)
+    def _sheets(self) -> tuple[tables.Sheet]:
+        columns = (
+            ("Phase", tables.WORD),
+            ("What", tables.WORDS),
+            ("Compared", tables.NUMBER),
+            ("Largest", tables.NUMBER),
+            ("Of", tables.WORDS),
+            ("Found", tables.WORD),
+        )
+        title = f"'{self.model}' on {self.strategy}, and on one device"
+        return (tables.Sheet(title, columns, _rows(self)),)
 
-
-_MOST_LAYERS = 5
-
-
-def show(console: Console, report: Report) -> None:
-    """Prints a table of all comparisons, the verdict and the notes."""
-    console.print(_sheet(report).rich())
-    console.print()
-    for line in _lines(report):
-        console.print(Text(line))
-
-
-def html(report: Report) -> str:
-    """Returns the table, the verdict and the notes as HTML."""
-    lines = "".join(f"<p>{escape(line)}</p>" for line in _lines(report))
-    return f"<div>{_sheet(report).html()}{lines}</div>"
-
-
-def _sheet(report: Report) -> Sheet:
-    columns = (
-        ("Phase", WORD),
-        ("What", WORDS),
-        ("Compared", NUMBER),
-        ("Largest", NUMBER),
-        ("Of", WORDS),
-        ("Found", WORD),
-    )
-    title = f"'{report.model}' on {report.strategy}, and on one device"
-    return Sheet(title, columns, _rows(report))
+    def _lines(self) -> Iterator[str]:
+        sizes = ", ".join(map(str, self.batches))
+        yield f"Batches of {sizes} rows."
+        yield from self.notes
+        yield self.verdict
+        if self.by_layer:
+            yield "Gradients that differ most, relative to the largest entry:"
+            for path, relative in self.by_layer[:_MOST_LAYERS]:
+                yield f"  {path}: {relative:.1e}"
+        if not self.same:
+            yield f"See '{self.section}' in {PAGE}."
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:
@@ -254,16 +231,3 @@ def _rows(report: Report) -> Iterator[tuple[str, ...]]:
             worst.name,
             "differs" if different else "same",
         )
-
-
-def _lines(report: Report) -> Iterator[str]:
-    sizes = ", ".join(map(str, report.batches))
-    yield f"Batches of {sizes} rows."
-    yield from report.notes
-    yield report.verdict
-    if report.by_layer:
-        yield "Gradients that differ most, relative to the largest entry:"
-        for path, relative in report.by_layer[:_MOST_LAYERS]:
-            yield f"  {path}: {relative:.1e}"
-    if not report.same:
-        yield f"See '{report.section}' in {PAGE}."

@@ -1,8 +1,9 @@
-"""Runs of one copy of a model, and their results.
+"""Two copies of a model, their runs, and the results of these.
 
 To see gradients, an optimizer that keeps them takes the place of its own.
 """
 
+import contextlib
 from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +13,19 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.copies import Kinds
+from keras_dist.verification.copies import check_copy
+from keras_dist.verification.copies import ids_of_metrics
 from keras_dist.verification.copies import kinds_of
+from keras_dist.verification.copies import maker_of
 from keras_dist.verification.copies import optimizers_of
 from keras_dist.verification.copies import set_values
 from keras_dist.verification.copies import values_of
@@ -32,12 +41,9 @@ Key = tuple[str, str]
 class RecordedStep:
     """The results of one step.
 
-    Args:
-        phase: As in `Difference`.
-        index: Number of the batch.
-        rows: Rows of the batch.
-        found: Arrays by kind and name, in the order in which they are computed.
-        before: Values of variables before training, by kind and name.
+    `phase` is that of `Difference`, `index` the number of the batch. `found`
+    has arrays by kind and name, in the order in which they are computed;
+    `before` has variables' values before training.
     """
 
     phase: str
@@ -275,3 +281,92 @@ def _of_logs(logs: dict[str, Any]) -> dict[Key, Any]:
         **{("loss", name): np.asarray(logs[name]) for name in losses},
         **{("metric", name): np.asarray(logs[name]) for name in metrics},
     }
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two copies that start alike.
+
+    `own` is plain Keras on one device, `other` is under the strategy.
+    """
+
+    own: Copy
+    other: Copy
+    num_replicas: int
+
+
+def pair_of(strategy: StrategyBase, model: Any, batch: Batch) -> Pair:
+    """Makes both copies, with the state of the user's model.
+
+    `model` is a compiled `keras.Model`, or a function that makes one. Layers
+    that wait for a batch are built with `batch`.
+
+    Raises:
+        UnsupportedModelError: If the model can't be made a second time.
+    """
+    make, backend = maker_of(model), get_backend()
+    copies = []
+    state = random_state(backend)
+    for scope in (contextlib.nullcontext, strategy.scope):
+        # Both copies get the same names and the same random numbers.
+        keras_internals.set_name_counts({})
+        set_random_state(backend, state)
+        copy = Copy(make, scope, backend)
+        copy.build(batch)
+        if isinstance(model, keras.Model) and model.built:
+            check_copy(copy.model, model)
+        copies.append(copy)
+    own, other = copies
+    given = variables_of(own.model)
+    _check_same(given, variables_of(other.model))
+    values, names = values_of(given), [v.path for v in given]
+    if isinstance(model, keras.Model) and model.built:
+        users = _of_user(own.model, model)
+        chosen = [users.get(id(v)) for v in given]
+        names = [
+            name if variable is None else variable.path
+            for name, variable in zip(names, chosen, strict=True)
+        ]
+        values = [
+            value if variable is None else values_of([variable])[0]
+            for value, variable in zip(values, chosen, strict=True)
+        ]
+    state = random_state(backend)
+    for copy in copies:
+        copy.begin(values, names, state)
+    return Pair(own, other, strategy.num_replicas_in_sync)
+
+
+def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
+    """Maps the id of each variable of the copy to the user's variable."""
+    pairs = [(_of_layers(copy), _of_layers(model))]
+    optimizers = optimizers_of(model)
+    for name, optimizer in optimizers_of(copy).items():
+        if name in optimizers and optimizers[name].built:
+            pairs.append((optimizer.variables, optimizers[name].variables))
+    return {
+        id(variable): other
+        for variables, others in pairs
+        if len(variables) == len(others)
+        for variable, other in zip(variables, others, strict=True)
+        if tuple(variable.shape) == tuple(other.shape)
+    }
+
+
+def _of_layers(model: keras.Model) -> list[keras.Variable]:
+    """Returns weights and states of seed generators, but not of metrics."""
+    metrics = ids_of_metrics(model)
+    return [v for v in model.variables if id(v) not in metrics]
+
+
+def _check_same(own: list[Any], other: list[Any]) -> None:
+    """Refuses copies whose variables have different shapes."""
+    shapes = [
+        [f"{v.path}{tuple(v.shape)}" for v in each] for each in (own, other)
+    ]
+    if [tuple(v.shape) for v in own] != [tuple(v.shape) for v in other]:
+        raise UnsupportedModelError(
+            "`verify` made two copies of the model, and they differ. "
+            f"Received: {shapes[0]} and, under the strategy, {shapes[1]}. "
+            "Expected: the same variables each time that it is made."
+        )

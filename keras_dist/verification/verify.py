@@ -1,9 +1,11 @@
-"""`verify`, which runs both copies of a model and reports the differences."""
+"""`verify`: runs both copies of a model and reports the differences."""
 
 import contextlib
+import functools
 import json
+import warnings
+from collections.abc import Callable
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -13,23 +15,34 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.fit import hooks
 from keras_dist.fit.alone import alone_on_purpose
+from keras_dist.fit.draws import equal_draws
 from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
+from keras_dist.plugin.workers import Workers
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
-from keras_dist.verification.pair import pair_of
+from keras_dist.verification.causes import Clues
+from keras_dist.verification.causes import cause_of
+from keras_dist.verification.causes import overrides_of
+from keras_dist.verification.causes import sparse_of
+from keras_dist.verification.compare import Tolerance
+from keras_dist.verification.compare import change
+from keras_dist.verification.compare import compare
+from keras_dist.verification.compare import depends_on_order
+from keras_dist.verification.report import Cause
+from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
-from keras_dist.verification.trial import Trial
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.verification.runs import Pair
+from keras_dist.verification.runs import RecordedStep
+from keras_dist.verification.runs import pair_of
 
 
 def verify(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     model: Any,
     x: Any,
     y: Any,
@@ -68,7 +81,7 @@ def verify(
     return _agreed(report, strategy.executor.workers)
 
 
-def _run(strategy: "StrategyBase", model: Any, batches: list[Batch]) -> Report:
+def _run(strategy: StrategyBase, model: Any, batches: list[Batch]) -> Report:
     pair = pair_of(strategy, model, batches[0])
     trial = Trial(pair, batches)
     found = trial.run()
@@ -85,7 +98,7 @@ def _run(strategy: "StrategyBase", model: Any, batches: list[Batch]) -> Report:
     )
 
 
-def _agreed(report: Report, workers: "Workers | None") -> Report:
+def _agreed(report: Report, workers: Workers | None) -> Report:
     """Returns the same report on every worker.
 
     It is that of the first worker whose numbers differ, or else worker 0's.
@@ -119,3 +132,224 @@ def _everything_put_back() -> Iterator[None]:
     finally:
         set_random_state(backend, state)
         keras_internals.set_name_counts(names)
+
+
+_PLAIN_FAILED = (
+    "`{name}` was not compared: on one device it raised {error}: {message}."
+)
+
+
+class TrialFindings:
+    """The comparisons, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._all: list[Difference] = []
+
+    def add(self, differences: list[Difference]) -> None:
+        """Adds the comparisons of a step."""
+        self._all += differences
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference that is larger than rounding, or `None`."""
+        return next((each for each in self._all if each.differs), None)
+
+    def compared(self) -> tuple[Difference, ...]:
+        """Returns one comparison of each value in each phase.
+
+        It is the first one that differs, or else one of NaN, or else the one
+        with the largest difference.
+        """
+        most: dict[Any, Difference] = {}
+        for each in self._all:
+            key = (each.phase, each.kind, each.name)
+            if key not in most or _weight(each) > _weight(most[key]):
+                most[key] = each
+        return tuple(most.values())
+
+    def by_layer(self) -> tuple[tuple[str, float], ...]:
+        """Returns gradients that differ in the first such step, sorted by size.
+
+        The largest relative difference is first.
+        """
+        wrong = [d for d in self._all if d.kind == "gradient" and d.differs]
+        found = [
+            (each.name, each.relative)
+            for each in wrong
+            if each.step == wrong[0].step
+        ]
+        return tuple(sorted(found, key=lambda pair: -pair[1]))
+
+
+def _weight(each: Difference) -> tuple[bool, bool, float]:
+    """Returns a sort key: the largest one is kept, the first of equal ones."""
+    if each.differs:
+        return True, False, 0.0
+    return False, bool(np.isnan(each.strategy)), each.relative
+
+
+class Trial:
+    """The steps of both copies, one phase after another.
+
+    `notes` has sentences on what else the user should know.
+    """
+
+    def __init__(self, pair: Pair, batches: list[Batch]) -> None:
+        self._pair = pair
+        self._batches = batches
+        self._tolerance = Tolerance.of(pair.own.model)
+        self._found = TrialFindings()
+        self._adding: list[str] = []
+        self._is_random = False
+        self._doubles: bool | None = None
+        self.notes: list[str] = []
+
+    def run(self) -> TrialFindings:
+        """Runs all phases, and returns the differences."""
+        parts = self._pair.num_replicas
+        rows = [batch.rows for batch in self._batches]
+        if parts > 1 and not any(count % parts for count in rows):
+            self.notes.append(
+                f"Every batch had the same number of rows for each of {parts} "
+                "replicas: uneven batches were not compared."
+            )
+        with (
+            equal_draws() as drawn,
+            _noting_losses(self._adding),
+            warnings.catch_warnings(),
+        ):
+            # The report tells the differences that these warnings predict.
+            warnings.filterwarnings("ignore", ".* couples the rows of a batch")
+            self._without_training("predict")
+            self._without_training("evaluate")
+            keeps_order = self._gradients()
+            self._training(keeps_order)
+            self._double(self._pair.own.evaluate, "evaluate")
+        if drawn:
+            self.notes.append(
+                "Random draws were made the same for each row, in both: "
+                f"{', '.join(sorted(drawn))}."
+            )
+        return self._found
+
+    def cause(self) -> Cause | None:
+        """Returns the likely cause of the first difference, if there is any."""
+        first = self._found.first
+        if first is None:
+            return None
+        model = self._pair.own.model
+        return cause_of(
+            first,
+            Clues(
+                self._is_random,
+                self._doubles,
+                overrides_of(model),
+                tuple(dict.fromkeys(self._adding)),
+                sparse_of(model),
+            ),
+        )
+
+    def _without_training(self, name: str) -> None:
+        # An uneven batch, if there is one.
+        parts = self._pair.num_replicas
+        uneven = [i for i, b in enumerate(self._batches) if b.rows % parts]
+        index = uneven[0] if uneven else min(1, len(self._batches) - 1)
+        batch = self._batches[index]
+        try:
+            own = getattr(self._pair.own, name)(batch, index)
+        except Exception as error:
+            message = " ".join(str(error).split())[:200]
+            kind = type(error).__name__
+            self.notes.append(
+                _PLAIN_FAILED.format(name=name, error=kind, message=message)
+            )
+            return
+        noisy = None
+        if name == "evaluate" and (turned := batch.reordered()) is not None:
+            noisy = self._pair.own.evaluate(turned, index)
+        other = getattr(self._pair.other, name)(batch, index)
+        self._found.add(compare(own, other, noisy, self._tolerance))
+
+    def _gradients(self) -> bool:
+        """Compares first steps; returns false if the order of rows matters."""
+        own, other = self._pair.own, self._pair.other
+        kept, others = own.recorders(), other.recorders()
+        keeps_order = True
+        for index, batch in enumerate(self._batches):
+            step = own.gradients(batch, index, kept)
+            if not index:
+                self._check_repeats(step, own.gradients(batch, index, kept))
+            noisy = None
+            if (turned := batch.reordered()) is not None:
+                noisy = own.gradients(turned, index, kept)
+                if depends_on_order(step, noisy):
+                    keeps_order = False
+            theirs = other.gradients(batch, index, others)
+            self._found.add(compare(step, theirs, noisy, self._tolerance))
+        self._double(lambda b, i: own.gradients(b, i, kept), "gradients")
+        kept.undo()
+        others.undo()
+        if not keeps_order:
+            self.notes.append(
+                "On one device alone, rows in another order give other "
+                "gradients: the model depends on the order of rows."
+            )
+        return keeps_order
+
+    def _training(self, keeps_order: bool) -> None:
+        own = self._pair.own.train(self._batches)
+        noisy: list[RecordedStep | None] = [None] * len(own)
+        turned = [batch.reordered() for batch in self._batches]
+        known = [batch for batch in turned if batch is not None]
+        if keeps_order and len(known) == len(turned):
+            noisy = [*self._pair.own.train(known)]
+        other = self._pair.other.train(self._batches)
+        for step, theirs, noise in zip(own, other, noisy, strict=True):
+            self._found.add(compare(step, theirs, noise, self._tolerance))
+
+    def _check_repeats(self, step: RecordedStep, again: RecordedStep) -> None:
+        again_differs = compare(step, again, None, self._tolerance)
+        if any(each.differs for each in again_differs):
+            self._is_random = True
+            self.notes.append(
+                "On one device alone, the same step twice gives other numbers."
+            )
+
+    def _double(
+        self, run: Callable[[Batch, int], RecordedStep], phase: str
+    ) -> None:
+        """Tries on one device whether doubling all rows changes the value.
+
+        The value is that of the first difference, if it is in this phase.
+        """
+        first = self._found.first
+        if self._doubles is not None or first is None or first.phase != phase:
+            return
+        batch = self._batches[first.step]
+        key = first.kind, first.name
+        if (twice := batch.twice()) is None:
+            return
+        once, doubled = run(batch, first.step), run(twice, first.step)
+        if key not in once.found or key not in doubled.found:
+            return
+        before, after = change(once, key), change(doubled, key)
+        unit = float(np.max(np.abs(before))) or 1.0
+        self._doubles = bool(np.max(np.abs(after - before)) > 1e-2 * unit)
+
+
+@contextlib.contextmanager
+def _noting_losses(names: list[str]) -> Iterator[None]:
+    """Collects the user's layers that call `add_loss` inside of the context."""
+    original = keras.Layer.add_loss
+
+    @functools.wraps(original)
+    def add_loss(self: Any, loss: Any) -> None:
+        if not is_of_keras(type(self)):
+            names.append(f"layer '{self.name}'")
+        original(self, loss)
+
+    keras.Layer.add_loss = add_loss
+    try:
+        yield
+    finally:
+        keras.Layer.add_loss = original

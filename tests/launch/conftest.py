@@ -17,7 +17,7 @@ COMMAND = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import os
-from keras_dist.launch.launcher import group
+from keras_dist.launch import group
 group.SETTLING_TIME = float(
     os.environ.get("TEST_SETTLING_TIME", group.SETTLING_TIME)
 )

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import keras_dist
 from keras_dist.bench import benchmarks
-from keras_dist.bench import counts
 from keras_dist.bench import loops
 from keras_dist.bench import measure
 from keras_dist.bench import portable
@@ -247,7 +246,7 @@ def test_python_calls_of_a_step_are_counted():
         def one(self):
             pass
 
-    assert counts.calls_a_step(Calling(), 20) == 2.0
+    assert measure.calls_a_step(Calling(), 20) == 2.0
 
 
 @pytest.mark.parametrize("loss", [2.5, float("nan")])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.bench.counts import bytes_sent
 from keras_dist.bench.loops import MODELS
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.measure import Measurement
+from keras_dist.bench.measure import bytes_sent
 from keras_dist.bench.measure import pairs_of
 from keras_dist.bench.report import Output
 from keras_dist.bench.workers import WorkersResult

@@ -16,7 +16,7 @@ from keras_dist.bench import fit
 from keras_dist.cli import main
 from keras_dist.cli.jobs import demo
 from keras_dist.cli.jobs import plan
-from keras_dist.cli.self_test.trial import CommandTrial
+from keras_dist.cli.trial import CommandTrial
 
 BACKEND = keras.backend.backend()
 

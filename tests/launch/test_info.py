@@ -10,11 +10,11 @@ import keras
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.cli.inspection import report
-from keras_dist.cli.inspection.variables import Masks
-from keras_dist.cli.inspection.variables import cluster_variables
-from keras_dist.cli.inspection.variables import other_variables
+from keras_dist.cli import info as report
 from keras_dist.cli.main import app
+from keras_dist.cli.variables import Masks
+from keras_dist.cli.variables import cluster_variables
+from keras_dist.cli.variables import other_variables
 from keras_dist.environment import packages
 
 BACKEND = keras.backend.backend()

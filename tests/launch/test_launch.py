@@ -18,9 +18,9 @@ import keras
 import pytest
 
 import keras_dist
+from keras_dist.launch import coordinator
 from keras_dist.launch import function
-from keras_dist.launch.launcher import coordinator
-from keras_dist.launch.launcher import group
+from keras_dist.launch import group
 
 launch = keras_dist.launch
 
@@ -267,7 +267,7 @@ def test_ctrl_c_ends_the_workers(tmp_path):
     script.write_text(
         "import pathlib, signal, sys\n"
         "from keras_dist.launch.function import launch\n"
-        "from keras_dist.launch.launcher import coordinator\n"
+        "from keras_dist.launch import coordinator\n"
         "coordinator.find = lambda backend: None\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def fn(folder):\n"

@@ -15,11 +15,11 @@ import keras_dist
 from keras_dist.cli.jobs.plan import load_of_named
 from keras_dist.cli.main import app
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.planning.load import load_of_parameters
-from keras_dist.planning.placement import Placement
-from keras_dist.planning.placement import memory
-from keras_dist.planning.traffic import transfers
-from keras_dist.tools.summaries.counting import load_of
+from keras_dist.planning.estimates import Placement
+from keras_dist.planning.estimates import load_of_parameters
+from keras_dist.planning.estimates import memory
+from keras_dist.planning.estimates import transfers
+from keras_dist.tools.counting import load_of
 
 BACKEND = keras.backend.backend()
 

@@ -8,19 +8,19 @@ import pytest
 
 import keras_dist
 import keras_dist.planning
-from keras_dist.planning import load as loads
-from keras_dist.planning.load import Flat
-from keras_dist.planning.load import Load
-from keras_dist.planning.load import load_of_parameters
-from keras_dist.planning.placement import Memory
-from keras_dist.planning.placement import Placement
-from keras_dist.planning.placement import memory
-from keras_dist.planning.text import bytes_text
-from keras_dist.planning.text import names_text
-from keras_dist.planning.text import read_number
-from keras_dist.planning.traffic import Kept
-from keras_dist.planning.traffic import transfers
-from keras_dist.tools.summaries.counting import load_of
+from keras_dist.planning import estimates
+from keras_dist.planning.estimates import Flat
+from keras_dist.planning.estimates import Kept
+from keras_dist.planning.estimates import Load
+from keras_dist.planning.estimates import Memory
+from keras_dist.planning.estimates import Placement
+from keras_dist.planning.estimates import load_of_parameters
+from keras_dist.planning.estimates import memory
+from keras_dist.planning.estimates import transfers
+from keras_dist.planning.tables import bytes_text
+from keras_dist.planning.tables import names_text
+from keras_dist.planning.tables import read_number
+from keras_dist.tools.counting import load_of
 
 GPUS = tuple(f"gpu:{index}" for index in range(4))
 # 1,000 parameters: T, F, 2 slots, counters.
@@ -118,22 +118,24 @@ def test_one_device_sends_nothing():
     assert transfers(LOAD, Placement(GPUS[:1], GPUS[:1])) == ()
 
 
-@pytest.mark.parametrize("name", loads.SLOTS)
+@pytest.mark.parametrize("name", estimates.SLOTS)
 def test_keras_makes_as_many_slots(name):
     model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30)])
     known = {kind.lower(): kind for kind in dir(keras.optimizers)}
     optimizer = getattr(keras.optimizers, known[name])()
     optimizer.build(model.trainable_variables)
     found = load_of(model, optimizer)
-    assert sum(flat.length for flat in found.slots) == 630 * loads.SLOTS[name]
+    assert (
+        sum(flat.length for flat in found.slots) == 630 * estimates.SLOTS[name]
+    )
     assert found.counters <= 16
 
 
-@pytest.mark.parametrize("name", loads.VARIABLE_BYTES)
+@pytest.mark.parametrize("name", estimates.VARIABLE_BYTES)
 def test_keras_gives_variables_that_type(name):
     policy = keras.DTypePolicy(name)
     dtype = policy.variable_dtype.replace("bfloat16", "float16")
-    assert np.dtype(dtype).itemsize == loads.VARIABLE_BYTES[name]
+    assert np.dtype(dtype).itemsize == estimates.VARIABLE_BYTES[name]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.failures import first
-from keras_dist.launch.launcher.failures import last_lines
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.failures import first
+from keras_dist.launch.failures import last_lines
 
 pytestmark = pytest.mark.once("torch")
 

@@ -7,8 +7,7 @@ import socket
 import own_ports
 import pytest
 
-from keras_dist.launch import launcher as package
-from keras_dist.launch.launcher import addresses
+from keras_dist.launch import addresses
 from ports import free_block
 from runs.runs import RUNS
 
@@ -76,7 +75,9 @@ def test_runs_of_the_tests_have_ports_of_their_own(monkeypatch):
     chosen = set()
     for index in range(len(RUNS)):
         monkeypatch.setenv("TESTS_PORTS", f"{index}/{len(RUNS)}")
-        spec = own_ports.OwnPorts.find_spec(own_ports.MODULE, package.__path__)
+        spec = own_ports.OwnPorts.find_spec(
+            own_ports.MODULE, [os.path.dirname(addresses.__file__)]
+        )
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         assert len(module._PORTS) > 900

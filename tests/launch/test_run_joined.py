@@ -2,8 +2,8 @@
 
 import pytest
 
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.failures import first
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.failures import first
 
 pytestmark = pytest.mark.once("torch")
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from keras_dist.launch.launcher import guard
+from keras_dist.launch import guard
 
 pytestmark = pytest.mark.once("torch")
 

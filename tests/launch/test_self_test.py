@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from keras_dist.cli.inspection import child
-from keras_dist.cli.inspection import report
+from keras_dist.cli import child
+from keras_dist.cli import info as report
+from keras_dist.cli import self_test as command
 from keras_dist.cli.jobs import digits
 from keras_dist.cli.jobs import self_test
 from keras_dist.cli.main import app
-from keras_dist.cli.self_test import command
-from keras_dist.cli.self_test.rows import OWN_MODEL
-from keras_dist.cli.self_test.rows import RowPlace
-from keras_dist.cli.self_test.rows import Settings
-from keras_dist.cli.self_test.rows import rows_for
+from keras_dist.cli.trial import OWN_MODEL
+from keras_dist.cli.trial import RowPlace
+from keras_dist.cli.trial import Settings
+from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
 BACKEND = keras.backend.backend()
@@ -357,6 +357,27 @@ def test_other_weights_fail(spoiled):
     answer = verified("spoiled:other")
     assert answer["error"].startswith("the numbers differ: weight")
     assert "found" not in answer
+
+
+def test_a_fit_of_several_steps_must_end_with_the_same_weights(
+    monkeypatch,
+):
+    own, other = (digits.make()[0] for _ in range(2))
+    self_test.check_fit(own, other)
+    other.optimizer.momentum = 0.5
+    with pytest.raises(
+        self_test.DifferentNumbersError, match="20, 20 and 7 rows"
+    ):
+        self_test.check_fit(own, other)
+    other.optimizer.learning_rate = np.nan
+    with pytest.raises(self_test.DifferentNumbersError, match="differ by nan"):
+        self_test.check_fit(own, other)
+    checked = []
+    monkeypatch.setattr(
+        self_test, "check_fit", lambda *both: checked.append(both)
+    )
+    assert "found" in verified(OWN_MODEL)
+    assert len(checked) == 1
 
 
 def test_workers_must_end_with_the_same_bits():

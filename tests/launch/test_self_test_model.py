@@ -7,8 +7,8 @@ import sys
 
 import keras
 
-from keras_dist.cli.self_test.rows import Settings
-from keras_dist.cli.self_test.rows import rows_for
+from keras_dist.cli.trial import Settings
+from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
 BACKEND = keras.backend.backend()

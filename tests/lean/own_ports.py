@@ -8,7 +8,7 @@ number of a run, a slash, and how many there are.
 import importlib.machinery
 import os
 
-MODULE = "keras_dist.launch.launcher.addresses"
+MODULE = "keras_dist.launch.addresses"
 
 
 class OwnPorts:

@@ -22,7 +22,6 @@ PLACES = (
     "keras_dist/fit/workers",
     "keras_dist/inputs",
     "keras_dist/launch",
-    "keras_dist/launch/launcher",
     "keras_dist/planning",
     "keras_dist/plugin",
     "keras_dist/replica",

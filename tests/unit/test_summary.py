@@ -10,14 +10,14 @@ import keras_dist
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
-from keras_dist.planning.placement import memory
-from keras_dist.planning.traffic import transfers
+from keras_dist.planning.estimates import memory
+from keras_dist.planning.estimates import transfers
 from keras_dist.plugin.backend import override_backend
 from keras_dist.testing.memory import MemoryBackend
-from keras_dist.tools.summaries.counting import kept_of
-from keras_dist.tools.summaries.counting import load_of
-from keras_dist.tools.summaries.counting import placement_of
-from keras_dist.tools.summaries.data import VariableRow
+from keras_dist.tools.counting import VariableRow
+from keras_dist.tools.counting import kept_of
+from keras_dist.tools.counting import load_of
+from keras_dist.tools.counting import placement_of
 from sharded.helpers import elements_of_part
 from sharded.helpers import shards
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 import keras_dist
-from keras_dist.tools.summaries.data import Summary
-from keras_dist.tools.summaries.data import VariableRow
+from keras_dist.tools.counting import VariableRow
+from keras_dist.tools.summary import Summary
 
 
 def trained(strategy=None):

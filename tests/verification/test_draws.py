@@ -9,7 +9,7 @@ import keras_dist
 from keras_dist.fit import hooks as seams
 from keras_dist.fit.draws import equal_draws
 from keras_dist.internals import keras_internals
-from keras_dist.verification import trial
+from keras_dist.verification import verify as trial
 from verification import models
 
 DRAWS = {

@@ -207,7 +207,7 @@ def test_an_uneven_batch_is_added_to_an_only_even_one():
 
 def test_a_report_says_that_no_batch_was_uneven(monkeypatch):
     # Rows of some data, such as sparse tensors, can't be taken out.
-    monkeypatch.setattr(Batch, "first", lambda self, rows: None)
+    monkeypatch.setattr(Batch, "with_rows", lambda self, index: None)
     data = [(X[:8], TARGETS[:8])]
     report = mirrored().verify(models.regressor(), data)
     assert report.same, report

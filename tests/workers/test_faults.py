@@ -15,7 +15,7 @@ import pytest
 
 from conformance.contract import contract
 from keras_dist.errors import RESTART_EXIT_CODE
-from keras_dist.launch.launcher.addresses import free_addresses
+from keras_dist.launch.addresses import free_addresses
 
 TESTS = pathlib.Path(__file__).parent.parent
 JOB = pathlib.Path(__file__).with_name("fault_jobs.py")

@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
-from keras_dist.bench.counts import Profile
 from keras_dist.bench.loops import EPSILON
 from keras_dist.bench.loops import LEARNING_RATE
 from keras_dist.bench.loops import Loop
 from keras_dist.bench.loops import Setting
 from keras_dist.bench.loops import StepLoop
 from keras_dist.bench.loops import row_losses
+from keras_dist.bench.measure import Profile
 from keras_dist.bench.processes import Processes
 from keras_dist.bench.tasks import FitLoop
 from keras_dist.bench.tasks import ModelLoop

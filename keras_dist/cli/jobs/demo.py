@@ -5,26 +5,24 @@ equally. The numbers must be those of one device all the same.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn
 from rich.progress import MofNCompleteColumn
-from rich.progress import Progress
 from rich.progress import TextColumn
 from sklearn.datasets import load_digits
 
+from keras_dist.cli.jobs.digits import Array
+from keras_dist.cli.jobs.digits import largest_difference
 from keras_dist.planning.tables import pairs_table
+from keras_dist.planning.tables import progress_bar
 from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.backend import set_virtual_devices
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.tools.summaries.data import show
 from keras_dist.tools.summary import summary
 
 NUM_TRAIN_ROWS = 1507
@@ -34,8 +32,6 @@ SEED = 7
 # Another order of float32 sums changes weights by a few 1e-7 here. One batch
 # whose rows have the wrong weight changes them by 1e-3 or more.
 TOLERANCE = 1e-5
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -74,13 +70,11 @@ class TrainingProgress(keras.callbacks.Callback):
         self._on_batch = on_batch
         self._console = console
         self._title = title
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
+        self.bar = progress_bar(
+            console,
             MofNCompleteColumn(),
             TextColumn("{task.fields[logs]}"),
-            console=console,
-            disable=not console.is_terminal,
+            transient=False,
         )
 
     def on_epoch_begin(
@@ -211,7 +205,7 @@ def per_replica(rows: int, replicas: int) -> str:
 def show_placement(console: Console, model: keras.Model) -> None:
     """Prints the device of each variable, and the bytes that a step sends."""
     console.print()
-    show(console, summary(model))
+    console.print(summary(model))
     console.print()
 
 
@@ -251,10 +245,3 @@ def accuracy(model: keras.Model, digits: Digits) -> str:
         return_dict=True,
     )
     return f"{logs['accuracy']:.4f}"
-
-
-def largest_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Returns the largest absolute difference between two lists of weights."""
-    return float(
-        np.max([np.max(np.abs(x - y)) for x, y in zip(a, b, strict=True)])
-    )

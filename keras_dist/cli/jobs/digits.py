@@ -5,6 +5,7 @@ the whole batch, clipping by the norm of all gradients, a metric.
 """
 
 import importlib.util
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -43,11 +44,17 @@ def make() -> tuple[keras.Model, list[tuple[Array, Array]]]:
 
 
 def data() -> list[tuple[Array, Array]]:
+    """Returns a pair of features and classes for each of `BATCHES`."""
+    splits = np.cumsum(BATCHES[:-1])
+    arrays = rows(sum(BATCHES))
+    return list(zip(*(np.split(a, splits) for a in arrays), strict=True))
+
+
+def rows(count: int) -> tuple[Array, Array]:
     """Returns digits of scikit-learn if it is installed, else made-up ones.
 
-    Each batch is a pair, of the shapes `(rows, NUM_FEATURES)` and `(rows,)`.
+    Their shapes are `(count, NUM_FEATURES)` and `(count,)`.
     """
-    count = sum(BATCHES)
     if importlib.util.find_spec("sklearn") is not None:
         from sklearn.datasets import load_digits
 
@@ -58,6 +65,11 @@ def data() -> list[tuple[Array, Array]]:
         y = rng.integers(NUM_CLASSES, size=count)
         centers = rng.uniform(size=(NUM_CLASSES, NUM_FEATURES))
         x = centers[y] + rng.normal(0.0, 0.1, (count, NUM_FEATURES))
-    splits = np.cumsum(BATCHES[:-1])
-    arrays = (x.astype("float32"), y.astype("float32"))
-    return list(zip(*(np.split(a, splits) for a in arrays), strict=True))
+    return x.astype("float32"), y.astype("float32")
+
+
+def largest_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
+    """Returns the largest absolute difference between two lists of weights."""
+    return float(
+        np.max([np.max(np.abs(x - y)) for x, y in zip(a, b, strict=True)])
+    )

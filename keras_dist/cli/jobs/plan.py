@@ -9,10 +9,10 @@ from typing import Any
 import keras
 
 from keras_dist.internals import keras_internals
-from keras_dist.planning.load import Load
+from keras_dist.planning.estimates import Load
 from keras_dist.sharding.supported import check_optimizer
-from keras_dist.tools.summaries.counting import check_built
-from keras_dist.tools.summaries.counting import load_of
+from keras_dist.tools.counting import check_built
+from keras_dist.tools.counting import load_of
 from keras_dist.tools.users_function import called
 from keras_dist.tools.users_function import function_of
 

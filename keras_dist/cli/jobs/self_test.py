@@ -13,16 +13,19 @@ import sys
 import traceback
 from collections.abc import Callable
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_dist.cli.self_test.rows import OWN_MODEL
+from keras_dist.cli.jobs import digits
+from keras_dist.cli.trial import OWN_MODEL
 from keras_dist.cluster_resolver import detect
 from keras_dist.cluster_resolver.tasks import cluster_of
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.fit.alone import alone_on_purpose
 from keras_dist.launch.function import launch
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import list_devices
@@ -38,6 +41,9 @@ from keras_dist.strategies.strategy import Strategy
 from keras_dist.tools.users_function import called
 from keras_dist.tools.users_function import function_of
 from keras_dist.verification.report import Report
+
+# Another order of float32 sums changes weights by a few 1e-7 here.
+_TOLERANCE = 1e-5
 
 
 class DifferentNumbersError(Exception):
@@ -238,8 +244,35 @@ def _verified(
         return copies[-1]
 
     report = strategy.verify(copy, **dict(zip(names, data, strict=False)))
-    # The last copy is the strategy's, as its training left it.
-    return report, copies[-1].get_weights()
+    own, other = copies
+    if spec == OWN_MODEL and report.same:
+        check_fit(own, other)
+    return report, other.get_weights()
+
+
+def check_fit(own: keras.Model, other: keras.Model) -> None:
+    """Checks a `fit` of several steps, the last one of an odd number of rows.
+
+    `strategy.verify` calls `fit` once for each batch. `own` is of plain Keras,
+    `other` under a strategy. Both have trained: nothing is compiled again.
+
+    Raises:
+        DifferentNumbersError: If their weights differ afterwards.
+    """
+    other.set_weights(own.get_weights())
+    full, last = digits.BATCHES
+    x, y = digits.rows(2 * full + last)
+    for model, context in ((own, alone_on_purpose()), (other, nullcontext())):
+        with context:
+            model.fit(x, y, batch_size=full, shuffle=False, verbose=0)
+    gap = digits.largest_difference(own.get_weights(), other.get_weights())
+    # A comparison with NaN is false, so weights that blew up fail.
+    if not gap <= _TOLERANCE:
+        raise DifferentNumbersError(
+            f"after a `fit` with batches of {full}, {full} and {last} rows, "
+            f"weights differ by {gap:.1e} from those of one device. Expected: "
+            f"at most {_TOLERANCE:.0e}."
+        )
 
 
 def check_collectives(devices: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from keras_dist.launch.launcher.addresses import free_addresses
+from keras_dist.launch.addresses import free_addresses
 from keras_dist_jax.addresses import listen
 from keras_dist_jax.coordinator import call_roll
 from keras_dist_jax.coordinator import has_connections

@@ -15,7 +15,7 @@ import keras_dist
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
-from keras_dist.launch.launcher.addresses import free_addresses
+from keras_dist.launch.addresses import free_addresses
 from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
 from keras_dist_jax.addresses import AddressError

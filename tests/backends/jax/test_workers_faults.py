@@ -11,7 +11,7 @@ import time
 import pytest
 
 from keras_dist.errors import RESTART_EXIT_CODE
-from keras_dist.launch.launcher.addresses import free_addresses
+from keras_dist.launch.addresses import free_addresses
 
 SCRIPT = pathlib.Path(__file__).with_name("worker_script.py")
 # Seconds that anything may take, by far.

@@ -7,7 +7,7 @@ import pytest
 import worker_cases
 from worker_processes import Workers
 
-from keras_dist.launch.launcher.addresses import free_addresses
+from keras_dist.launch.addresses import free_addresses
 
 TOPOLOGIES = {"2x1": (2, 1), "2x2": (2, 2), "3x1": (3, 1)}
 

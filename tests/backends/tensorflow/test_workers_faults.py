@@ -13,7 +13,7 @@ from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
-from keras_dist.launch.launcher.addresses import free_addresses
+from keras_dist.launch.addresses import free_addresses
 from keras_dist.plugin.backend import get_backend
 from keras_dist_tensorflow.cluster import check_addresses
 

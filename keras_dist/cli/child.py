@@ -10,12 +10,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import IO
 from typing import Any
 from typing import Self
 
-from keras_dist.launch.launcher.failures import Failure
+from keras_dist.launch.failures import Failure
 
 MODULE = "keras_dist.cli.jobs.self_test"
 
@@ -91,12 +90,7 @@ class Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def ask(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -12,14 +13,47 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
-from keras_dist.planning.load import Flat
-from keras_dist.planning.load import Load
-from keras_dist.planning.placement import Placement
-from keras_dist.planning.traffic import Kept
+from keras_dist.planning.estimates import Flat
+from keras_dist.planning.estimates import Kept
+from keras_dist.planning.estimates import Load
+from keras_dist.planning.estimates import Placement
 from keras_dist.plugin.backend import get_backend
 from keras_dist.replica.on_read import SyncOnReadVariable
-from keras_dist.tools.summaries.data import GROUPS
-from keras_dist.tools.summaries.data import VariableRow
+
+GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
+
+
+@dataclass(frozen=True)
+class VariableRow:
+    """One variable in a summary.
+
+    Args:
+        group: String, one of `"trainable"`, `"non-trainable"`, `"optimizer"`
+            and `"metrics"`.
+        path: String, the variable's path.
+        shape: Tuple of integers.
+        dtype: String.
+        kind: String. `"mirrored"`: a copy on each device. `"central"`: a
+            single copy, on a parameter device. `"sharded"`: a shard on each
+            device. `"on-read"`: replicas may have their own values, which are
+            combined when the variable is read. `"one copy"`: there is one
+            replica. `"plain"`: the model has no strategy.
+        num_bytes: Integer, bytes of one copy.
+        kept: Tuple of pairs of a device's name and the bytes on that device.
+    """
+
+    group: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    num_bytes: int
+    kept: tuple[tuple[str, int], ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices that keep the variable, primary first."""
+        return tuple(name for name, _ in self.kept)
 
 
 def check_built(model: keras.Model) -> None:

@@ -1,6 +1,6 @@
 """A worker process that calls a function, for `keras_dist.launch(fn)`.
 
-`python -m keras_dist.launch.launcher.call FOLDER` reads the call from a file in
+`python -m keras_dist.launch.call FOLDER` reads the call from a file in
 the folder and writes the result to another. The folder is private to the user
 and nothing comes from the network: what is unpickled was pickled by the same
 user's process.
@@ -21,7 +21,7 @@ import cloudpickle
 
 from keras_dist.errors import RESTART_EXIT_CODE
 
-MODULE = "keras_dist.launch.launcher.call"
+MODULE = "keras_dist.launch.call"
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,6 @@ def _lost_a_peer(error: Exception) -> bool:
 
 if __name__ == "__main__":
     # Imported by name: classes of `__main__` could not be unpickled elsewhere.
-    from keras_dist.launch.launcher import call
+    from keras_dist.launch import call
 
     call.work()

@@ -8,21 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from types import TracebackType
 from typing import Any
 
 from keras_dist.environment.gpus import gpus
 from keras_dist.environment.gpus import share
-from keras_dist.launch.launcher import coordinator
-from keras_dist.launch.launcher.addresses import Addresses
-from keras_dist.launch.launcher.addresses import AddressLayout
-from keras_dist.launch.launcher.environment import worker_environment
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.group import ProcessGroup
-from keras_dist.launch.launcher.member import Command
-from keras_dist.launch.launcher.output import Screen
-from keras_dist.launch.launcher.output import Sink
-from keras_dist.launch.launcher.output import on_screen
+from keras_dist.launch import coordinator
+from keras_dist.launch.addresses import Addresses
+from keras_dist.launch.addresses import AddressLayout
+from keras_dist.launch.environment import worker_environment
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.group import ProcessGroup
+from keras_dist.launch.member import Command
+from keras_dist.launch.output import Screen
+from keras_dist.launch.output import Sink
+from keras_dist.launch.output import on_screen
 
 GRACE = 10.0
 
@@ -34,17 +33,12 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Job:
     """A command to run on all workers.
 
-    Args:
-        command: What each worker runs; the first item is a path.
-        layout: All workers, and those that are started here.
-        backend: A backend's name, for its coordinator.
-        environment: Variables of all workers; those of each one are added.
-        devices: Virtual CPU devices of each worker, or `None`.
-        log_dir: Folder of the workers' output, or `None` for the screen.
-        max_restarts: How often all workers are started again.
-        grace: Seconds between SIGTERM and SIGKILL.
-        joined: Folder where each worker must note that it has joined the
-            others; `None` if they need not join.
+    `command` begins with a path. `environment` has the variables of all
+    workers, to which those of each one are added, and `backend` names the
+    coordinator. `devices` are virtual CPU devices of each worker. Output goes
+    to files in `log_dir`, or to the screen. `grace` is the time between SIGTERM
+    and SIGKILL in seconds. Each worker must note in the folder `joined` that it
+    has joined the others, unless that is `None`.
     """
 
     command: tuple[str, ...]
@@ -160,12 +154,7 @@ class Signals:
                 self._previous[number] = signal.signal(number, self._pass_on)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

@@ -1,6 +1,6 @@
 """The command `keras-dist test`."""
 
-import json as json_format
+import json as json_module
 import os
 import platform
 from importlib.metadata import version
@@ -70,18 +70,18 @@ def self_test(
     # Imported late, so that a command that can't run ends at once.
     from rich.console import Console
 
-    from keras_dist.cli.inspection.report import problem_of
-    from keras_dist.cli.inspection.report import show_problem
-    from keras_dist.cli.self_test.report import Bar
-    from keras_dist.cli.self_test.report import as_json
-    from keras_dist.cli.self_test.report import number_of
-    from keras_dist.cli.self_test.report import show
-    from keras_dist.cli.self_test.report import states_of
-    from keras_dist.cli.self_test.rows import OWN_MODEL
-    from keras_dist.cli.self_test.rows import RowResult
-    from keras_dist.cli.self_test.rows import Settings
-    from keras_dist.cli.self_test.rows import Status
-    from keras_dist.cli.self_test.trial import CommandTrial
+    from keras_dist.cli.info import problem_of
+    from keras_dist.cli.info import show_problem
+    from keras_dist.cli.trial import OWN_MODEL
+    from keras_dist.cli.trial import CommandTrial
+    from keras_dist.cli.trial import RowResult
+    from keras_dist.cli.trial import Settings
+    from keras_dist.cli.trial import Status
+    from keras_dist.cli.trial_report import Bar
+    from keras_dist.cli.trial_report import as_json
+    from keras_dist.cli.trial_report import number_of
+    from keras_dist.cli.trial_report import show
+    from keras_dist.cli.trial_report import states_of
 
     console = Console(highlight=False)
     settings = Settings(workers, devices, timeout, model or OWN_MODEL)
@@ -101,7 +101,7 @@ def self_test(
     show_problem(console, problem)
     if json is not None:
         content = as_json(results, seen, _versions(chosen), problem)
-        json.write_text(json_format.dumps(content, indent=2) + "\n")
+        json.write_text(json_module.dumps(content, indent=2) + "\n")
     failed = problem or number_of(results, Status.FAILED)
     raise typer.Exit(1 if failed else 0)
 
@@ -130,8 +130,8 @@ def _chosen(name: str) -> list[InstalledBackend]:
 def _say_what_there_is(console: Any, seen: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from keras_dist.cli.inspection.variables import Masks
-    from keras_dist.planning.text import names_text
+    from keras_dist.cli.variables import Masks
+    from keras_dist.planning.tables import names_text
 
     masks = Masks(os.environ)
     found = {name: each for name, each in seen.items() if each is not None}

@@ -38,17 +38,12 @@ ANOTHER = re.compile(r"\bworker \d+\b")
 class Failure:
     """The failure of one process.
 
-    Args:
-        name: Such as `"worker 1"`.
-        status: The exit status, or minus the number of the signal that killed
-            the process.
-        time: When the failure was noticed, in seconds of `time.monotonic`.
-        stderr: The end of what the process wrote to stderr.
-        log: The file with all that it wrote, or `None`.
-        stayed_alone: Whether it ended well without having joined the other
-            workers.
-        told_by: The failure of another worker, which lost this one while this
-            one still runs.
+    `name` is such as `"worker 1"`; `status` is the exit status, or minus the
+    number of the signal that killed the process. `time`, of `time.monotonic`,
+    is when the failure was noticed. `stderr` has the end of what the process
+    wrote there, the file `log` all output. With `stayed_alone`, it ended well
+    without having joined the other workers. `told_by` is the failure of another
+    worker, which lost this one while this one still runs.
     """
 
     name: str

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.failures import first
-from keras_dist.launch.launcher.member import Command
-from keras_dist.launch.launcher.member import Member
-from keras_dist.launch.launcher.output import Screen
-from keras_dist.launch.launcher.watcher import Watcher
-from keras_dist.launch.launcher.watcher import watching
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.failures import first
+from keras_dist.launch.member import Command
+from keras_dist.launch.member import Member
+from keras_dist.launch.output import Screen
+from keras_dist.launch.watcher import Watcher
+from keras_dist.launch.watcher import watching
 
 # Seconds to wait for the cause when a worker says that it lost another one.
 SETTLING_TIME = 2.0
@@ -132,8 +132,10 @@ class ProcessGroup:
         if self._told:
             return
         failures = [m.failure for m in self._workers if m.failure is not None]
-        if self._coordinator is not None and self._running():
-            failures += self._end_of(self._coordinator)
+        service = self._coordinator
+        if service and service.status is not None and self._running():
+            # It should not end before the workers do.
+            failures.append(service.ending())
         cause = first(failures)
         if cause is None:
             return
@@ -162,10 +164,6 @@ class ProcessGroup:
             found = running.pop(name).lost(cause)
             name = found.blamed
         return found
-
-    def _end_of(self, coordinator: Member) -> list[Failure]:
-        """Returns the coordinator's end, a failure while workers run."""
-        return [] if coordinator.status is None else [coordinator.ending()]
 
     def _end(self) -> None:
         """Ends all processes that still run: by SIGTERM, then by SIGKILL."""

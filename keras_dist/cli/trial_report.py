@@ -5,20 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn
 from rich.progress import MofNCompleteColumn
-from rich.progress import Progress
-from rich.progress import TextColumn
 from rich.progress import TimeElapsedColumn
 from rich.text import Text
 
-from keras_dist.cli.self_test.rows import RowResult
-from keras_dist.cli.self_test.rows import Status
-from keras_dist.cli.self_test.trial import STARTS
-from keras_dist.planning.tables import NUMBER
-from keras_dist.planning.tables import WORD
-from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import table
+from keras_dist.cli.trial import STARTS
+from keras_dist.cli.trial import RowResult
+from keras_dist.cli.trial import Status
+from keras_dist.planning import tables
 
 _STYLES = {
     Status.PASSED: "green",
@@ -31,14 +25,8 @@ class Bar:
     """A progress bar on a terminal; nothing elsewhere."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
+        self._progress = tables.progress_bar(
+            console, MofNCompleteColumn(), TimeElapsedColumn()
         )
         self._tasks: dict[str, Any] = {}
 
@@ -67,13 +55,13 @@ class Bar:
 
 def show(console: Console, results: Sequence[RowResult]) -> None:
     """Prints a table, the output of failed processes, and a count by status."""
-    made = table(
+    made = tables.table(
         "",
-        ("Backend", WORD),
-        ("Tried", WORDS),
-        ("Result", WORD),
-        ("Time", NUMBER),
-        ("Details", WORDS),
+        ("Backend", tables.WORD),
+        ("Tried", tables.WORDS),
+        ("Result", tables.WORD),
+        ("Time", tables.NUMBER),
+        ("Details", tables.WORDS),
     )
     made.title = None
     for each in results:

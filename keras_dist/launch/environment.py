@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_dist.environment.gpus import VISIBLE
-from keras_dist.launch.launcher.addresses import Addresses
+from keras_dist.launch.addresses import Addresses
 
 COORDINATOR_VARIABLE = "KERAS_DIST_COORDINATOR"
 

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 ENTRY_POINT_GROUP = "keras_dist.coordinators"
 
 # `__name__` is another one when this module runs as a program.
-MODULE = "keras_dist.launch.launcher.coordinator"
+MODULE = "keras_dist.launch.coordinator"
 
 
 def find(backend: str) -> EntryPoint | None:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist.launch.launcher import guard
-from keras_dist.launch.launcher.failures import TRACEBACK
-from keras_dist.launch.launcher.failures import Failure
-from keras_dist.launch.launcher.output import Pipe
-from keras_dist.launch.launcher.output import Sink
-from keras_dist.launch.launcher.output import Tail
-from keras_dist.launch.launcher.watcher import Watcher
+from keras_dist.launch import guard
+from keras_dist.launch.failures import TRACEBACK
+from keras_dist.launch.failures import Failure
+from keras_dist.launch.output import Pipe
+from keras_dist.launch.output import Sink
+from keras_dist.launch.output import Tail
+from keras_dist.launch.watcher import Watcher
 
 # Seconds that killed processes have to leave their group.
 REAPING_TIME = 1.0
@@ -27,13 +27,9 @@ REAPING_TIME = 1.0
 class Command:
     """One process to start, with its environment and the sinks of its output.
 
-    Args:
-        name: Such as `"worker 1"`.
-        command: The first item is a path.
-        environment: All environment variables.
-        log: File for stdout and stderr, or `None`.
-        joined: File that exists once the process has joined the other workers;
-            `None` if it need not.
+    `name` is such as `"worker 1"`; `command` begins with a path. All output
+    goes to the file `log`, too. The file `joined` exists once the process has
+    joined the other workers; it is `None` if the process need not.
     """
 
     name: str

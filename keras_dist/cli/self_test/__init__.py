@@ -1,1 +1,0 @@
-"""`keras-dist test`: the command, its trials, and their results."""

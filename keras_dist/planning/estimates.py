@@ -1,0 +1,325 @@
+"""Bytes of a model, on each device and sent in each step."""
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# Bytes of one number of a variable under each dtype policy of Keras. Gradients
+# and slots have the same type; mixed policies compute in another one.
+VARIABLE_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "mixed_float16": 4,
+    "mixed_bfloat16": 4,
+}
+
+# Slots with the shape of their variable that Keras' optimizers make by default.
+# Adafactor and Muon are missing: their slots depend on the variables' shapes.
+SLOTS = {
+    "adadelta": 2,
+    "adagrad": 1,
+    "adam": 2,
+    "adamax": 2,
+    "adamw": 2,
+    "ftrl": 2,
+    "lamb": 2,
+    "lion": 1,
+    "nadam": 2,
+    "rmsprop": 1,
+    "schedulefreeadamw": 2,
+    "sgd": 0,
+}
+
+# Bytes of the step counter and the learning rate.
+_COUNTERS = 8
+# Bytes of the loss-scaling optimizer around it for float16: a step counter and
+# a learning rate of its own, the scale, and the steps since the scale changed.
+_SCALING = 16
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Numbers of one type that can be split into parts anywhere.
+
+    There are `length` numbers, of `num_bytes` each.
+    """
+
+    length: int
+    num_bytes: int
+
+    def part(self, count: int) -> int:
+        """Returns the bytes of one of `count` parts, the last one padded."""
+        return math.ceil(self.length / count) * self.num_bytes
+
+
+@dataclass(frozen=True)
+class Load:
+    """The bytes of a model's variables and of its optimizer's.
+
+    Gradients have as many as trainable variables. `slots` are what the
+    optimizer keeps for each parameter, `counters` the bytes of its other
+    variables.
+    """
+
+    trainable: int
+    frozen: int = 0
+    slots: tuple[Flat, ...] = ()
+    counters: int = 0
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the model's variables."""
+        return self.trainable + self.frozen
+
+    def optimizer(self, parts: int = 1) -> int:
+        """Returns the optimizer's bytes on each of `parts` replicas.
+
+        Slots are split among the replicas, counters are not.
+        """
+        return self.counters + sum(flat.part(parts) for flat in self.slots)
+
+
+def load_of_parameters(
+    num_parameters: int,
+    dtype: str = "float32",
+    optimizer: str = "adam",
+    slots: int | None = None,
+) -> Load:
+    """Returns the load of a number of parameters, all of them trainable.
+
+    `slots` replaces the number of slots for each parameter that `SLOTS` has.
+
+    Raises:
+        ValueError: If a name is unknown.
+    """
+    if dtype not in VARIABLE_BYTES:
+        raise ValueError(_unknown("dtype policy", dtype, list(VARIABLE_BYTES)))
+    name = optimizer.lower().replace("_", "").replace("-", "")
+    if slots is None and name not in SLOTS:
+        raise ValueError(
+            _unknown("optimizer", optimizer, list(SLOTS))
+            + " For another one, say how many slots it makes for each "
+            "parameter, or name a model."
+        )
+    count = SLOTS[name] if slots is None else slots
+    each = VARIABLE_BYTES[dtype]
+    scaling = _SCALING if dtype == "mixed_float16" else 0
+    return Load(
+        trainable=num_parameters * each,
+        slots=(Flat(num_parameters, each),) * count,
+        counters=_COUNTERS + scaling,
+    )
+
+
+def _unknown(what: str, received: str, known: Sequence[str]) -> str:
+    return (
+        f"There is no {what} of that name. Received: {received!r}. Expected: "
+        f"one of {', '.join(known)}."
+    )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices that keep variables, and those that compute.
+
+    They are named for one worker; all workers have such devices. Each variable
+    has its only copy on one of `keepers`; without any, each device has a copy.
+    With `is_sharded`, slots are split over all replicas.
+    """
+
+    devices: tuple[str, ...]
+    keepers: tuple[str, ...] = ()
+    num_workers: int = 1
+    is_sharded: bool = False
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas on all workers."""
+        return len(self.devices) * self.num_workers
+
+    @property
+    def all_devices(self) -> tuple[str, ...]:
+        """A worker's devices: those that compute, then those that only keep."""
+        return tuple(dict.fromkeys((*self.devices, *self.keepers)))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device.
+
+    `copies` are of values that other devices keep. They, `gradients` and
+    `activations` exist during a step only.
+    """
+
+    parameters: int = 0
+    optimizer: int = 0
+    copies: int = 0
+    gradients: int = 0
+    activations: int = 0
+
+    @property
+    def kept(self) -> int:
+        """Bytes between steps."""
+        return self.parameters + self.optimizer
+
+    @property
+    def most(self) -> int:
+        """Bytes during a step."""
+        return self.kept + self.copies + self.gradients + self.activations
+
+
+def memory(
+    load: Load, placement: Placement, activations: int = 0
+) -> dict[str, Memory]:
+    """Returns the memory of each device of a worker.
+
+    Several parameter devices are assumed to keep equal parts. `activations` are
+    bytes for each replica.
+    """
+    keepers = placement.keepers
+    if not keepers:
+        parts = placement.num_replicas if placement.is_sharded else 1
+        each = Memory(
+            load.weights,
+            load.optimizer(parts),
+            0,
+            load.trainable,
+            activations,
+        )
+        return dict.fromkeys(placement.devices, each)
+    result = {}
+    for name in placement.all_devices:
+        computes, keeps = name in placement.devices, name in keepers
+        own = 1 / len(keepers) if keeps else 0.0
+        result[name] = Memory(
+            math.ceil(own * load.weights),
+            math.ceil(own * load.optimizer()),
+            math.floor((1 - own) * load.weights) if computes else 0,
+            load.trainable if computes else math.ceil(own * load.trainable),
+            activations if computes else 0,
+        )
+    return result
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of the variables that a parameter device keeps.
+
+    `weights` counts all of the model's variables there, `trainable` those that
+    are trained.
+    """
+
+    weights: int
+    trainable: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One kind of traffic in a step.
+
+    Args:
+        what: Such as `"gradients, all-reduce"`.
+        between: `"devices"` of a worker, or `"workers"`.
+        sent: Pairs of a sender's name and its bytes.
+        total: The bytes that all send, on all workers.
+    """
+
+    what: str
+    between: str
+    sent: tuple[tuple[str, int], ...]
+    total: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the transfer in types that JSON has."""
+        return {
+            "what": self.what,
+            "between": self.between,
+            "sent": dict(self.sent),
+            "total": self.total,
+        }
+
+
+def transfers(
+    load: Load,
+    placement: Placement,
+    kept: Mapping[str, Kept] | None = None,
+) -> tuple[Transfer, ...]:
+    """Returns the traffic of a step.
+
+    The package's docstring has the formulas. `kept` maps the name of each
+    parameter device to its `Kept`; `None` assumes equal parts.
+    """
+    if placement.keepers:
+        local = _to_and_from_keepers(load, placement, kept)
+    else:
+        local = _all_reduce(
+            load.trainable, placement, placement.devices, "devices"
+        )
+    workers = tuple(f"worker {i}" for i in range(placement.num_workers))
+    return (*local, *_all_reduce(load.trainable, placement, workers, "workers"))
+
+
+def _all_reduce(
+    num_bytes: int,
+    placement: Placement,
+    names: tuple[str, ...],
+    between: str,
+) -> tuple[Transfer, ...]:
+    count = len(names)
+    times = placement.num_workers if between == "devices" else 1
+    if count == 1:
+        return ()
+    # Computed from the whole, because each part is rounded up. With a sharded
+    # state it is the same, which JAX on CPU devices does not reach: there it is
+    # 1.5 times as much.
+    total = 2 * (count - 1) * num_bytes
+    if not placement.is_sharded:
+        each = math.ceil(total / count)
+        sent = tuple((name, each) for name in names)
+        what = "gradients, all-reduce"
+        return (Transfer(what, between, sent, times * total),)
+    each = math.ceil(total / 2 / count)
+    sent = tuple((name, each) for name in names)
+    return tuple(
+        Transfer(what, between, sent, times * total // 2)
+        for what in ("gradients, reduce-scatter", "parameters, all-gather")
+    )
+
+
+def _to_and_from_keepers(
+    load: Load, placement: Placement, kept: Mapping[str, Kept] | None
+) -> tuple[Transfer, ...]:
+    devices, keepers = placement.devices, placement.keepers
+    if kept is None:
+        count = len(keepers)
+        part = Kept(
+            math.ceil(load.weights / count), math.ceil(load.trainable / count)
+        )
+        kept = dict.fromkeys(keepers, part)
+    parameters = {
+        name: part.weights * sum(device != name for device in devices)
+        for name, part in kept.items()
+    }
+    gradients = {
+        device: sum(
+            part.trainable for name, part in kept.items() if name != device
+        )
+        for device in devices
+    }
+    return tuple(
+        Transfer(
+            what,
+            "devices",
+            tuple((name, sent) for name, sent in each.items() if sent),
+            placement.num_workers * sum(each.values()),
+        )
+        for what, each in (
+            ("parameters, to replicas", parameters),
+            ("gradients, to parameters", gradients),
+        )
+        if any(each.values())
+    )

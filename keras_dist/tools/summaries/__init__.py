@@ -1,1 +1,0 @@
-"""The data of `keras_dist.summary`, and its tables."""
