@@ -16,15 +16,17 @@ def _references(objects: Sequence[Any]) -> list[int]:
 _ALONE = _references([object()])[0]
 
 
-def copy_shared(arrays: list[Any]) -> None:
+def copy_shared(
+    arrays: list[Any], num_own: int = 0, copy_all: bool = False
+) -> None:
     """Replaces, in place, each array with other references by a copy.
 
     A step deletes its inputs. Arrays that a user read from a variable, or
-    assigned to one, must outlive it; all others need no second buffer. No
-    variable may hold the arrays any more.
+    assigned to one, must outlive it; all others need no second buffer.
+    `num_own` is the number of references that variables and slots may have.
     """
     for index, count in enumerate(_references(arrays)):
-        if count > _ALONE:
+        if copy_all or count > _ALONE + num_own:
             arrays[index] = copy_of(arrays[index])
 
 

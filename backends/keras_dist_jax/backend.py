@@ -27,7 +27,6 @@ from keras_dist_jax.control_flow import differentiate
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
-from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.joined import register_trees
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
@@ -46,7 +45,7 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
 
     def __init__(self) -> None:
         self._cpu_gate = OneAtATime()
-        self._plain_compiler = JaxCompiler(None, OpenGate())
+        self._plain_compiler = JaxCompiler(None, Gate())
         self._workers: JaxWorkers | None = None
         internals.install_loss_scaling()
 
@@ -92,7 +91,7 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
 
     def executor(self, plan: Plan) -> Executor:
         layout = layout_of(plan, self._workers)
-        gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
+        gate = self._cpu_gate if layout.one_at_a_time else Gate()
         shards = plan.shards_optimizer and plan.num_replicas > 1
         make = JaxShardedExecutor if shards else JaxExecutor
         if plan.cluster is None:

@@ -15,6 +15,7 @@ from keras_dist_jax.central import CentralRunning
 from keras_dist_jax.central import Merge
 from keras_dist_jax.central import bring
 from keras_dist_jax.central import send
+from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import OptimizerCalls
@@ -24,7 +25,6 @@ from keras_dist_jax.partition import Update
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Values
 from keras_dist_jax.running import all_values
-from keras_dist_jax.running import any_of
 from keras_dist_jax.trainer import Trainer
 
 

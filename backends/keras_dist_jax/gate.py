@@ -2,35 +2,38 @@
 
 import contextlib
 import threading
-from abc import ABC
-from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import MutableSequence
 from typing import TYPE_CHECKING
 from typing import Any
+
+import jax
 
 if TYPE_CHECKING:
     from keras_dist_jax.watch import Watch
 
 
-class Gate(ABC):
+class Gate:
     """A bound on the steps that are under way at the same time.
+
+    This one sets none: accelerators queue steps, and one device has no
+    collectives.
 
     Attributes:
         lock: Held from before a step is dispatched until it is under way.
         waits: Boolean, whether programs have to give it an array to wait for.
     """
 
-    lock: contextlib.AbstractContextManager[Any]
+    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     waits = False
 
-    @abstractmethod
     def settle(self, owner: object) -> None:
         """Waits until the next step may be dispatched.
 
         An error of the step before is raised only if `owner` has dispatched it.
         """
 
-    @abstractmethod
     def enter(self, owner: object, result: Any) -> None:
         """Notes a step that `owner` has just dispatched.
 
@@ -38,25 +41,33 @@ class Gate(ABC):
         a program are ready together.
         """
 
-    @abstractmethod
     def leave(self, owner: object) -> None:
         """Waits for the owner's step; its errors are not raised."""
 
+    def run(self, program: Callable[..., Any], *args: Any) -> Any:
+        """Runs a program that deletes nothing; nobody gets its late errors."""
+        with self.lock:
+            self.settle(None)
+            result = program(*args)
+            self.enter(None, any_of(result))
+        return result
 
-class OpenGate(Gate):
-    """No bound: accelerators queue steps, and one device has no collectives."""
 
-    def __init__(self) -> None:
-        self.lock = contextlib.nullcontext()
+def dispatch(
+    kept: MutableSequence[Any], program: Callable[..., Any], *args: Any
+) -> None:
+    """Runs a program that deletes arguments, and appends its result to `kept`.
 
-    def settle(self, owner: object) -> None:
-        pass
+    `extend` runs in C, so that no interrupt comes after the program has deleted
+    its inputs and before its results are kept.
+    """
+    kept.extend(map(program, *zip(args, strict=False)))
 
-    def enter(self, owner: object, result: Any) -> None:
-        pass
 
-    def leave(self, owner: object) -> None:
-        pass
+def any_of(results: Any) -> Any:
+    """Returns one array of a program's results, or `None` without any."""
+    leaves = jax.tree.leaves(results)
+    return leaves[0] if leaves else None
 
 
 class OneAtATime(Gate):

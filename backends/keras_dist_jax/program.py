@@ -1,7 +1,6 @@
 """A compiled program: one function, for one structure of arguments."""
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from keras_dist_jax import arrays
 from keras_dist_jax.control_flow import install_cond
 from keras_dist_jax.control_flow import install_global_seed
 from keras_dist_jax.gate import Gate
+from keras_dist_jax.gate import dispatch
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
@@ -131,15 +131,10 @@ class Program:
             found = _arrays_of(self._taken, self._cut)
             donated, others = found[: self._cut], found[self._cut :]
             del found
-            protect = not self.num_calls
-            if protect or max(map(_COUNT, donated), default=0) > _ALONE:
-                donated = _unshared(donated, protect)
+            # A variable and its slot hold an array three times.
+            arrays.copy_shared(donated, num_own=3, copy_all=not self.num_calls)
             try:
-                # `extend` runs in C, so that no interrupt comes after a program
-                # has deleted its inputs and before its results are kept.
-                held.extend(
-                    map(self._compiled, (donated,), (others,), (leaves,))
-                )
+                dispatch(held, self._compiled, donated, others, leaves)
                 return self._keep(held[0])
             except _GrownError:
                 continue
@@ -330,31 +325,3 @@ def _arrays_of(slots: list[Slot], num_donated: int) -> list[Any]:
         else:
             found.append(slot.refresh())
     return found
-
-
-def _unshared(found: list[Any], protect: bool) -> list[Any]:
-    """Copies the arrays that others hold too, or all of them to `protect`."""
-    counts = list(map(_COUNT, found))
-    return [
-        arrays.copy_of(array) if protect or count > _ALONE else array
-        for array, count in zip(found, counts, strict=True)
-    ]
-
-
-_COUNT = sys.getrefcount
-
-
-def _count_alone() -> int:
-    """Counts references to an array that only its variable and slot hold."""
-    slot = Slot.__new__(_SomeSlot)
-    slot.attributes, slot.key = {}, "value"
-    slot.attributes["value"] = slot.seen = slot.array = object()
-    return max(map(_COUNT, _arrays_of([slot], 1)))
-
-
-class _SomeSlot(Slot):
-    def refresh(self) -> Any:
-        return None
-
-
-_ALONE = _count_alone()

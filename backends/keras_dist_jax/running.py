@@ -31,7 +31,8 @@ from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.gate import Gate
-from keras_dist_jax.gate import OpenGate
+from keras_dist_jax.gate import any_of
+from keras_dist_jax.gate import dispatch
 from keras_dist_jax.layout import BatchRouter
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
@@ -246,7 +247,7 @@ class FitStep:
         self._running = running
         self._keep = keep
         self._donate = donate
-        self._gate = OpenGate() if eager else running.gate
+        self._gate = Gate() if eager else running.gate
         # Eager operations run on this worker's devices only.
         self._is_local = eager and running.layout.is_wide
 
@@ -289,9 +290,7 @@ class FitStep:
                 running.raise_failure()
             values = last[-1][1]
             if donating:
-                # `extend` runs in C, so that no interrupt comes after a step
-                # has deleted its inputs and before its results are kept.
-                last.extend(map(call, (values,), (data,), (rows,)))
+                dispatch(last, call, values, data, rows)
                 outputs = last[-1][0]
                 gate.enter(running, any_of(last[-1]))
             else:
@@ -308,12 +307,6 @@ class FitStep:
         if running.layout.is_wide:
             outputs = jax.tree.map(running.layout.result, outputs)
         return outputs
-
-
-def any_of(results: Any) -> Any:
-    """Returns one array of a program's results, or `None` without any."""
-    leaves = jax.tree.leaves(results)
-    return leaves[0] if leaves else None
 
 
 def all_values(step: StepFn) -> StepFn:

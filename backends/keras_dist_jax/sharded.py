@@ -24,6 +24,7 @@ from keras_dist.sharding.supported import rate_now
 from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
+from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import replaced
@@ -208,8 +209,9 @@ class EagerUpdate:
     Operations that run one by one on several devices would be much slower.
     """
 
-    def __init__(self, optimizer: Any, layout: Layout) -> None:
+    def __init__(self, optimizer: Any, layout: Layout, gate: Gate) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._gate = gate
         self._layout = layout
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
@@ -233,7 +235,8 @@ class EagerUpdate:
         )
         if key not in self._compiled:
             self._compiled[key] = jax.jit(self._program(state, variables))
-        arrays = self._compiled[key](
+        arrays = self._gate.run(
+            self._compiled[key],
             [*map(self._widened, map(_array_of, state))],
             [*map(self._widened, gradients)],
             None if rate is None else np.asarray(rate, "float32"),
