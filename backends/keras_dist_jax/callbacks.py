@@ -79,6 +79,7 @@ def guarded(fn: Callable[..., Any], failures: Failures) -> Callable[..., Any]:
         leaves = core.jaxpr_as_fun(closed)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
+    run.__name__ = fn.__name__
     return run
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.central import CentralRunning
@@ -17,6 +16,7 @@ from keras_dist_jax.central import bring
 from keras_dist_jax.central import send
 from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import OptimizerCalls
 from keras_dist_jax.optimizer_calls import is_update
@@ -247,13 +247,11 @@ class CentralStep(FitStep):
     """
 
     def __init__(self, running: CentralRunning, step: StepFn) -> None:
-        mesh = running.mesh
-        router = mesh.routed(mesh.cut, mesh.whole)
-        super().__init__(running, router, router)
+        uncompiled = Programs(step, step)
+        super().__init__(running, uncompiled, uncompiled)
         self._central = running
         self._fn = step
         self._calls = OptimizerCalls()
-        self._router = router
         self._programs: dict[Any, StepParts] = {}
         self._updates: dict[Any, UpdatePart] = {}
         self._token: Any = None
@@ -262,7 +260,9 @@ class CentralStep(FitStep):
 
     def _run(self, data: Any, donating: bool) -> Any:
         running, gate = self._central, self._gate
-        sharding, data, rows = self._router.route(data)
+        mesh = running.mesh
+        is_cut, data, rows = mesh.put_batch(data)
+        sharding = mesh.cut if is_cut else mesh.whole
         with gate.lock:
             gate.settle(running)
             if running.failures.errors:
@@ -278,7 +278,7 @@ class CentralStep(FitStep):
             running.last.extend(zip(*calls, [merge], strict=True))
             running.newest()
             outputs = program.outputs(first, running.last[-1][:-1])
-            return jax.tree.map(running.mesh.result, outputs)
+            return jax.tree.map(mesh.result, outputs)
 
     def _program(
         self,
@@ -308,9 +308,7 @@ class CentralStep(FitStep):
         step = guarded(all_values(self._fn), running.failures)
 
         def on_rows(state: Any, data: Any) -> Any:
-            if rows is not None:
-                data = batches.unpad(data, rows, mesh.cut)
-            return step(state, data)
+            return step(state, mesh.unpad(data, rows))
 
         data = jax.tree.map(_shape_of, data)
         with self._calls.marked(internals.optimizers_of(running.model)):

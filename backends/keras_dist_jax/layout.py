@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,26 +21,23 @@ from keras_dist.core.device import Device
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
-from keras_dist_jax.callbacks import Failures
-from keras_dist_jax.callbacks import guarded
 
 # A step of Keras' trainer: (state, data) to (outputs, new state).
 StepFn = Callable[[Any, Any], tuple[Any, Any]]
 # The shapes of the components of a per-replica value.
 Shapes = tuple[tuple[int, ...], ...]
-# A compiled step, the batch on its devices, and the rows if it was padded.
-Call = tuple[Callable[..., Any], Any, int | None]
 
 
-class BatchRouter(ABC):
-    """A step compiled for a layout, with a program for each kind of batch."""
+class Programs(NamedTuple):
+    """The programs of one step: functions of (state, batch, rows).
 
-    @abstractmethod
-    def route(self, data: Any) -> Call:
-        """Returns a function of (state, batch, rows), its batch and its rows.
+    `whole` is for batches that each replica gets whole, `cut` for those that
+    are cut over the replicas. `rows` is the batch's length if it was padded,
+    else `None`.
+    """
 
-        `rows` is the batch's length if it was padded, else `None`.
-        """
+    whole: Callable[..., Any]
+    cut: Callable[..., Any]
 
 
 class Layout(ABC):
@@ -108,26 +106,46 @@ class Layout(ABC):
     def compile(
         self,
         step: StepFn,
-        failures: Failures,
         donate: bool = False,
         gather: bool = False,
         is_sharded: bool = False,
-    ) -> BatchRouter:
-        """Compiles a step.
+    ) -> Programs:
+        """Compiles a step; with `donate` it deletes the state that it is given.
 
-        Args:
-            step: The step, a function that JAX can trace.
-            failures: `Failures` that gets the exceptions of host callbacks.
-            donate: Boolean, whether the step deletes the state that it is
-            given.
-            gather: Boolean, whether each device gets the outputs whole.
-            is_sharded: Boolean, whether the step itself says how its state is
-            sharded. Else each device has it whole.
+        `gather` says that each device gets the outputs whole, and `is_sharded`
+        that the step itself says how its state is sharded. Else each device has
+        it whole.
+        """
+
+    def eager(self, step: StepFn) -> Programs:
+        """Makes a step that runs operation by operation, for debugging."""
+        call = _with_rows(step, lambda data, rows: data)
+        return Programs(call, call)
+
+    @abstractmethod
+    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
+        """Puts a batch on the devices, cut if it has enough rows.
+
+        Returns whether it is cut, the batch, and its rows if it was padded.
         """
 
     @abstractmethod
-    def eager(self, step: StepFn) -> BatchRouter:
-        """Makes a step that runs operation by operation, for debugging."""
+    def put_whole(self, data: Any) -> Any:
+        """Puts a batch on each of this worker's devices, for eager steps.
+
+        If batches were cut, operations that run one by one would each have a
+        collective of their own, without a wait in between.
+        """
+
+
+def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
+    """Makes a function of (state, batch, rows) of a step."""
+
+    def call(state: Any, data: Any, rows: int | None) -> tuple[Any, Any]:
+        return step(state, unpad(data, rows))
+
+    call.__name__ = step.__name__
+    return call
 
 
 def default_device(device: Any) -> contextlib.AbstractContextManager[Any]:
@@ -156,17 +174,22 @@ class SingleLayout(Layout):
     def compile(
         self,
         step: StepFn,
-        failures: Failures,
         donate: bool = False,
         gather: bool = False,
         is_sharded: bool = False,
-    ) -> BatchRouter:
-        call = _ignoring_rows(step)
-        donated = 0 if donate else ()
-        return _Direct(jax.jit(call, donate_argnums=donated, static_argnums=2))
+    ) -> Programs:
+        compiled = jax.jit(
+            self.eager(step).whole,
+            donate_argnums=0 if donate else (),
+            static_argnums=2,
+        )
+        return Programs(compiled, compiled)
 
-    def eager(self, step: StepFn) -> BatchRouter:
-        return _Direct(_ignoring_rows(step))
+    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
+        return False, data, None
+
+    def put_whole(self, data: Any) -> Any:
+        return data
 
 
 class MeshLayout(Layout):
@@ -197,23 +220,15 @@ class MeshLayout(Layout):
     def compile(
         self,
         step: StepFn,
-        failures: Failures,
         donate: bool = False,
         gather: bool = False,
         is_sharded: bool = False,
-    ) -> BatchRouter:
-        traced = guarded(step, failures)
+    ) -> Programs:
         outputs = self.whole if gather or self.is_wide else None
         # A sharded state has the shardings of the arrays that come in, and the
         # step constrains those of the new state.
         whole = None if is_sharded else self.whole
-
-        def on_rows(state: Any, data: Any, rows: int | None) -> Any:
-            if rows is not None:
-                data = batches.unpad(data, rows, self.cut)
-            return traced(state, data)
-
-        on_rows.__name__ = step.__name__
+        on_rows = _with_rows(step, self.unpad)
 
         def on(batch_sharding: Any) -> Callable[..., Any]:
             compiled: Callable[..., Any] = jax.jit(
@@ -225,91 +240,32 @@ class MeshLayout(Layout):
             )
             return compiled
 
-        return self._program(on(self.cut), on(self.whole))
+        return Programs(on(self.whole), on(self.cut))
 
-    def routed(self, cut: Any, whole: Any) -> BatchRouter:
-        """Makes a router of batches to one of two values.
+    def unpad(self, data: Any, rows: int | None) -> Any:
+        """Removes the padding rows of a cut batch inside of a trace."""
+        return data if rows is None else batches.unpad(data, rows, self.cut)
 
-        It puts a batch on devices, and gives `cut` for batches that are cut,
-        padded or not, and `whole` for those that each replica gets whole.
-        """
-        return self._program(cut, whole)
-
-    def _program(
-        self, cut: Callable[..., Any], whole: Callable[..., Any]
-    ) -> BatchRouter:
-        return _Cut(self, cut, whole)
-
-    def eager(self, step: StepFn) -> BatchRouter:
-        return _Whole(self, _ignoring_rows(step))
-
-
-def _ignoring_rows(step: StepFn) -> Callable[..., Any]:
-    def call(state: Any, data: Any, rows: None) -> tuple[Any, Any]:
-        return step(state, data)
-
-    call.__name__ = step.__name__
-    return call
-
-
-class _Direct(BatchRouter):
-    """A step that takes batches as they are."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def route(self, data: Any) -> Call:
-        return self._call, data, None
-
-
-class _Whole(BatchRouter):
-    """A step of which each replica gets the whole batch.
-
-    If batches were cut, operations that run one by one would each have a
-    collective of their own, without a wait in between.
-    """
-
-    def __init__(self, layout: Layout, call: Callable[..., Any]) -> None:
-        self._layout = layout
-        self._call = call
-
-    def route(self, data: Any) -> Call:
-        return self._call, jax.tree.map(self._put, data), None
-
-    def _put(self, leaf: Any) -> Any:
-        layout = self._layout
-        return batches.put_whole(leaf, layout.sharding, layout.devices)
-
-
-class _Cut(_Whole):
-    """A step whose batches are cut over the replicas, if they have enough rows.
-
-    `cut` is the step for batches that are cut, padded or not, and `whole` the
-    one for batches that each replica gets whole.
-    """
-
-    def __init__(
-        self,
-        layout: MeshLayout,
-        cut: Callable[..., Any],
-        whole: Callable[..., Any],
-    ) -> None:
-        super().__init__(layout, whole)
-        self._sharding = layout.cut
-        self._devices = layout.devices
-        self._cut = cut
-
-    def route(self, data: Any) -> Call:
+    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
         leaves, structure = jax.tree.flatten(data)
-        devices, sharding = self._devices, self._sharding
-        rows = batches.rows_to_cut(leaves, len(devices))
+        rows = batches.rows_to_cut(leaves, self.num_replicas)
         if rows is None:
-            batches.tell_if_unequal(leaves, self._layout.unequal)
-            return super().route(data)
-        data = structure.unflatten(
-            [batches.put_cut(leaf, sharding, devices) for leaf in leaves]
+            batches.tell_if_unequal(leaves, self.unequal)
+            put = batches.put_whole
+            found = [put(leaf, self.whole, self.devices) for leaf in leaves]
+            return False, structure.unflatten(found), None
+        sharding, devices = self.cut, self.devices
+        first, count = self.first, self.num_replicas
+        found = [
+            batches.put_cut(leaf, sharding, devices, first, count)
+            for leaf in leaves
+        ]
+        return True, structure.unflatten(found), rows if rows % count else None
+
+    def put_whole(self, data: Any) -> Any:
+        return jax.tree.map(
+            lambda x: batches.put_whole(x, self.sharding, self.devices), data
         )
-        return self._cut, data, rows if rows % len(devices) else None
 
 
 _TYPES = {

@@ -33,8 +33,8 @@ from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import any_of
 from keras_dist_jax.gate import dispatch
-from keras_dist_jax.layout import BatchRouter
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.placement import give_back
 from keras_dist_jax.placement import place
@@ -230,23 +230,21 @@ class Running:
 class FitStep:
     """One step of a model, on the state that `Running` keeps.
 
-    Args:
-        running: The model's `Running`.
-        keep: The step's program that leaves the given state alive.
-        donate: The program that deletes the given state, or `None`.
-        eager: Boolean, whether the programs run operation by operation.
+    `keep` are the programs that leave the given state alive, and `donate` those
+    that delete it. With `eager`, they run operation by operation.
     """
 
     def __init__(
         self,
         running: Running,
-        keep: BatchRouter,
-        donate: BatchRouter | None = None,
+        keep: Programs,
+        donate: Programs | None = None,
         eager: bool = False,
     ) -> None:
         self._running = running
         self._keep = keep
         self._donate = donate
+        self._eager = eager
         self._gate = Gate() if eager else running.gate
         # Eager operations run on this worker's devices only.
         self._is_local = eager and running.layout.is_wide
@@ -279,11 +277,16 @@ class FitStep:
         return outputs, state
 
     def _run(self, data: Any, donating: bool) -> Any:
-        program = self._donate if donating else self._keep
-        assert program is not None
-        call, data, rows = program.route(data)
         running, gate = self._running, self._gate
-        last = running.last
+        last, layout = running.last, running.layout
+        programs = self._donate if donating else self._keep
+        assert programs is not None
+        is_cut, rows = False, None
+        if self._eager:
+            data = layout.put_whole(data)
+        else:
+            is_cut, data, rows = layout.put_batch(data)
+        call = programs.cut if is_cut else programs.whole
         with gate.lock:
             gate.settle(running)
             if running.failures.errors:
@@ -294,7 +297,7 @@ class FitStep:
                 outputs = last[-1][0]
                 gate.enter(running, any_of(last[-1]))
             else:
-                layout, given = running.layout, values
+                given = values
                 if self._is_local:
                     given = [list(map(layout.narrow, g)) for g in values]
                 outputs, changes = call(given, data, rows)
@@ -304,8 +307,8 @@ class FitStep:
                         if self._is_local:
                             value = layout.widen(layout.place(value))
                         group[index] = value
-        if running.layout.is_wide:
-            outputs = jax.tree.map(running.layout.result, outputs)
+        if layout.is_wide:
+            outputs = jax.tree.map(layout.result, outputs)
         return outputs
 
 

@@ -13,6 +13,8 @@ import keras
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.callbacks import guarded
+from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Running
@@ -218,22 +220,21 @@ class Trainer:
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
     ) -> FitStep:
-        running = self._running
-        layout, failures = running.layout, running.failures
-        is_sharded = trains and self._shard is not None
+        running, is_sharded = self._running, False
+        layout = running.layout
         if trains and self._shard is not None:
-            fn = self._shard(running.model, fn)
+            fn, is_sharded = self._shard(running.model, fn), True
         keep = changed_values(fn)
         if not internals.compiles(running.model):
             return FitStep(running, layout.eager(keep), eager=True)
+
+        def compiled(step: StepFn, **options: bool) -> Programs:
+            if layout.is_mesh:
+                step = guarded(step, running.failures)
+            return layout.compile(step, is_sharded=is_sharded, **options)
+
         return FitStep(
             running,
-            layout.compile(
-                keep, failures, gather=gather, is_sharded=is_sharded
-            ),
-            layout.compile(
-                all_values(fn), failures, donate=True, is_sharded=is_sharded
-            )
-            if trains
-            else None,
+            compiled(keep, gather=gather),
+            compiled(all_values(fn), donate=True) if trains else None,
         )

@@ -17,9 +17,6 @@ from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
 from keras_dist_jax import arrays
-from keras_dist_jax import batches
-from keras_dist_jax.layout import BatchRouter
-from keras_dist_jax.layout import Call
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import Shapes
 
@@ -110,53 +107,6 @@ class WideLayout(MeshLayout):
                 )
         return everyones
 
-    def _program(
-        self, cut: Callable[..., Any], whole: Callable[..., Any]
-    ) -> BatchRouter:
-        return _Shares(self, cut, whole)
-
 
 def _is_local(array: Any) -> bool:
     return not isinstance(array, jax.Array) or array.is_fully_addressable
-
-
-class _Shares(BatchRouter):
-    """A step for which each worker puts its rows of a batch on its devices.
-
-    `cut` is the step for batches that are cut, padded or not, and `whole` the
-    one for batches that each replica gets whole.
-    """
-
-    def __init__(
-        self,
-        layout: WideLayout,
-        cut: Callable[..., Any],
-        whole: Callable[..., Any],
-    ) -> None:
-        self._layout = layout
-        self._cut = cut
-        self._whole = whole
-
-    def route(self, data: Any) -> Call:
-        leaves, structure = jax.tree.flatten(data)
-        count = self._layout.num_replicas
-        rows = batches.rows_to_cut(leaves, count)
-        if rows is None:
-            batches.tell_if_unequal(leaves, self._layout.unequal)
-            return self._whole, jax.tree.map(self._put_whole, data), None
-        data = structure.unflatten([self._put_share(leaf) for leaf in leaves])
-        return self._cut, data, rows if rows % count else None
-
-    def _put_share(self, leaf: Any) -> Any:
-        layout = self._layout
-        return batches.put_share(
-            leaf, layout.cut, layout.devices, layout.first, layout.num_replicas
-        )
-
-    def _put_whole(self, leaf: Any) -> Any:
-        layout = self._layout
-        array = batches.as_array(leaf)
-        shards = [array] * len(layout.devices)
-        return batches.put_global(
-            array.shape, array, layout.whole, shards, layout.devices
-        )
