@@ -1,11 +1,8 @@
-"""Optimizer updates of a step, as one equation of its program each.
-
-While a step is traced, its optimizers' `apply` and `stateless_apply` are
-replaced, on the instances, by one call of a compiled function. So the program
-shows the inputs and outputs of an update, which may then run elsewhere.
-"""
+"""Replacements for the updates of optimizers while a step is traced."""
 
 import contextlib
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -29,77 +26,128 @@ def is_update(equation: Any) -> bool:
     return str(equation.params.get("name")).startswith(_NAME)
 
 
-class OptimizerCalls:
-    """Updates of optimizers, each traced once for each kind of arguments."""
+class Updates(ABC):
+    """Updates of optimizers in a trace, in place of Keras' own.
+
+    Updates without gradients or by an optimizer that is not built are Keras'
+    own, and so are those that an update is made of.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
         self._is_inside = False
-        self._count = 0
+
+    @abstractmethod
+    def of_values(
+        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+    ) -> Any:
+        """Replaces `stateless_apply`, which is `original`, of an optimizer."""
+
+    @abstractmethod
+    def of_variables(
+        self, optimizer: Any, original: Any, grads: Any, variables: Any
+    ) -> None:
+        """Replaces `apply`, which is `original`, of an optimizer."""
 
     @contextlib.contextmanager
-    def marked(
+    def replacing(
         self, optimizers: Sequence[keras.optimizers.Optimizer]
     ) -> Iterator[None]:
-        """Makes each update of these optimizers one call, while open."""
+        """Replaces the methods on these instances, while open."""
         with contextlib.ExitStack() as undo:
             for optimizer in optimizers:
-                undo.enter_context(
-                    replaced(optimizer, "stateless_apply", self._of_values)
-                )
-                undo.enter_context(
-                    replaced(optimizer, "apply", self._of_variables)
-                )
+                undo.enter_context(self._replacing(optimizer))
             yield
 
-    def _of_values(
-        self, optimizer: keras.optimizers.Optimizer, original: Any
-    ) -> Callable[..., Any]:
-        def stateless_apply(
+    @contextlib.contextmanager
+    def _replacing(self, optimizer: Any) -> Iterator[None]:
+        apply, apply_values = optimizer.apply, optimizer.stateless_apply
+
+        def is_own(grads: list[Any]) -> bool:
+            return self._is_inside or not optimizer.built or not grads
+
+        def of_values(
             optimizer_variables: Any, grads: Any, trainable_variables: Any
         ) -> Any:
-            if self._is_inside:
-                return original(optimizer_variables, grads, trainable_variables)
-            result, _ = self._called(
-                (id(optimizer), "values"),
-                lambda *args: (original(*args), None),
-                list(optimizer_variables),
-                list(grads),
-                list(trainable_variables),
-            )
-            return result
+            state, grads = list(optimizer_variables), list(grads)
+            args = state, grads, list(trainable_variables)
+            if is_own(grads):
+                return apply_values(*args)
+            with self._inside():
+                return self.of_values(optimizer, apply_values, *args)
 
-        return stateless_apply
+        def of_variables(grads: Any, trainable_variables: Any = None) -> None:
+            args = list(grads), trainable_variables
+            if is_own(args[0]):
+                apply(*args)
+                return
+            with self._inside():
+                self.of_variables(optimizer, apply, *args)
 
-    def _of_variables(
-        self, optimizer: keras.optimizers.Optimizer, original: Any
-    ) -> Callable[..., Any]:
-        def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            grads = list(grads)
-            if self._is_inside or not optimizer.built or not grads:
-                return original(grads, trainable_variables)
-            trained = internals.trained_by(optimizer, trainable_variables)
-            known = {id(v): v for v in [*optimizer.variables, *trained]}
-            variables = list(known.values())
+        attributes = vars(optimizer)  # Keras tracks what is set otherwise
+        hooks = {"apply": of_variables, "stateless_apply": of_values}
+        before = {name: attributes[name] for name in hooks & attributes.keys()}
+        attributes.update(hooks)
+        try:
+            yield
+        finally:
+            for name in hooks:
+                del attributes[name]
+            attributes.update(before)
 
-            def update(values: Any, grads: Any) -> Any:
-                pairs = zip(variables, values, strict=True)
-                with Recording(pairs) as recording:
-                    original(grads, trainable_variables)
-                written = recording.written
-                return [value for _, value in written], [v for v, _ in written]
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
 
-            values, written = self._called(
-                (id(optimizer), tuple(known), trainable_variables is None),
-                update,
-                [variable.value for variable in variables],
-                grads,
-            )
-            for variable, value in zip(written, values, strict=True):
-                variable.assign(value)
-            return None
 
-        return apply
+class OptimizerCalls(Updates):
+    """Updates as one equation of a step's program each.
+
+    The program then shows the inputs and outputs of an update, which may run
+    elsewhere. Each is traced once for each kind of arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[Any, Any] = {}
+        self._count = 0
+
+    def of_values(
+        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+    ) -> Any:
+        result, _ = self._called(
+            (id(optimizer), "values"),
+            lambda *args: (original(*args), None),
+            state,
+            grads,
+            values,
+        )
+        return result
+
+    def of_variables(
+        self, optimizer: Any, original: Any, grads: Any, variables: Any
+    ) -> None:
+        trained = internals.trained_by(optimizer, variables)
+        known = {id(v): v for v in [*optimizer.variables, *trained]}
+
+        def update(values: Any, grads: Any) -> Any:
+            pairs = zip(known.values(), values, strict=True)
+            with Recording(pairs) as recording:
+                original(grads, variables)
+            written = recording.written
+            return [value for _, value in written], [v for v, _ in written]
+
+        values, written = self._called(
+            (id(optimizer), tuple(known), variables is None),
+            update,
+            [variable.value for variable in known.values()],
+            grads,
+        )
+        for variable, value in zip(written, values, strict=True):
+            variable.assign(value)
 
     def _called(
         self, key: Any, fn: Callable[..., tuple[Any, Any]], *args: Any
@@ -124,11 +172,7 @@ class OptimizerCalls:
         notes: list[Any] = []
 
         def update(*args: Any) -> Any:
-            self._is_inside = True
-            try:
-                result, noted = fn(*args)
-            finally:
-                self._is_inside = False
+            result, noted = fn(*args)
             notes.append(noted)
             return result
 
@@ -149,21 +193,3 @@ class OptimizerCalls:
 
         known.__name__ = known.__qualname__ = update.__name__
         return (jax.jit(known), jax.tree.structure(shapes), last), True
-
-
-@contextlib.contextmanager
-def replaced(
-    optimizer: Any, name: str, hook: Callable[[Any, Any], Any]
-) -> Iterator[None]:
-    """Replaces a method of one optimizer by `hook(optimizer, method)`."""
-    attributes = vars(optimizer)  # Keras tracks what is set otherwise
-    own = name in attributes
-    original = getattr(optimizer, name)
-    attributes[name] = hook(optimizer, original)
-    try:
-        yield
-    finally:
-        if own:
-            attributes[name] = original
-        else:
-            del attributes[name]

@@ -52,8 +52,6 @@ class Partition:
     Attributes:
         reads: Positions in the state of the values that the first part takes.
         gives: Positions of the first part's results among the step's.
-        kept: Positions in the state that no part changes.
-        num_crossing: Number of values handed over.
         first: `ClosedJaxpr` from the values that it reads and the batch to its
             results and the values handed over.
     """
@@ -100,16 +98,14 @@ class Partition:
         for eqn in self._equations:
             taken = variables(eqn.invars)
             crossing.update(dict.fromkeys(v for v in taken if v not in here))
-        self.kept, self.gives, self._later = [], [], []
+        self.gives, self._later = [], []
         for place, v in enumerate(jaxpr.outvars):
             position = place - self.num_outputs
             if isinstance(v, core.Literal):
                 self.gives.append(place)
             elif v in late:
                 self._later.append(place)
-            elif position >= 0 and v is self._state[position]:
-                self.kept.append(position)
-            else:
+            elif position < 0 or v is not self._state[position]:
                 self.gives.append(place)
         ids = set(map(id, self._equations))
         equations = [eqn for eqn in jaxpr.eqns if id(eqn) not in ids]
@@ -117,7 +113,6 @@ class Partition:
         used = {v for eqn in equations for v in variables(eqn.invars)}
         used.update(variables(results))
         self.reads = [i for i, v in enumerate(self._state) if v in used]
-        self.num_crossing = len(crossing)
         self._crossing = list(crossing)
         self.first = self._part(
             [*(self._state[i] for i in self.reads), *self._batch],

@@ -5,10 +5,8 @@ each device needs its part of a gradient, a variable and a slot only, and that
 new variables are whole again; it finds the collectives.
 """
 
-import contextlib
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +25,7 @@ from keras_dist_jax import shards
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.optimizer_calls import replaced
+from keras_dist_jax.optimizer_calls import Updates
 from keras_dist_jax.shards import Shards
 
 _OPTIMIZER_GROUP = internals.STATE_GROUPS.index("optimizer_variables")
@@ -48,62 +46,29 @@ def shard_state(optimizer: Any, layout: Layout) -> None:
             shards.shard(variable, layout)
 
 
-class ConstrainedUpdates:
-    """Updates of optimizers in a trace, each device's of its part."""
+class ConstrainedUpdates(Updates):
+    """Updates of which each device makes its part."""
 
     def __init__(self, layout: Layout) -> None:
+        super().__init__()
         self._layout = layout
-        self._is_inside = False
 
-    @contextlib.contextmanager
-    def of(
-        self, optimizers: Sequence[keras.optimizers.Optimizer]
-    ) -> Iterator[None]:
-        """Constrains each update of these optimizers, while open."""
-        with contextlib.ExitStack() as undo:
-            for optimizer in optimizers:
-                hooks = {"stateless_apply": self._of_values, "apply": self._of}
-                for name, hook in hooks.items():
-                    undo.enter_context(replaced(optimizer, name, hook))
-            yield
+    def of_values(
+        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+    ) -> Any:
+        parts = [*map(self._part, grads)], [*map(self._part, values)]
+        new, state = original(state, *parts)
+        return [*map(self._whole, new)], state
 
-    def _of_values(self, _: Any, original: Any) -> Callable[..., Any]:
-        def stateless_apply(
-            optimizer_variables: Any, grads: Any, trainable_variables: Any
-        ) -> Any:
-            if self._is_inside or not grads:
-                return original(optimizer_variables, grads, trainable_variables)
-            with self._inside():
-                new, state = original(
-                    optimizer_variables,
-                    [*map(self._part, grads)],
-                    [*map(self._part, trainable_variables)],
-                )
-            return [*map(self._whole, new)], state
-
-        return stateless_apply
-
-    def _of(self, optimizer: Any, original: Any) -> Callable[..., Any]:
-        def apply(grads: Any, trainable_variables: Any = None) -> None:
-            grads = list(grads)
-            if self._is_inside or not grads:
-                original(grads, trainable_variables)
-                return
-            trained = internals.trained_by(optimizer, trainable_variables)
-            _assign(trained, self._part)
-            with self._inside():
-                original([*map(self._part, grads)], trainable_variables)
-            _assign(trained, self._whole)
-
-        return apply
-
-    @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside = False
+    def of_variables(
+        self, optimizer: Any, original: Any, grads: Any, variables: Any
+    ) -> None:
+        trained = internals.trained_by(optimizer, variables)
+        for variable in trained:
+            variable.assign(self._part(variable.value))
+        original([*map(self._part, grads)], variables)
+        for variable in trained:
+            variable.assign(self._whole(variable.value))
 
     def _part(self, value: Any) -> Any:
         if not isinstance(value, jax.core.Tracer):
@@ -116,13 +81,6 @@ class ConstrainedUpdates:
         if not isinstance(value, jax.core.Tracer):
             return value
         return jax.lax.with_sharding_constraint(value, self._layout.whole)
-
-
-def _assign(
-    variables: Sequence[keras.Variable], change: Callable[[Any], Any]
-) -> None:
-    for variable in variables:
-        variable.assign(change(variable.value))
 
 
 def sharded_step(layout: Layout, model: keras.Model, step: StepFn) -> StepFn:
@@ -149,7 +107,7 @@ def sharded_step(layout: Layout, model: keras.Model, step: StepFn) -> StepFn:
         old = groups[_OPTIMIZER_GROUP]
         values = list(map(_value_in, variables, old))
         groups[_OPTIMIZER_GROUP] = list(values)
-        with ConstrainedUpdates(layout).of(optimizers):
+        with ConstrainedUpdates(layout).replacing(optimizers):
             outputs, new = step(tuple(groups), data)
         new = [list(group) for group in new]
         if list(map(len, new)) != list(map(len, groups)):
@@ -253,7 +211,7 @@ class EagerUpdate:
         def update(arrays: Any, gradients: Any, rate: Any) -> Any:
             optimizer: Any = self._optimizer()
             values = list(map(_value_in, state, arrays))
-            updates = ConstrainedUpdates(layout).of([optimizer])
+            updates = ConstrainedUpdates(layout).replacing([optimizer])
             recording = Recording(zip(state, values, strict=True))
             with recording, updates, internals.at_rate(optimizer, rate):
                 optimizer.apply(gradients, list(variables))
