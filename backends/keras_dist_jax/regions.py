@@ -11,7 +11,6 @@ from typing import TypeVar
 
 import jax
 import keras
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from keras import ops
@@ -35,6 +34,7 @@ from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import check_owner
 from keras_dist_jax.agreement import Peers
+from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.joined import Local
@@ -123,7 +123,7 @@ class Region:
         """Gathers a nest of every replica; only tensors need a collective."""
         leaves, structure = jax.tree.flatten(nest)
         if self.peers.are_uneven:
-            leaves = [*map(_as_tensor, leaves)]
+            leaves = [*map(as_tensor, leaves)]
         described = self.peers.met([*map(describe, leaves)], structure)
         gathered = [
             self._gather(leaf, [each[i] for each in described])
@@ -183,20 +183,6 @@ class Region:
             local = ops.true_divide(local, 1)  # integers have a float mean
         return collective(self.traced(local), AXIS)
 
-    def own(self, nest: Any) -> Any:
-        """Picks this replica's component of per-replica values in a nest."""
-
-        def pick(leaf: Any) -> Any:
-            if isinstance(leaf, Local):
-                return leaf.local
-            if not isinstance(leaf, PerReplica):
-                return leaf
-            return lax.dynamic_index_in_dim(
-                jnp.stack(leaf.values), self.index, keepdims=False
-            )
-
-        return map_nest(pick, nest)
-
 
 class RegionScope(Overlay):
     """Cross-replica context inside of a region, during a rendezvous."""
@@ -238,15 +224,6 @@ class RegionScope(Overlay):
 
     def forget(self, variable: keras.Variable) -> None:
         """Does nothing: the scope keeps no values."""
-
-
-def _as_tensor(leaf: Any) -> Any:
-    # Other replicas may have other elements, which only a collective brings.
-    if isinstance(leaf, float) or not isinstance(
-        leaf, (np.ndarray, np.generic)
-    ):
-        return leaf
-    return jnp.asarray(leaf)
 
 
 _COLLECTIVES = {
@@ -317,7 +294,16 @@ class TracedReplica(Replica):
         return [jax.ShapeDtypeStruct(shape, value.dtype) for shape in shapes]
 
     def own(self, nest: Any) -> Any:
-        return self._region.own(nest)
+        def pick(leaf: Any) -> Any:
+            if isinstance(leaf, Local):
+                return leaf.local
+            if not isinstance(leaf, PerReplica):
+                return leaf
+            return lax.dynamic_index_in_dim(
+                jnp.stack(leaf.values), self._region.index, keepdims=False
+            )
+
+        return map_nest(pick, nest)
 
     @property
     def seed_offset(self) -> Any:
@@ -366,14 +352,9 @@ class TracedCall(ReplicaCall):
 
     replica: TracedReplica
 
-    def __init__(
-        self,
-        replica: TracedReplica,
-        runner: ReplicaRunner,
-        strategy: Any,
-        region: Region,
-    ) -> None:
-        super().__init__(replica, runner, strategy)
+    def __init__(self, region: Region) -> None:
+        strategy: Any = region.strategy
+        super().__init__(TracedReplica(region), TracedRunner(region), strategy)
         self._region = region
         self.writes = _OwnWrites()
 
