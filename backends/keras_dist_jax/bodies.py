@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import Record
@@ -44,9 +44,6 @@ from keras_dist_jax.structure import check_constant
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
 
-if TYPE_CHECKING:
-    from keras_dist.plugin.front_end import RunsReplicas
-
 CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
 # For arrays whose first axis is for steps.
 CUT_STEPS = PartitionSpec(None, AXIS)
@@ -54,7 +51,7 @@ _MAX_TRACES = 4
 
 
 def run_region(
-    strategy: "RunsReplicas",
+    strategy: RunsReplicas,
     layout: Layout,
     trace: Trace,
     fn: Callable[..., Any],
@@ -216,7 +213,7 @@ class _Body:
     `known` are the variables that the traced program takes.
     """
 
-    strategy: "RunsReplicas"
+    strategy: RunsReplicas
     layout: Layout
     trace: Trace
     fn: Callable[..., Any]

@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from keras_dist.internals import keras_internals
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CompiledFunction
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
@@ -41,12 +41,9 @@ from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current
 from keras_dist_jax.tracing import current_trace
 
-if TYPE_CHECKING:
-    from keras_dist.plugin.front_end import RunsReplicas
-
 
 def scanned(
-    strategy: "RunsReplicas",
+    strategy: RunsReplicas,
     layout: Layout | None,
     fn: Callable[..., Any],
     structure: Any,
@@ -112,10 +109,6 @@ def _on_one(
     return arrays
 
 
-if TYPE_CHECKING:
-    from keras_dist.plugin.front_end import RunsReplicas
-
-
 class JaxCompiler(Compiler):
     """A compiler of functions for a layout.
 
@@ -157,7 +150,7 @@ class JaxCompiler(Compiler):
 
     def run(
         self,
-        strategy: "RunsReplicas",
+        strategy: RunsReplicas,
         fn: CompiledFunction | Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
@@ -192,7 +185,7 @@ class JaxCompiler(Compiler):
 
     def scan(
         self,
-        strategy: "RunsReplicas",
+        strategy: RunsReplicas,
         function: CompiledFunction,
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
@@ -218,11 +211,7 @@ class JaxCompiler(Compiler):
             return super().scan(strategy, function, batches)
         leaves = [leaf for each in found for leaf in each]
         key = ("scan", len(batches)), structures[0], None
-        try:
-            result = self._ran(function, strategy, key, leaves)
-        except _UnhashableError as error:
-            check_arguments(function, batches[0], {})
-            raise _unhashable(function) from error
+        result = self._ran(function, strategy, key, leaves)
 
         def stack(leaf: Any) -> Any:
             if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):
@@ -235,7 +224,7 @@ class JaxCompiler(Compiler):
         self,
         function: CompiledFunction,
         mode: Any,
-        strategy: "RunsReplicas | None",
+        strategy: RunsReplicas | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
@@ -247,16 +236,12 @@ class JaxCompiler(Compiler):
             flatten(args, leaves, self._join),
             flatten(kwargs, leaves, self._join) if kwargs else None,
         )
-        try:
-            return self._ran(function, strategy, key, leaves)
-        except _UnhashableError as error:
-            check_arguments(function, args, kwargs or {})
-            raise _unhashable(function) from error
+        return self._ran(function, strategy, key, leaves)
 
     def _ran(
         self,
         function: CompiledFunction,
-        strategy: "RunsReplicas | None",
+        strategy: RunsReplicas | None,
         key: Any,
         leaves: list[Any],
     ) -> Any:
@@ -267,7 +252,13 @@ class JaxCompiler(Compiler):
         try:
             program = programs.get(key)
         except TypeError as error:
-            raise _UnhashableError from error
+            _check_again(function, key, leaves)
+            raise TypeError(
+                f"Arguments of the compiled function '{function.name}' can't "
+                "be hashed, and are no tensors. Expected: tensors or arrays, "
+                "which are traced, or something hashable, of which each value "
+                "is compiled on its own. Let the function close over it."
+            ) from error
         if program is None:
             _check_again(function, key, leaves)
             program = programs[key] = self._made(
@@ -288,7 +279,7 @@ class JaxCompiler(Compiler):
     def _made(
         self,
         function: CompiledFunction,
-        strategy: "RunsReplicas | None",
+        strategy: RunsReplicas | None,
         key: Any,
         is_first: bool,
     ) -> Program:
@@ -369,20 +360,6 @@ def _check_again(
     positional = unflatten(args, rest)
     named = unflatten(kwargs, rest) if kwargs else {}
     check_arguments(function, positional, named)
-
-
-class _UnhashableError(Exception):
-    """An argument that can't be a part of a program's key."""
-
-
-def _unhashable(function: CompiledFunction) -> TypeError:
-    """Returns the error of arguments that name nothing that can't be hashed."""
-    return TypeError(
-        f"Arguments of the compiled function '{function.name}' can't be "
-        "hashed, and are no tensors. Expected: tensors or arrays, which are "
-        "traced, or something hashable, of which each value is compiled on its "
-        "own. Let the function close over it."
-    )
 
 
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:

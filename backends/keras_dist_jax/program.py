@@ -43,13 +43,9 @@ class _GrownError(Exception):
 class Program:
     """A function that runs on the arrays of the variables that it uses.
 
-    Args:
-        name: String, its name in messages and profiles.
-        call: Callable that calls the function, given the traced arguments.
-        slots: The compiler's `Slots`.
-        gate: Bounds the programs under way.
-        layout: The `Layout`, or `None` without a strategy.
-        is_first: Boolean, whether the function was never traced before.
+    `call` calls the function, given the traced arguments. `layout` is `None`
+    without a strategy, and `is_first` says that the function was never traced
+    before.
 
     Attributes:
         is_placed: Whether its arguments decide which device it runs on.
@@ -75,12 +71,11 @@ class Program:
         self._home = None if layout is None else layout.devices[0]
         self._several = layout if several else None
         self.is_placed = layout is None or several
-        # Written variables whose arrays programs delete; written variables
-        # whose arrays they keep; these and those that are only read.
-        self._donated: list[Slot] = []
-        self._given: list[Slot] = []
+        # Variables that it takes: first those whose arrays it deletes, then
+        # others that it writes, then those that it only reads.
         self._taken: list[Slot] = []
-        self._cut = 0
+        self._num_donated = self._num_written = 0
+        self._written: set[int] = set()
         self._variables: dict[int, keras.Variable] = {}
         self._compiled: Any = None
         # Whether the program calls back to Python, which may raise.
@@ -128,9 +123,9 @@ class Program:
         is_moved = False
         while True:
             held: list[Any] = []
-            found = _arrays_of(self._taken, self._cut)
-            donated, others = found[: self._cut], found[self._cut :]
-            del found
+            others = _arrays_of(self._taken, self._num_donated)
+            donated = others[: self._num_donated]
+            del others[: self._num_donated]
             # A variable and its slot hold an array three times.
             arrays.copy_shared(donated, num_own=3, copy_all=not self.num_calls)
             try:
@@ -162,20 +157,18 @@ class Program:
         return self._several.widen(self._several.place(leaf))
 
     def _keep(self, given: Any) -> Any:
-        arrays, donated, written, self._witness, trace = given
+        arrays, written, self._witness, trace = given
         if self._several is not None and self._several.is_wide:
             arrays = [*map(self._several.result, arrays)]
         if self._waits:
-            jax.block_until_ready((arrays, donated, written))
+            jax.block_until_ready((arrays, written))
             jax.effects_barrier()
         self.num_calls += 1
-        for slot, array in zip(self._donated, donated, strict=True):
-            if slot.key in slot.attributes:
+        for slot, array in zip(self._taken, written, strict=False):
+            if slot.donates and slot.key in slot.attributes:
                 slot.attributes[slot.key] = slot.seen = slot.array = array
             else:
                 slot.keep(array)
-        for slot, array in zip(self._given, written, strict=True):
-            slot.keep(array)
         return unpacked(self._outlines[len(trace)], arrays)
 
     def _survey(self, leaves: list[Any]) -> None:
@@ -217,25 +210,22 @@ class Program:
             "distribute_strategy" in vars(variable)
             for variable in self._variables.values()
         )
-        known = {s.id for s in [*self._donated, *self._given]}
-        written = known | set(trace.written)
+        self._written |= set(trace.written)
         slots = [
             self._slots.of(variable, self._several)
             for key, variable in self._variables.items()
-            if key in trace.values or key in known
+            if key in trace.values or key in self._written
         ]
-        self._donated = [
-            slot
-            for slot in slots
-            if slot.id in written and slot.donates and not self._waits
-        ]
-        donated = {slot.id for slot in self._donated}
-        self._given = [
-            s for s in slots if s.id in written and s.id not in donated
-        ]
-        read = [s for s in slots if s.id not in written]
-        self._taken = [*self._donated, *self._given, *read]
-        self._cut = len(self._donated)
+        written = [slot for slot in slots if slot.id in self._written]
+        read = [slot for slot in slots if slot.id not in self._written]
+
+        def is_kept(slot: Slot) -> bool:
+            return self._waits or not slot.donates
+
+        written.sort(key=is_kept)
+        self._taken = [*written, *read]
+        self._num_written = len(written)
+        self._num_donated = len(written) - sum(map(is_kept, written))
         self.num_calls = 0
 
         # JAX's caches may keep this function, and must not keep the program.
@@ -267,8 +257,7 @@ class Program:
         creating = keras_hooks().creating()
         with creating, refusing_variables(self._name), trace.entered():
             arrays, outline = packed(self._call(leaves))
-        changing = [*self._donated, *self._given]
-        if trace.unknown or set(trace.written) - {s.id for s in changing}:
+        if trace.unknown or set(trace.written) - self._written:
             self._log.note(leaves, "variables that it did not know")
             self._adopt(trace)
             raise _GrownError
@@ -292,8 +281,7 @@ class Program:
             ]
         return (
             arrays,
-            [new(slot) for slot in self._donated],
-            [new(slot) for slot in self._given],
+            [new(slot) for slot in self._taken[: self._num_written]],
             # The gate waits for it: there may be no other result, and others
             # may be deleted by a later program.
             jnp.zeros((), "int32") if self._gate.waits else None,

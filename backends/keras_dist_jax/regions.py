@@ -5,7 +5,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.stateless import opened
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
@@ -49,9 +49,6 @@ from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 from keras_dist_jax.tracing import share_of
 
-if TYPE_CHECKING:
-    from keras_dist.plugin.front_end import RunsReplicas
-
 T = TypeVar("T")
 
 
@@ -64,7 +61,7 @@ class Region:
 
     def __init__(
         self,
-        strategy: "RunsReplicas",
+        strategy: RunsReplicas,
         layout: Layout,
         trace: Trace,
         values: Mapping[int, Any],
