@@ -31,9 +31,9 @@ from keras_dist_jax.joined import register_trees
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
+from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
 from keras_dist_jax.sharded_executor import JaxShardedExecutor
-from keras_dist_jax.wide import WideLayout
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from keras_dist_jax.jaxprs import rewritten
+
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 
 
@@ -73,42 +75,20 @@ def guarded(fn: Callable[..., Any], failures: Failures) -> Callable[..., Any]:
         A function with the arguments and results of `fn`, for use in a trace.
     """
 
+    def guard(equation: Any) -> Any:
+        if equation.primitive.name not in _CALLBACKS:
+            return equation
+        params = equation.params
+        callback = _Guarded(
+            params["callback"], params.get("result_avals", ()), failures
+        )
+        return equation.replace(params={**params, "callback": callback})
+
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
-        closed = _guard_closed(closed, failures)
-        leaves = core.jaxpr_as_fun(closed)(*jax.tree.leaves(args))
+        call = core.jaxpr_as_fun(rewritten(closed, guard))
+        leaves = call(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     run.__name__ = fn.__name__
     return run
-
-
-def _guard_closed(closed: Any, failures: Failures) -> Any:
-    return closed.replace(jaxpr=_guard_jaxpr(closed.jaxpr, failures))
-
-
-def _guard_jaxpr(jaxpr: Any, failures: Failures) -> Any:
-    return jaxpr.replace(
-        eqns=[_guard_equation(eqn, failures) for eqn in jaxpr.eqns]
-    )
-
-
-def _guard_equation(eqn: Any, failures: Failures) -> Any:
-    params = {k: _guard_param(v, failures) for k, v in eqn.params.items()}
-    if eqn.primitive.name in _CALLBACKS:
-        params["callback"] = _Guarded(
-            params["callback"], params.get("result_avals", ()), failures
-        )
-    return eqn.replace(params=params)
-
-
-def _guard_param(param: Any, failures: Failures) -> Any:
-    if isinstance(param, core.ClosedJaxpr):
-        return _guard_closed(param, failures)
-    if isinstance(param, core.Jaxpr):
-        return _guard_jaxpr(param, failures)
-    if isinstance(param, (tuple, list)) and any(
-        isinstance(item, (core.ClosedJaxpr, core.Jaxpr)) for item in param
-    ):
-        return type(param)(_guard_param(item, failures) for item in param)
-    return param

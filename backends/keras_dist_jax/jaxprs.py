@@ -18,6 +18,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.extend.core import Jaxpr
 from jax.extend.core import Literal
 from jax.extend.core import gensym
 from jax.extend.core import jaxprs_in_params
@@ -124,6 +126,27 @@ def walk(
         )
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def rewritten(program: Any, change: Callable[[Any], Any]) -> Any:
+    """Replaces each equation of a program, and of those inside of it."""
+    if isinstance(program, ClosedJaxpr):
+        return program.replace(jaxpr=rewritten(program.jaxpr, change))
+
+    def param(value: Any) -> Any:
+        if isinstance(value, (ClosedJaxpr, Jaxpr)):
+            return rewritten(value, change)
+        if isinstance(value, (tuple, list)) and any(
+            isinstance(item, (ClosedJaxpr, Jaxpr)) for item in value
+        ):
+            return type(value)(map(param, value))
+        return value
+
+    def replaced(equation: Any) -> Any:
+        params = {key: param(each) for key, each in equation.params.items()}
+        return change(equation.replace(params=params))
+
+    return program.replace(eqns=[*map(replaced, program.eqns)])
 
 
 @functools.cache

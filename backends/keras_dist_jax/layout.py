@@ -56,8 +56,9 @@ class Layout(ABC):
     def __init__(self, devices: Sequence[Any], sharding: Any) -> None:
         self.devices = tuple(devices)
         self.sharding = sharding
-        # The sharding, in programs, of values that each device has whole.
-        self.whole = sharding
+        # The shardings, in programs, of values that each device has whole, and
+        # of those that are cut over the replicas.
+        self.whole = self.cut = sharding
         # The number over all workers, and the position of the first of this
         # worker's devices among them.
         self.num_replicas = len(self.devices)
@@ -192,6 +193,15 @@ class SingleLayout(Layout):
         return data
 
 
+def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
+    """Returns the shardings of arrays that are whole on each device, or cut."""
+    mesh = Mesh(np.array(devices), ("replica",), axis_types=(AxisType.Auto,))
+    return (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("replica")),
+    )
+
+
 class MeshLayout(Layout):
     """State on each of several devices, with batches cut over them.
 
@@ -201,11 +211,9 @@ class MeshLayout(Layout):
     is_mesh = True
 
     def __init__(self, devices: Sequence[Any]) -> None:
-        mesh = Mesh(
-            np.array(devices), ("replica",), axis_types=(AxisType.Auto,)
-        )
-        super().__init__(devices, NamedSharding(mesh, PartitionSpec()))
-        self.cut = NamedSharding(mesh, PartitionSpec("replica"))
+        whole, cut = _shardings(devices)
+        super().__init__(devices, whole)
+        self.cut = cut
         self.one_at_a_time = devices[0].platform == "cpu"
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -266,6 +274,91 @@ class MeshLayout(Layout):
         return jax.tree.map(
             lambda x: batches.put_whole(x, self.sharding, self.devices), data
         )
+
+
+class WideLayout(MeshLayout):
+    """State on each device of each worker, with batches cut over all of them.
+
+    Between programs each worker has arrays of its own only, so that everything
+    else is as it is on one worker.
+
+    `devices` has, for each worker, the `jax.Device`s of its replicas, all of
+    one platform; `worker` is the position of this one. `exchange` goes from a
+    list of integers, as many on each worker, to the lists of all workers, and
+    `gather` does the same with tensors, of the same shapes on each.
+    """
+
+    is_wide = True
+
+    def __init__(
+        self,
+        devices: Sequence[Sequence[Any]],
+        worker: int,
+        exchange: Callable[[list[int]], list[list[int]]],
+        gather: Callable[[list[Any]], list[list[Any]]],
+    ) -> None:
+        own = devices[worker]
+        super().__init__(own)
+        if len(own) == 1:
+            self.sharding = SingleDeviceSharding(own[0])
+        everyones = [device for each in devices for device in each]
+        self.whole, self.cut = _shardings(everyones)
+        self.num_replicas = len(devices) * len(own)
+        self.first = worker * len(own)
+        self._num_workers = len(devices)
+        self._exchange = exchange
+        self._gather = gather
+
+    def holds(self, array: Any) -> bool:
+        return super().holds(array) and array.committed
+
+    def widen(self, array: Any) -> Any:
+        if not array.is_fully_addressable:
+            return array
+        shards = {s.device: s.data for s in array.addressable_shards}
+        return jax.make_array_from_single_device_arrays(
+            array.shape, self.whole, [shards[d] for d in self.devices]
+        )
+
+    def narrow(self, array: Any) -> Any:
+        # Arrays that are cut over the workers stay as they are.
+        if _is_local(array) or not array.is_fully_replicated:
+            return array
+        shards = {s.device: s.data for s in array.addressable_shards}
+        own = [shards[device] for device in self.devices]
+        if len(own) == 1:
+            return own[0]
+        return jax.make_array_from_single_device_arrays(
+            array.shape, self.sharding, own
+        )
+
+    def result(self, array: Any) -> Any:
+        if _is_local(array) or not array.is_fully_replicated:
+            return array
+        return array.addressable_data(0)
+
+    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+        found = self._gather([arrays.own_part(array)])
+        parts = [np.asarray(own) for (own,) in found]
+        return np.concatenate(parts, arrays.axis_of(array))
+
+    def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
+        numbers = [n for value in shapes for shape in value for n in shape]
+        if not numbers:
+            return [value * self._num_workers for value in shapes]
+        found = self._exchange(numbers)
+        everyones: list[Shapes] = [() for _ in shapes]
+        for own in found:
+            rest = iter(own)
+            for index, value in enumerate(shapes):
+                everyones[index] += tuple(
+                    tuple(next(rest) for _ in shape) for shape in value
+                )
+        return everyones
+
+
+def _is_local(array: Any) -> bool:
+    return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
 _TYPES = {

@@ -17,14 +17,9 @@ class Update:
 
     Its arguments are the values of `state`, then those of `crossing`.
 
-    Args:
-        program: `ClosedJaxpr`.
-        state: Positions in the state of its arguments.
-        crossing: Positions of its arguments among the values that the first
-            part hands over.
-        results: Positions of its results among the step's: outputs, then the
-            new state.
-        key: Equal for equal updates of one plan; `None` if unknown.
+    `crossing` are positions among the values that the first part hands over,
+    `results` those among the step's: outputs, then the new state. `key` is
+    equal for equal updates of one plan; `None` if unknown.
     """
 
     program: Any
@@ -42,12 +37,8 @@ class Partition:
     a step whose second loss is of weights that the first update has changed;
     then the second update, until the rest can follow.
 
-    Args:
-        closed: `ClosedJaxpr` from a state and a batch to outputs and a state
-            of as many values.
-        size: Integer, the number of values in the state.
-        is_update: Callable that tells whether an equation is an update. Equal
-            updates have equal names.
+    `closed` goes from a state of `size` values and a batch to outputs and a
+    state of as many values. Updates that are equal have equal names.
 
     Attributes:
         reads: Positions in the state of the values that the first part takes.

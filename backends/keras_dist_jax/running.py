@@ -62,11 +62,6 @@ class StateGroup:
 class Running:
     """A model's state while steps run, on loan from its variables.
 
-    Args:
-        model: A `keras.Model`.
-        layout: The `Layout` of its state.
-        gate: Bounds the steps under way.
-
     Attributes:
         token: The stand-in for the state that Keras passes to the steps, or
             `None` while the variables have the state.
@@ -115,11 +110,9 @@ class Running:
     ) -> tuple[StateGroup, ...]:
         """Takes the state from the variables.
 
-        Args:
-            names: Sequence of the names of the groups that the step gets, in
-            order.
-            take_away: Boolean, whether the variables are emptied meanwhile.
-            donate: Boolean, whether steps delete the state that they are given.
+        `names` are those of the groups that the step gets, in order. With
+        `take_away` the variables are emptied meanwhile, and with `donate` steps
+        delete the state that they are given.
 
         Returns:
             A stand-in for each group of the state, valid until the next `sync`.

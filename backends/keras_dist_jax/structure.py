@@ -23,7 +23,6 @@ from keras_dist.core.objects import held_in
 from keras_dist.core.objects import refuse_result
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
 
@@ -194,9 +193,8 @@ def packed(nest: Any) -> tuple[list[Any], Any]:
             leaf = leaf.value
         if isinstance(leaf, JoinedPerReplica):
             leaf = leaf.in_a_program()
-            sharding = over_replicas(leaf.layout)
             arrays.append(
-                jax.lax.with_sharding_constraint(leaf.joined, sharding)
+                jax.lax.with_sharding_constraint(leaf.joined, leaf.layout.cut)
             )
             return Joined(leaf.stacked, leaf.shapes, leaf.layout)
         if isinstance(leaf, ARRAY_TYPES):

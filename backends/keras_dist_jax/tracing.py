@@ -35,11 +35,7 @@ def is_split(variable: keras.Variable) -> bool:
 class Trace:
     """One trace of a compiled function.
 
-    Args:
-        values: Mapping from the ids of variables to their values in the
-        program.
-        find: Callable that returns the array of a variable that is not in it.
-        variables: Mapping from ids to the variables that are.
+    `find` returns the array of a variable that is not in `values`.
 
     Attributes:
         values: Dict of the newest values, by the variables' ids.
