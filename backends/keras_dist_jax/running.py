@@ -19,6 +19,7 @@ import collections
 import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -308,16 +309,10 @@ class FitStep:
 def all_values(step: StepFn) -> StepFn:
     """Makes a step return a new value for each variable."""
 
-    def run(values: Any, data: Any) -> tuple[Any, Any]:
-        outputs, new = step(_as_keras(values), data)
-        new = _groups_like(new, values)
-        return outputs, [
-            [_like(n, o) for n, o in zip(group, old, strict=True)]
-            for group, old in zip(new, values, strict=True)
-        ]
+    def of_group(new: list[Any], old: list[Any]) -> Any:
+        return [*map(_like, new, old)]
 
-    run.__name__ = step.__name__  # profiles show it
-    return run
+    return _giving(step, of_group)
 
 
 def changed_values(step: StepFn) -> StepFn:
@@ -326,24 +321,21 @@ def changed_values(step: StepFn) -> StepFn:
     Values that are merely passed through need no second buffer.
     """
 
+    def of_group(new: list[Any], old: list[Any]) -> Any:
+        pairs = enumerate(zip(new, old, strict=True))
+        return {i: _like(n, o) for i, (n, o) in pairs if n is not o}
+
+    return _giving(step, of_group)
+
+
+def _giving(step: StepFn, of_group: Callable[..., Any]) -> StepFn:
     def run(values: Any, data: Any) -> tuple[Any, Any]:
-        outputs, new = step(_as_keras(values), data)
+        outputs, new = step(tuple(list(group) for group in values), data)
         new = _groups_like(new, values)
-        return outputs, [
-            {
-                index: _like(n, o)
-                for index, (n, o) in enumerate(zip(group, old, strict=True))
-                if n is not o
-            }
-            for group, old in zip(new, values, strict=True)
-        ]
+        return outputs, [*map(of_group, new, values)]
 
-    run.__name__ = step.__name__
+    run.__name__ = step.__name__  # profiles show it
     return run
-
-
-def _as_keras(values: Any) -> tuple[list[Any], ...]:
-    return tuple(list(group) for group in values)
 
 
 def _groups_like(new: Any, old: Any) -> list[list[Any]]:
