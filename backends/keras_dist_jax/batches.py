@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_dist.core.rows import UnequalLengths
+from keras_dist_jax.jax_internals import from_shards
 from keras_dist_jax.jax_internals import put_shards
 
 
@@ -78,7 +79,8 @@ def put_cut(
     if array.shape[0] % parts:
         shares = [_padded(each, share) for each in shares]
     shape = (share * parts, *array.shape[1:])
-    return _from_shards(shape, array, sharding, shares, devices)
+    aval = jax.core.ShapedArray(shape, array.dtype)
+    return from_shards(aval, sharding, shares, devices)
 
 
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
@@ -86,8 +88,8 @@ def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     array = as_array(leaf)
     if _is_put_at_once(array, sharding):
         return jax.device_put(array, sharding)
-    copies = [array] * len(devices)
-    return _from_shards(array.shape, array, sharding, copies, devices)
+    aval = jax.core.ShapedArray(array.shape, array.dtype)
+    return from_shards(aval, sharding, [array] * len(devices), devices)
 
 
 def _is_put_at_once(array: Any, sharding: Any) -> bool:
@@ -107,24 +109,6 @@ def _padded(array: Any, rows: int) -> Any:
         return array
     zeros = np.zeros((missing, *array.shape[1:]), array.dtype)
     return np.concatenate([np.asarray(array), zeros])
-
-
-def _from_shards(
-    shape: tuple[int, ...],
-    like: Any,
-    sharding: Any,
-    shards: Sequence[Any],
-    devices: Sequence[Any],
-) -> Any:
-    """Makes an array from the shards of this worker's devices."""
-    if put_shards is not None and not isinstance(like, jax.Array):
-        aval = jax.core.ShapedArray(shape, like.dtype)
-        return put_shards(aval, sharding, shards, devices)
-    placed = [
-        jax.device_put(shard, device)
-        for shard, device in zip(shards, devices, strict=True)
-    ]
-    return jax.make_array_from_single_device_arrays(shape, sharding, placed)
 
 
 def unpad(data: Any, rows: int, sharding: Any) -> Any:
