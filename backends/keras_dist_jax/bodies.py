@@ -1,7 +1,6 @@
 """The body of a region: a replica function, traced for all devices."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -28,8 +27,8 @@ from keras_dist_jax.agreement import averaged
 from keras_dist_jax.agreement import check_alike
 from keras_dist_jax.agreement import in_order
 from keras_dist_jax.agreement import means_of
-from keras_dist_jax.divergence import differing
 from keras_dist_jax.jaxprs import AXIS
+from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.joined import cut_to
 from keras_dist_jax.joined import largest
@@ -144,12 +143,11 @@ class _Argument:
 
     def of_replica(self, value: Any, replica: int) -> Any:
         """Returns a replica's argument, given the part that its device has."""
-        value = value[0] if self.stacked else value
-        return (
-            value
-            if self.shapes is None
-            else cut_to(value, self.shapes[replica])
-        )
+        if self.stacked:
+            value = value[0]
+        if self.shapes is None:
+            return value
+        return cut_to(value, self.shapes[replica])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,16 +219,6 @@ class _Body:
     held: list[_Argument]
     known: list[keras.Variable]
 
-    @functools.cached_property
-    def kinds(self) -> list[Any]:
-        """The shapes of each replica's arguments, of those that differ.
-
-        A variant is a trace that serves all replicas of one kind.
-        """
-        uneven = [each.shapes for each in self.held if each.shapes]
-        replicas = range(self.layout.num_replicas)
-        return [tuple(each[i] for each in uneven) for i in replicas]
-
     def _differ(self) -> list[bool]:
         """Tells for each of a trace's arguments whether it may differ."""
         # With one replica a worker, values are not per-replica ones, but they
@@ -263,8 +251,13 @@ class _Body:
     def _variants(
         self, leaves: list[Any], values: list[Any]
     ) -> list[VariantTrace]:
-        kinds = list(dict.fromkeys(self.kinds))
-        variant_of = [kinds.index(each) for each in self.kinds]
+        # A variant is a trace that serves all replicas whose arguments have
+        # the same shapes.
+        uneven = [each.shapes for each in self.held if each.shapes]
+        replicas = range(self.layout.num_replicas)
+        shapes = [tuple(each[i] for each in uneven) for i in replicas]
+        kinds = list(dict.fromkeys(shapes))
+        variant_of = [kinds.index(each) for each in shapes]
         assumed: list[Record] | None = None
         for _ in range(_MAX_TRACES):
             variants: list[VariantTrace] = []

@@ -85,7 +85,9 @@ class Updates(ABC):
 
         attributes = vars(optimizer)  # Keras tracks what is set otherwise
         hooks = {"apply": of_variables, "stateless_apply": of_values}
-        before = {name: attributes[name] for name in hooks & attributes.keys()}
+        before = {
+            name: attributes[name] for name in hooks if name in attributes
+        }
         attributes.update(hooks)
         try:
             yield
