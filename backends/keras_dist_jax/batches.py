@@ -12,24 +12,19 @@ from keras_dist_jax.jax_internals import from_shards
 from keras_dist_jax.jax_internals import put_shards
 
 
-def common_rows(leaves: Sequence[Any]) -> int | None:
-    """Returns the length that all arrays of a batch share, or `None`."""
+def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
+    """Returns the number of rows to split over `parts` devices.
+
+    `None` says that each device gets the whole batch: the arrays have no common
+    length, or fewer rows than there are devices, which are not worth a
+    collective for each layer.
+    """
     rows = None
     for leaf in leaves:
         shape = getattr(leaf, "shape", None)
         if not shape or (rows is not None and shape[0] != rows):
             return None
         rows = int(shape[0])
-    return rows
-
-
-def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
-    """Returns the number of rows to split over `parts` devices.
-
-    `None` says that each device gets the whole batch.
-    """
-    rows = common_rows(leaves)
-    # Fewer rows than devices are not worth a collective for each layer.
     return None if rows is None or rows < parts else rows
 
 

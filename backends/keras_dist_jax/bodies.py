@@ -19,14 +19,7 @@ from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
-from keras_dist_jax.agreement import Peers
-from keras_dist_jax.agreement import Record
-from keras_dist_jax.agreement import Result
-from keras_dist_jax.agreement import VariantTrace
-from keras_dist_jax.agreement import averaged
-from keras_dist_jax.agreement import check_alike
-from keras_dist_jax.agreement import in_order
-from keras_dist_jax.agreement import means_of
+from keras_dist_jax import agreement
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
@@ -119,7 +112,7 @@ def run_region(
     joined = iter(results)
 
     def result(leaf: Any) -> Any:
-        if not isinstance(leaf, Result):
+        if not isinstance(leaf, agreement.Result):
             return leaf
         value = next(joined)
         if layout.num_replicas == 1:
@@ -159,7 +152,7 @@ class BodyTrace:
     they leave. `lockstep` is `None` if the first trace serves all replicas.
     """
 
-    first: VariantTrace
+    first: agreement.VariantTrace
     is_mean: list[bool]
     variant_of: list[int]
     lockstep: Lockstep | None
@@ -174,7 +167,7 @@ class BodyTrace:
             variants = jnp.asarray(self.variant_of)
             flat = self.lockstep.run(variants[lax.axis_index(AXIS)], flat)
         results, split, whole = self.first.structure.unflatten(flat)
-        means = averaged(whole, self.is_mean)
+        means = agreement.averaged(whole, self.is_mean)
         return results, [jnp.asarray(x)[None] for x in split], means
 
     def scan(
@@ -245,12 +238,12 @@ class _Body:
         first = variants[0]
         *_, whole_differs = first.structure.unflatten(differ)
         whole = first.written[len(first.written) - len(whole_differs) :]
-        is_mean = means_of(whole, whole_differs)
+        is_mean = agreement.means_of(whole, whole_differs)
         return BodyTrace(first, is_mean, first.peers.variant_of, lockstep)
 
     def _variants(
         self, leaves: list[Any], values: list[Any]
-    ) -> list[VariantTrace]:
+    ) -> list[agreement.VariantTrace]:
         # A variant is a trace that serves all replicas whose arguments have
         # the same shapes.
         uneven = [each.shapes for each in self.held if each.shapes]
@@ -258,14 +251,14 @@ class _Body:
         shapes = [tuple(each[i] for each in uneven) for i in replicas]
         kinds = list(dict.fromkeys(shapes))
         variant_of = [kinds.index(each) for each in shapes]
-        assumed: list[Record] | None = None
+        assumed: list[agreement.Record] | None = None
         for _ in range(_MAX_TRACES):
-            variants: list[VariantTrace] = []
+            variants: list[agreement.VariantTrace] = []
             for variant in range(len(kinds)):
-                peers = Peers(variant_of, variant, assumed)
+                peers = agreement.Peers(variant_of, variant, assumed)
                 like = variants[0].outline if variants else None
                 variants.append(self._variant(leaves, values, peers, like))
-            check_alike(variants)
+            agreement.check_alike(variants)
             records = [variant.peers.record for variant in variants]
             if records == assumed or (
                 assumed is None and all(r == records[0] for r in records)
@@ -280,8 +273,12 @@ class _Body:
         )
 
     def _variant(
-        self, leaves: list[Any], values: list[Any], peers: Peers, like: Any
-    ) -> VariantTrace:
+        self,
+        leaves: list[Any],
+        values: list[Any],
+        peers: agreement.Peers,
+        like: Any,
+    ) -> agreement.VariantTrace:
         """Traces one variant; `like` is the outline of the first one."""
         kept: list[Any] = []
 
@@ -312,7 +309,9 @@ class _Body:
         )
         outline, written = kept
         structure = jax.tree.structure(shapes)
-        return VariantTrace(program, structure, outline, written, peers)
+        return agreement.VariantTrace(
+            program, structure, outline, written, peers
+        )
 
     def _called(
         self, region: Region, leaves: list[Any], like: Any
@@ -338,12 +337,12 @@ class _Body:
                 check_constant(leaf)
                 return leaf
             results.append(jnp.asarray(leaf))
-            return Result(results[-1])
+            return agreement.Result(results[-1])
 
         with region.current(), TracedCall(region) as call:
             nest = self.fn(*args, **kwargs)
             if peers.own:
-                nest = in_order(nest, like)
+                nest = agreement.in_order(nest, like)
             outline = map_nest(keep, nest)
             call.replica.meet(
                 "the end of the replica function",
@@ -358,7 +357,11 @@ def _even(region: Region, outline: Any, results: list[Any]) -> list[Any]:
     if not region.peers.are_uneven:
         return results
     everyone = region.everyone([tuple(map(int, x.shape)) for x in results])
-    places = [leaf for leaf in leaves_of(outline) if isinstance(leaf, Result)]
+    places = [
+        leaf
+        for leaf in leaves_of(outline)
+        if isinstance(leaf, agreement.Result)
+    ]
     even = []
     for place, value, *shapes in zip(places, results, *everyone, strict=True):
         if len(set(shapes)) > 1:

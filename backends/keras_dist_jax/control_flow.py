@@ -29,20 +29,14 @@ Branch = Callable[[], Any]
 
 
 @functools.cache
-def install_cond() -> None:
-    """Makes `keras.ops.cond` keep the assignments of its branches.
+def install_hooks() -> None:
+    """Makes `keras.ops.cond` and `keras.random` work in compiled functions.
 
-    Values that JAX traces in a branch can leave it only as results.
+    Values that JAX traces in a branch can leave it only as results, and so do
+    the assignments of branches. Keras refuses draws without a seed under any
+    trace of JAX, where the seed would be lost.
     """
     internals.hook_cond(_hook_cond)
-
-
-@functools.cache
-def install_global_seed() -> None:
-    """Lets `keras.random` draw without a seed in compiled functions.
-
-    Keras refuses that under any trace of JAX, where the seed would be lost.
-    """
     internals.hook_global_seed(_hook_global_seed)
 
 
@@ -133,7 +127,7 @@ def differentiate(
     """
     hooks = keras_hooks()
     hooks.install_for_functions()
-    install_cond()
+    install_hooks()
     kept: list[Any] = []
 
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:

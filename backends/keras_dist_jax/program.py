@@ -17,8 +17,7 @@ from keras_dist.internals.stateless import opened
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays
-from keras_dist_jax.control_flow import install_cond
-from keras_dist_jax.control_flow import install_global_seed
+from keras_dist_jax.control_flow import install_hooks
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import dispatch
 from keras_dist_jax.jaxprs import has_callbacks
@@ -177,8 +176,7 @@ class Program:
         make_global_seed()
         hooks = keras_hooks()
         hooks.install_for_functions()
-        install_cond()
-        install_global_seed()
+        install_hooks()
         trace = Trace({}, self._find)
         trace.is_survey = True
 
