@@ -96,67 +96,58 @@ def sharded_step(layout: Layout, model: keras.Model, step: StepFn) -> StepFn:
             shard_state(optimizer, layout)
 
     def run(state: Any, data: Any) -> tuple[Any, Any]:
-        groups = [list(group) for group in state]
         model = known()
         assert model is not None
         optimizers = internals.optimizers_of(model)
         for optimizer in optimizers:
             if optimizer.built:
                 shard_state(optimizer, layout)
-        variables = [v for each in optimizers for v in each.variables]
-        old = groups[_OPTIMIZER_GROUP]
-        values = list(map(_value_in, variables, old))
-        groups[_OPTIMIZER_GROUP] = list(values)
-        with ConstrainedUpdates(layout).replacing(optimizers):
-            outputs, new = step(tuple(groups), data)
-        new = [list(group) for group in new]
-        if list(map(len, new)) != list(map(len, groups)):
-            return outputs, new
-        new[_OPTIMIZER_GROUP] = [
-            before if value is seen else _array_in(variable, value)
-            for variable, value, seen, before in zip(
-                variables, new[_OPTIMIZER_GROUP], values, old, strict=True
-            )
+        old = [list(group) for group in state]
+        owners: list[list[Any]] = [[None] * len(group) for group in old]
+        owners[_OPTIMIZER_GROUP] = [v for o in optimizers for v in o.variables]
+        given = [
+            list(map(_value_in, *each))
+            for each in zip(owners, old, strict=True)
         ]
-        groups[_OPTIMIZER_GROUP] = old
-        owners: list[list[Any]] = [[None] * len(group) for group in new]
-        owners[_OPTIMIZER_GROUP] = variables
+        with ConstrainedUpdates(layout).replacing(optimizers):
+            outputs, new = step(tuple(map(list, given)), data)
+        new = [list(group) for group in new]
+        if list(map(len, new)) != list(map(len, old)):
+            return outputs, new
         return outputs, [
             [
-                value if value is before else _constrained(owner, value, layout)
-                for owner, value, before in zip(*each, strict=True)
+                before if value is seen else _array_in(owner, value, layout)
+                for owner, value, seen, before in zip(*each, strict=True)
             ]
-            for each in zip(owners, new, groups, strict=True)
+            for each in zip(owners, new, given, old, strict=True)
         ]
 
     run.__name__ = step.__name__
     return run
 
 
-def _value_in(variable: keras.Variable, array: Any) -> Any:
+def _value_in(variable: keras.Variable | None, array: Any) -> Any:
     """Returns a variable's whole value in a step, from the state's array."""
-    if not shards.is_sharded(variable):
+    if variable is None or not shards.is_sharded(variable):
         return array
     if isinstance(array, jax.core.Tracer):
         return shards.shards_of(variable).whole(array)
     return shards.whole(variable, array)
 
 
-def _array_in(variable: keras.Variable, value: Any) -> Any:
-    """Returns the state's array of a variable; undoes `_value_in`."""
-    if not shards.is_sharded(variable):
-        return value
-    if isinstance(value, jax.core.Tracer):
-        return shards.shards_of(variable).stored(value)
-    return shards.array_of(variable, value)
+def _array_in(
+    variable: keras.Variable | None, value: Any, layout: Layout
+) -> Any:
+    """Returns the state's array of a new value, with the variable's sharding.
 
-
-def _constrained(variable: Any, value: Any, layout: Layout) -> Any:
-    """Constrains a new array to the sharding that its variable has."""
+    `variable` is `None` for one that is not sharded.
+    """
+    is_sharded = variable is not None and shards.is_sharded(variable)
     if not isinstance(value, jax.core.Tracer):
-        return value
+        return shards.array_of(variable, value) if is_sharded else value
     sharding = layout.whole
-    if variable is not None and shards.is_sharded(variable):
+    if is_sharded:
+        value = shards.shards_of(variable).stored(value)
         sharding = shards.shards_of(variable).sharding
     return jax.lax.with_sharding_constraint(value, sharding)
 
@@ -217,9 +208,7 @@ class EagerUpdate:
                 optimizer.apply(gradients, list(variables))
             written = {id(v): value for v, value in recording.written}
             return [
-                _constrained(
-                    v, _array_in(v, written.get(id(v), before)), layout
-                )
+                _array_in(v, written.get(id(v), before), layout)
                 for v, before in zip(state, values, strict=True)
             ]
 
