@@ -54,11 +54,9 @@ def run_region(
     """Traces `fn` once for all replicas, as a part of a compiled function.
 
     Arguments have tracers for arrays. With `scans`, arrays have an axis for
-    steps in front, and `fn` is called for each step.
-
-    Returns:
-        The nest that `fn` returns, with a `JoinedPerReplica` for each array;
-        for one replica, with the array itself.
+    steps in front, and `fn` is called for each step. Returns the nest that `fn`
+    returns, with a `JoinedPerReplica` for each array; for one replica, with the
+    array itself.
     """
     context.check_cross_replica(strategy, "run")
     keras_hooks().install()

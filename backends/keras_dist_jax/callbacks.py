@@ -7,6 +7,7 @@ and the callback returns zeros meanwhile. The step's results are then thrown
 away.
 """
 
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -21,11 +22,7 @@ _CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 
 
 class Failures:
-    """Exceptions of host callbacks, until they are taken.
-
-    Attributes:
-        errors: List of the exceptions, in the order in which they were raised.
-    """
+    """Exceptions of host callbacks, in order, until they are taken."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -43,6 +40,7 @@ class Failures:
         return first
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Guarded:
     """A host callback that returns zeros where it would raise.
 
@@ -50,30 +48,20 @@ class _Guarded:
     `failures`.
     """
 
-    def __init__(
-        self,
-        callback: Callable[..., Any],
-        results: Sequence[Any],
-        failures: Failures,
-    ) -> None:
-        self._callback = callback
-        self._results = results
-        self._failures = failures
+    callback: Callable[..., Any]
+    results: Sequence[Any]
+    failures: Failures
 
     def __call__(self, *args: Any) -> Any:
         try:
-            return self._callback(*args)
+            return self.callback(*args)
         except BaseException as error:
-            self._failures.add(error)
-            return tuple(np.zeros(r.shape, r.dtype) for r in self._results)
+            self.failures.add(error)
+            return tuple(np.zeros(r.shape, r.dtype) for r in self.results)
 
 
 def guarded(fn: Callable[..., Any], failures: Failures) -> Callable[..., Any]:
-    """Makes the host callbacks of a traced function return in any case.
-
-    Returns:
-        A function with the arguments and results of `fn`, for use in a trace.
-    """
+    """Makes the host callbacks of a function return, while it is traced."""
 
     def guard(equation: Any) -> Any:
         if equation.primitive.name not in _CALLBACKS:

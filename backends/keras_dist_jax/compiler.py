@@ -54,10 +54,7 @@ def scanned(
 
     `structure` is that of one step's arguments; `leaves` are the traced
     arguments of all steps, one step after the other. `layout` is `None` for one
-    replica.
-
-    Returns:
-        Nest of results, with the steps along a new first axis.
+    replica. Returns the results, with the steps along a new first axis.
     """
     count = len(leaves) // steps
     stacked = [jnp.stack(leaves[index::count]) for index in range(count)]

@@ -67,9 +67,7 @@ def uncommitted(array: Any) -> Any:
 def needed_for(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
     """Extracts the part of a program that some of its results need.
 
-    Returns:
-        Tuple of the part, and of a boolean for each argument of the program
-        that tells whether the part takes it.
+    The second result tells for each argument whether the part takes it.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr, outputs)
     return part, list(inputs)

@@ -138,9 +138,6 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     (300 by default), how long one may be silent (60), and how long a live one
     may keep others waiting while it does something else (600).
 
-    Returns:
-        The `Watch` over the workers.
-
     Raises:
         ClusterError: If an address is unknown or taken, or options don't fit.
         WorkerLostError: If not all workers came in time.
@@ -274,11 +271,7 @@ def _is_complete(
     deadline: float,
     present: set[int],
 ) -> bool:
-    """Waits, on one connection, until all workers are there.
-
-    Returns:
-        `True` once they are, `False` if the connection has ended before.
-    """
+    """Tells whether all workers came before one connection has ended."""
     connection.sendall(f"{cluster.index} {cluster.num_workers}\n".encode())
     with connection.makefile("rb") as lines:
         while True:

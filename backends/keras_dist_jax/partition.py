@@ -128,11 +128,8 @@ class Partition:
 
         A split is exact if an owner's part takes no values of another's but
         single numbers, such as the count of steps. `owners` has the owner of
-        each value of the state; outputs belong to the `primary`.
-
-        Returns:
-            List of an `Update` for each owner that has one, or of a single
-            `Update` if a split is not exact.
+        each value of the state; outputs belong to the `primary`. If a split is
+        not exact, there is one `Update` for all.
         """
         if not self._later:
             return []

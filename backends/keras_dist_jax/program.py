@@ -44,10 +44,7 @@ class Program:
 
     `call` calls the function, given the traced arguments. `layout` is `None`
     without a strategy, and `is_first` says that the function was never traced
-    before.
-
-    Attributes:
-        is_placed: Whether its arguments decide which device it runs on.
+    before. If it `is_placed`, its arguments decide which device it runs on.
     """
 
     def __init__(
@@ -95,9 +92,6 @@ class Program:
 
     def run(self, leaves: list[Any]) -> Any:
         """Calls the function with the traced arguments.
-
-        Returns:
-            The function's result, with arrays for tensors.
 
         Raises:
             TraceError: If the function can't be compiled.

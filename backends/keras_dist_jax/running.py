@@ -113,16 +113,14 @@ class Running:
 
         `names` are those of the groups that the step gets, in order. With
         `take_away` the variables are emptied meanwhile, and with `donate` steps
-        delete the state that they are given.
-
-        Returns:
-            A stand-in for each group of the state, valid until the next `sync`.
+        delete the state that they are given. Returns a stand-in for each group,
+        valid until the next `sync`.
         """
         self.sync()
         self._variables = [
             internals.variables_of(self.model, name) for name in names
         ]
-        values = [[self._take(v) for v in g] for g in self._variables]
+        values = [[take(v, self.home(v)) for v in g] for g in self._variables]
         self._fallback = self._way_back(values, donate)
         self.donating, self.suspect, self._spoiled = donate, False, None
         self.last.append((None, values))
@@ -199,9 +197,6 @@ class Running:
         self._variables, self._fallback = [], []
         self._epoch_start = self._spoiled = None
 
-    def _take(self, variable: keras.Variable) -> Any:
-        return take(variable, self.home(variable))
-
     def _way_back(self, values: Values, donate: bool) -> Values:
         if not donate:
             return [list(group) for group in values]
@@ -246,11 +241,8 @@ class FitStep:
     def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
         """Runs one step, as Keras' trainer calls it.
 
-        `state` comes from `Running.begin` or the step before; `data` is the
-        global batch.
-
-        Returns:
-            Tuple of the step's outputs and of the stand-in for the new state.
+        `state` comes from `Running.begin` or the step before, and stands for
+        the new state too. `data` is the global batch.
         """
         running = self._running
         if state is not running.token:

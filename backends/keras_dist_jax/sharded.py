@@ -167,12 +167,7 @@ class EagerUpdate:
     def __call__(
         self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
     ) -> list[tuple[keras.Variable, Any]]:
-        """Updates once.
-
-        Returns:
-            List of the optimizer's and the trained variables, and their new
-            arrays.
-        """
+        """Updates once; returns all variables, each with its new array."""
         optimizer = self._optimizer()
         state = _state_of(optimizer, variables)
         # A schedule, or a function of the user's, is evaluated at each update.

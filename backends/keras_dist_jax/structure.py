@@ -37,10 +37,8 @@ Join = Callable[[PerReplica], JoinedPerReplica]
 def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
     """Appends a nest's traced values to `leaves`; returns its structure.
 
-    `join` converts a `PerReplica` to one with a single traced array.
-
-    Returns:
-        Tuples, placeholders and static values, hashable if these are.
+    `join` converts a `PerReplica` to one with a single traced array. The
+    structure is hashable if the nest's static values are.
     """
     # One call for each container: this runs at every step.
     found: list[Any] = []
@@ -179,9 +177,7 @@ ARRAY = ArrayMark()
 def packed(nest: Any) -> tuple[list[Any], Any]:
     """Splits a result into the arrays that a program gives and an outline.
 
-    Returns:
-        Tuple of the list of arrays and of the outline: the nest, with
-        placeholders for arrays.
+    The outline is the nest, with placeholders for arrays.
 
     Raises:
         TraceError: If a tensor is hidden in some object.

@@ -30,13 +30,10 @@ _GROUPS = {
 
 
 def stateless(model: keras.Model, name: str) -> StepFn:
-    """Returns a step of a model's as a function of its state.
+    """Returns a step of a model's as a function of the state and a batch.
 
-    `name` is `"train_step"`, `"test_step"` or `"predict_step"`.
-
-    Returns:
-        Callable from the state and a batch to the step's result and the new
-        state, both in the groups of Keras' trainer.
+    `name` is `"train_step"`, `"test_step"` or `"predict_step"`. The function
+    gives the step's result and the new state, in the groups of Keras' trainer.
     """
     method = getattr(model, name)
     if internals.takes_data_only(method):
