@@ -243,8 +243,10 @@ class CentralStep(FitStep):
             values = running.newest()
             state = list(itertools.chain(*values))
             program = self._program(values, state, sharding, data, rows)
-            first = program.first(state, jax.tree.leaves(data))
-            gate.enter(running, any_of(first))
+            kept: list[Any] = []
+            leaves = jax.tree.leaves(data)
+            gate.dispatch(running, kept, any_of, program.first, state, leaves)
+            first = kept[0]
             calls, merge = program.updates(values, first, donating)
             # `extend` runs in C, so that no interrupt comes after an update has
             # deleted its inputs and before its results are kept.

@@ -207,8 +207,15 @@ class JaxCompiler(Compiler):
         ):
             return super().scan(strategy, function, batches)
         leaves = [leaf for each in found for leaf in each]
-        key = ("scan", len(batches)), structures[0], None
-        result = self._ran(function, strategy, key, leaves)
+        found_in_steps = structures[0], leaves
+        result = self._run(
+            function,
+            ("scan", len(batches)),
+            strategy,
+            batches[0],
+            None,
+            found_in_steps,
+        )
 
         def stack(leaf: Any) -> Any:
             if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):
@@ -224,24 +231,24 @@ class JaxCompiler(Compiler):
         strategy: RunsReplicas | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
+        found: tuple[Any, list[Any]] | None = None,
     ) -> Any:
-        leaves: list[Any] = []
-        if self.agrees:
-            self._agree((tuple(args), kwargs))
-        key = (
-            mode,
-            flatten(args, leaves, self._join),
-            flatten(kwargs, leaves, self._join) if kwargs else None,
-        )
-        return self._ran(function, strategy, key, leaves)
+        """Runs a function's program for arguments like these.
 
-    def _ran(
-        self,
-        function: CompiledFunction,
-        strategy: RunsReplicas | None,
-        key: Any,
-        leaves: list[Any],
-    ) -> Any:
+        `found` is the arguments' structure, with the traced ones of all steps.
+        """
+        # One function, because it runs at every step.
+        if found is None:
+            leaves: list[Any] = []
+            if self.agrees:
+                self._agree((tuple(args), kwargs))
+            key = (
+                mode,
+                flatten(args, leaves, self._join),
+                flatten(kwargs, leaves, self._join) if kwargs else None,
+            )
+        else:
+            key, leaves = (mode, found[0], None), found[1]
         last, programs = self._last
         if last() is not function.key:
             programs = self._programs.setdefault(function.key, {})
@@ -249,7 +256,7 @@ class JaxCompiler(Compiler):
         try:
             program = programs.get(key)
         except TypeError as error:
-            _check_again(function, key, leaves)
+            check_arguments(function, args, kwargs or {})
             raise TypeError(
                 f"Arguments of the compiled function '{function.name}' can't "
                 "be hashed, and are no tensors. Expected: tensors or arrays, "
@@ -257,7 +264,7 @@ class JaxCompiler(Compiler):
                 "is compiled on its own. Let the function close over it."
             ) from error
         if program is None:
-            _check_again(function, key, leaves)
+            check_arguments(function, args, kwargs or {})
             program = programs[key] = self._made(
                 function,
                 strategy,
@@ -346,17 +353,6 @@ class JaxCompiler(Compiler):
         ]
         agreed = layout.everyones(shapes)
         self._everyones = dict(zip(map(id, values), agreed, strict=True))
-
-
-def _check_again(
-    function: CompiledFunction, key: Any, leaves: Sequence[Any]
-) -> None:
-    """Checks a function's arguments, once for each program."""
-    rest = iter(leaves)
-    _, args, kwargs = key
-    positional = unflatten(args, rest)
-    named = unflatten(kwargs, rest) if kwargs else {}
-    check_arguments(function, positional, named)
 
 
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:

@@ -34,34 +34,33 @@ class Gate:
         An error of the step before is raised only if `owner` has dispatched it.
         """
 
-    def enter(self, owner: object, result: Any) -> None:
-        """Notes a step that `owner` has just dispatched.
+    def dispatch(
+        self,
+        owner: object,
+        kept: MutableSequence[Any],
+        witness_of: Callable[[Any], Any],
+        program: Callable[..., Any],
+        *args: Any,
+    ) -> None:
+        """Runs a program of `owner`, and appends its result to `kept`.
 
-        `result` is any one array that it gives, or `None` without one: those of
-        a program are ready together.
+        `witness_of` takes any one array from the result, or `None`: those of a
+        program are ready together. `extend` runs in C, so that no interrupt
+        comes after a program has deleted arguments and before its result is
+        kept.
         """
+        kept.extend(map(program, *zip(args, strict=False)))
 
     def leave(self, owner: object) -> None:
         """Waits for the owner's step; its errors are not raised."""
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Runs a program that deletes nothing; nobody gets its late errors."""
+        kept: list[Any] = []
         with self.lock:
             self.settle(None)
-            result = program(*args)
-            self.enter(None, any_of(result))
-        return result
-
-
-def dispatch(
-    kept: MutableSequence[Any], program: Callable[..., Any], *args: Any
-) -> None:
-    """Runs a program that deletes arguments, and appends its result to `kept`.
-
-    `extend` runs in C, so that no interrupt comes after the program has deleted
-    its inputs and before its results are kept.
-    """
-    kept.extend(map(program, *zip(args, strict=False)))
+            self.dispatch(None, kept, any_of, program, *args)
+        return kept[0]
 
 
 def any_of(results: Any) -> Any:
@@ -98,9 +97,16 @@ class OneAtATime(Gate):
             if by is owner:
                 raise
 
-    def enter(self, owner: object, result: Any) -> None:
-        self._owner = owner
-        self._pending = result
+    def dispatch(
+        self,
+        owner: object,
+        kept: MutableSequence[Any],
+        witness_of: Callable[[Any], Any],
+        program: Callable[..., Any],
+        *args: Any,
+    ) -> None:
+        kept.extend(map(program, *zip(args, strict=False)))
+        self._owner, self._pending = owner, witness_of(kept[-1])
 
     def leave(self, owner: object) -> None:
         with self.lock:
@@ -141,9 +147,16 @@ class WatchedGate(Gate):
         self._watch.check()
         self._gate.settle(owner)
 
-    def enter(self, owner: object, result: Any) -> None:
-        self._pending = result
-        self._gate.enter(owner, result)
+    def dispatch(
+        self,
+        owner: object,
+        kept: MutableSequence[Any],
+        witness_of: Callable[[Any], Any],
+        program: Callable[..., Any],
+        *args: Any,
+    ) -> None:
+        self._gate.dispatch(owner, kept, witness_of, program, *args)
+        self._pending = witness_of(kept[-1])
 
     def leave(self, owner: object) -> None:
         self._watch.enter()

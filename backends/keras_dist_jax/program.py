@@ -1,6 +1,7 @@
 """A compiled program: one function, for one structure of arguments."""
 
 import contextlib
+import operator
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from keras_dist.internals.stateless import opened
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays
+from keras_dist_jax.arrays import ALONE
+from keras_dist_jax.arrays import COUNT
 from keras_dist_jax.control_flow import install_hooks
 from keras_dist_jax.gate import Gate
-from keras_dist_jax.gate import dispatch
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
@@ -33,6 +35,11 @@ from keras_dist_jax.structure import unpacked
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import raise_explained
+
+# References to an array that a variable and its slot have.
+_OWN = 3
+# The position among a compiled program's results of what the gate waits for.
+_WITNESS_OF = operator.itemgetter(2)
 
 
 class _GrownError(Exception):
@@ -76,7 +83,6 @@ class Program:
         self._compiled: Any = None
         # Whether the program calls back to Python, which may raise.
         self._waits = False
-        self._witness: Any = None
         # Stands for the program at the gate, which may outlive it.
         self._owner = object()
         # The outline of each trace's result. A compiled program returns a
@@ -108,9 +114,7 @@ class Program:
                 return self._dispatched(leaves)
             with gate.lock:
                 gate.settle(self._owner)
-                result = self._dispatched(leaves)
-                gate.enter(self._owner, self._witness)
-            return result
+                return self._dispatched(leaves)
 
     def _dispatched(self, leaves: list[Any]) -> Any:
         is_moved = False
@@ -119,10 +123,19 @@ class Program:
             others = _arrays_of(self._taken, self._num_donated)
             donated = others[: self._num_donated]
             del others[: self._num_donated]
-            # A variable and its slot hold an array three times.
-            arrays.copy_shared(donated, num_own=3, copy_all=not self.num_calls)
+            protect = not self.num_calls
+            if protect or max(map(COUNT, donated), default=0) > ALONE + _OWN:
+                arrays.copy_shared(donated, _OWN, copy_all=protect)
             try:
-                dispatch(held, self._compiled, donated, others, leaves)
+                self._gate.dispatch(
+                    self._owner,
+                    held,
+                    _WITNESS_OF,
+                    self._compiled,
+                    donated,
+                    others,
+                    leaves,
+                )
                 return self._keep(held[0])
             except _GrownError:
                 continue
@@ -150,7 +163,7 @@ class Program:
         return self._several.widen(self._several.place(leaf))
 
     def _keep(self, given: Any) -> Any:
-        arrays, written, self._witness, trace = given
+        arrays, written, _, trace = given
         if self._several is not None and self._several.is_wide:
             arrays = [*map(self._several.result, arrays)]
         if self._waits:

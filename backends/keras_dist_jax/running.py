@@ -33,7 +33,6 @@ from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import any_of
-from keras_dist_jax.gate import dispatch
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
@@ -279,15 +278,15 @@ class FitStep:
                 running.raise_failure()
             values = last[-1][1]
             if donating:
-                dispatch(last, call, values, data, rows)
+                gate.dispatch(running, last, any_of, call, values, data, rows)
                 outputs = last[-1][0]
-                gate.enter(running, any_of(last[-1]))
             else:
                 given = values
                 if self._is_local:
                     given = [list(map(layout.narrow, g)) for g in values]
-                outputs, changes = call(given, data, rows)
-                gate.enter(running, any_of((outputs, changes)))
+                kept: list[Any] = []
+                gate.dispatch(running, kept, any_of, call, given, data, rows)
+                outputs, changes = kept[0]
                 for group, changed in zip(values, changes, strict=True):
                     for index, value in changed.items():
                         if self._is_local:
