@@ -16,6 +16,7 @@ from keras_dist.errors import TraceError
 from keras_dist.internals.keras_internals import stateless_scope
 from keras_dist.internals.stateless import opened
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.replica import Replica
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.scopes import Recording
 from keras_dist.replica.scopes import is_recorded
@@ -192,3 +193,20 @@ def _value(below: Any, variable: keras.Variable) -> Any:
             "state. Expected: variables that exist. Build the model before."
         )
     return value
+
+
+def summed_by(replica: Replica, what: str, add: Callable[[Any], Any]) -> Any:
+    """Makes a sum over replicas differentiable: its gradient is one, too.
+
+    `add` sums a tensor, and `what` names the sum in errors.
+    """
+    summed = jax.custom_vjp(add)
+
+    def forward(value: Any) -> tuple[Any, None]:
+        return summed(value), None
+
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        return (replica.all_sum(f"the gradient of {what}", gradient),)
+
+    summed.defvjp(forward, backward)
+    return summed

@@ -5,13 +5,11 @@ import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import MutableSequence
-from typing import TYPE_CHECKING
 from typing import Any
 
-import jax
+from jax.tree_util import tree_leaves
 
-if TYPE_CHECKING:
-    from keras_dist_jax.watch import Watch
+from keras_dist_jax.watch import Watch
 
 
 class Gate:
@@ -50,6 +48,11 @@ class Gate:
         kept.
         """
         kept.extend(map(program, *zip(args, strict=False)))
+        if self.waits:
+            self.enter(owner, witness_of(kept[-1]))
+
+    def enter(self, owner: object, witness: Any) -> None:
+        """Notes a program that `owner` has just dispatched, to wait for it."""
 
     def leave(self, owner: object) -> None:
         """Waits for the owner's step; its errors are not raised."""
@@ -65,7 +68,7 @@ class Gate:
 
 def any_of(results: Any) -> Any:
     """Returns one array of a program's results, or `None` without any."""
-    leaves = jax.tree.leaves(results)
+    leaves = tree_leaves(results)
     return leaves[0] if leaves else None
 
 
@@ -97,16 +100,8 @@ class OneAtATime(Gate):
             if by is owner:
                 raise
 
-    def dispatch(
-        self,
-        owner: object,
-        kept: MutableSequence[Any],
-        witness_of: Callable[[Any], Any],
-        program: Callable[..., Any],
-        *args: Any,
-    ) -> None:
-        kept.extend(map(program, *zip(args, strict=False)))
-        self._owner, self._pending = owner, witness_of(kept[-1])
+    def enter(self, owner: object, witness: Any) -> None:
+        self._owner, self._pending = owner, witness
 
     def leave(self, owner: object) -> None:
         with self.lock:
@@ -119,7 +114,7 @@ class WatchedGate(Gate):
 
     waits = True
 
-    def __init__(self, gate: Gate, watch: "Watch") -> None:
+    def __init__(self, gate: Gate, watch: Watch) -> None:
         self._gate = gate
         self._watch = watch
         self._pending: Any = None
@@ -147,16 +142,9 @@ class WatchedGate(Gate):
         self._watch.check()
         self._gate.settle(owner)
 
-    def dispatch(
-        self,
-        owner: object,
-        kept: MutableSequence[Any],
-        witness_of: Callable[[Any], Any],
-        program: Callable[..., Any],
-        *args: Any,
-    ) -> None:
-        self._gate.dispatch(owner, kept, witness_of, program, *args)
-        self._pending = witness_of(kept[-1])
+    def enter(self, owner: object, witness: Any) -> None:
+        self._pending = witness
+        self._gate.enter(owner, witness)
 
     def leave(self, owner: object) -> None:
         self._watch.enter()

@@ -29,7 +29,6 @@ from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.call import ReplicaCall
-from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import check_owner
@@ -37,6 +36,7 @@ from keras_dist.replica.variables import share_of
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
+from keras_dist_jax.control_flow import summed_by
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.joined import Local
 from keras_dist_jax.joined import cut_to
@@ -45,7 +45,7 @@ from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.tracing import Trace
-from keras_dist_jax.tracing import combined
+from keras_dist_jax.tracing import TraceScope
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
@@ -181,21 +181,15 @@ class Region:
         return collective(self.traced(local), AXIS)
 
 
-class RegionScope(Overlay):
+class RegionScope(TraceScope):
     """Cross-replica context inside of a region, during a rendezvous."""
 
-    is_base = True
-
     def __init__(self, region: Region) -> None:
-        super().__init__(eagerly=eagerly)
-        self.below = None
+        super().__init__(region)
         self._region = region
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        value = self._region.read(variable)
-        if value is None or not is_split(variable):
-            return value
-        return combined(variable, self._region.everyone(value))
+    def everyone(self, value: Any) -> list[Any]:
+        return self._region.everyone(value)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
@@ -218,9 +212,6 @@ class RegionScope(Overlay):
                 ],
             )
         region.write(variable, value)
-
-    def forget(self, variable: keras.Variable) -> None:
-        """Does nothing: the scope keeps no values."""
 
 
 _COLLECTIVES = {
@@ -261,16 +252,7 @@ class TracedReplica(Replica):
                 return total
             return lax.psum(self._region.traced(value), AXIS)
 
-        summed = jax.custom_vjp(add)
-
-        def forward(value: Any) -> tuple[Any, None]:
-            return summed(value), None
-
-        def backward(_: None, gradient: Any) -> tuple[Any]:
-            return (self.all_sum(f"the gradient of {what}", gradient),)
-
-        summed.defvjp(forward, backward)
-        return summed(value)
+        return summed_by(self, what, add)(value)
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
         self._region.peers.places.append(what)

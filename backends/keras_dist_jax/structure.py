@@ -156,10 +156,6 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
 
 
-class ArrayMark:
-    """The type of `ARRAY`, the placeholder for an array in an outline."""
-
-
 class Joined:
     """A placeholder for a `JoinedPerReplica` in an outline."""
 
@@ -171,7 +167,8 @@ class Joined:
         self.layout = layout
 
 
-ARRAY = ArrayMark()
+# A placeholder for an array in an outline.
+ARRAY = object()
 
 
 def packed(nest: Any) -> tuple[list[Any], Any]:

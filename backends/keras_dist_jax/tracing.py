@@ -127,11 +127,14 @@ class Trace:
 
 
 class TraceScope(Overlay):
-    """The scope of a traced function outside of replica functions."""
+    """The scope of a traced function outside of replica functions.
+
+    It reads and writes the variables of a `Trace`.
+    """
 
     is_base = True
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Any) -> None:
         super().__init__(eagerly=eagerly)
         self.below = None
         self._trace = trace
@@ -141,7 +144,11 @@ class TraceScope(Overlay):
         value = self._trace.read(variable)
         if value is None or not is_split(variable):
             return value
-        return combined(variable, list(value))
+        return combined(variable, self.everyone(value))
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Returns all replicas' values of a per-replica variable."""
+        return list(value)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update

@@ -197,16 +197,16 @@ def test_cpu_devices_run_one_step_at_a_time(
     from keras_dist_jax.gate import OneAtATime
 
     entered, late = [], []
-    original = OneAtATime.dispatch
+    original = OneAtATime.enter
 
-    def dispatch(gate, owner, kept, witness_of, *program):
-        if entered and not entered[-1].is_ready():
+    def enter(gate, owner, results):
+        if entered and not all(a.is_ready() for a in entered[-1]):
             late.append(len(entered))
-        original(gate, owner, kept, witness_of, *program)
-        # Of the outputs; the state is deleted by the next step.
-        entered.append(witness_of(kept[-1]))
+        # The outputs; the state is deleted by the next step.
+        entered.append([results])
+        original(gate, owner, results)
 
-    monkeypatch.setattr(OneAtATime, "dispatch", dispatch)
+    monkeypatch.setattr(OneAtATime, "enter", enter)
     model = make_model(
         4, layers=[1024, 1024], steps_per_execution=steps_per_execution
     )
