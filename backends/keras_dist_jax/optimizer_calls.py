@@ -156,42 +156,42 @@ class OptimizerCalls(Updates):
     ) -> tuple[Any, Any]:
         """Calls `fn` by one equation; returns both of its results."""
         leaves, structure = jax.tree.flatten(args)
-        kinds = tuple(jax.typeof(leaf).str_short() for leaf in leaves)
-        weak = tuple(jax.typeof(leaf).weak_type for leaf in leaves)
-        key = key, structure, kinds, weak
-        if key not in self._known:
-            traced, can_be_kept = self._traced(fn, args)
-            if not can_be_kept:
-                call, _, noted = traced
-                return call(*args), noted()
-            self._known[key] = traced
-        call, results, noted = self._known[key]
-        return jax.tree.unflatten(results, call(*leaves)), noted()
+        types = [jax.typeof(leaf) for leaf in leaves]
+        kinds = tuple((each.str_short(), each.weak_type) for each in types)
+        key = key, structure, kinds
+        found = self._known.get(key)
+        if found is None:
+            closed, shapes, noted = _traced(fn, args)
+            self._count += 1
+            call = _named(f"{_NAME}{self._count}", core.jaxpr_as_fun(closed))
+            found = call, jax.tree.structure(shapes), noted
+            # What closes over values of the surrounding trace can't be used in
+            # another one.
+            if not any(isinstance(c, jax.core.Tracer) for c in closed.consts):
+                self._known[key] = found
+        call, results, noted = found
+        return jax.tree.unflatten(results, call(*leaves)), noted
 
-    def _traced(
-        self, fn: Callable[..., tuple[Any, Any]], args: Any
-    ) -> tuple[Any, bool]:
-        notes: list[Any] = []
 
-        def update(*args: Any) -> Any:
-            result, noted = fn(*args)
-            notes.append(noted)
-            return result
+def _traced(fn: Callable[..., tuple[Any, Any]], args: Any) -> tuple[Any, ...]:
+    """Traces the first result of `fn`; returns the second one as it is."""
+    notes: list[Any] = []
 
-        def last() -> Any:
-            return notes[-1]
+    def update(*args: Any) -> Any:
+        result, noted = fn(*args)
+        notes.append(noted)
+        return result
 
-        self._count += 1
-        update.__name__ = update.__qualname__ = f"{_NAME}{self._count}"
-        closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
-        if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
-            # It closes over values of the surrounding trace, and can't be used
-            # in another one.
-            return (jax.jit(update), None, last), False
-        call = core.jaxpr_as_fun(closed)
+    closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
+    return closed, shapes, notes[-1]
 
-        def known(*leaves: Any) -> Any:
-            return call(*leaves)
 
-        known.__name__ = known.__qualname__ = update.__name__
-        return (jax.jit(known), jax.tree.structure(shapes), last), True
+def _named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function under a name."""
+
+    def update(*leaves: Any) -> Any:
+        return call(*leaves)
+
+    update.__name__ = update.__qualname__ = name
+    compiled: Callable[..., Any] = jax.jit(update)
+    return compiled
