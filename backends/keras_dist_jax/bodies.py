@@ -293,14 +293,15 @@ class _Body:
             )
             outline, results = self._called(region, leaves, like)
             written = list(region.written.values())
-            split = [v for v in written if is_split(v)]
-            whole = [v for v in written if not is_split(v)]
-            kept[:] = outline, [*split, *whole]
-            return (
-                results,
-                [_as_kept(v, region.values[id(v)]) for v in split],
-                [_as_kept(v, region.values[id(v)]) for v in whole],
-            )
+            written.sort(key=is_split, reverse=True)
+            kept[:] = outline, written
+            count = sum(map(is_split, written))
+            values = [
+                # Other dtypes would need traces of their own.
+                lax.convert_element_type(region.values[id(v)], v.dtype)
+                for v in written
+            ]
+            return results, values[:count], values[count:]
 
         program, shapes = jax.make_jaxpr(replica, return_shape=True)(
             leaves, values
@@ -367,8 +368,3 @@ def _even(region: Region, outline: Any, results: list[Any]) -> list[Any]:
             value = padded(value, largest(shapes))
         even.append(value)
     return even
-
-
-def _as_kept(variable: keras.Variable, value: Any) -> Any:
-    """Casts a value to its variable's dtype, to avoid traces for another."""
-    return lax.convert_element_type(value, variable.dtype)

@@ -27,10 +27,6 @@ class Failures:
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
 
-    def add(self, error: BaseException) -> None:
-        """Keeps an exception; called on a thread of the runtime."""
-        self.errors.append(error)
-
     def take(self) -> BaseException | None:
         """Returns the first exception or `None`, and forgets all."""
         if not self.errors:
@@ -56,7 +52,7 @@ class _Guarded:
         try:
             return self.callback(*args)
         except BaseException as error:
-            self.failures.add(error)
+            self.failures.errors.append(error)
             return tuple(np.zeros(r.shape, r.dtype) for r in self.results)
 
 

@@ -18,6 +18,7 @@ from keras_dist.internals.stateless import opened
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays
+from keras_dist_jax import structure
 from keras_dist_jax.arrays import ALONE
 from keras_dist_jax.arrays import COUNT
 from keras_dist_jax.control_flow import install_hooks
@@ -28,10 +29,6 @@ from keras_dist_jax.placement import LENT
 from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
-from keras_dist_jax.structure import ARRAY
-from keras_dist_jax.structure import marks_of
-from keras_dist_jax.structure import packed
-from keras_dist_jax.structure import unpacked
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import raise_explained
@@ -175,7 +172,7 @@ class Program:
                 slot.attributes[slot.key] = slot.seen = slot.array = array
             else:
                 slot.keep(array)
-        return unpacked(self._outlines[len(trace)], arrays)
+        return structure.unpacked(self._outlines[len(trace)], arrays)
 
     def _survey(self, leaves: list[Any]) -> None:
         """Traces the function once, only to find its variables."""
@@ -189,7 +186,7 @@ class Program:
 
         def body(leaves: list[Any]) -> Any:
             with trace.entered():
-                return packed(self._call(leaves))[0]
+                return structure.packed(self._call(leaves))[0]
 
         refusing = (
             contextlib.nullcontext()
@@ -261,7 +258,7 @@ class Program:
         )
         creating = keras_hooks().creating()
         with creating, refusing_variables(self._name), trace.entered():
-            arrays, outline = packed(self._call(leaves))
+            arrays, outline = structure.packed(self._call(leaves))
         if trace.unknown or set(trace.written) - self._written:
             self._log.note(leaves, "variables that it did not know")
             self._adopt(trace)
@@ -280,9 +277,11 @@ class Program:
         if self._several is not None and self._several.is_wide:
             arrays = [
                 lax.with_sharding_constraint(array, self._several.whole)
-                if mark is ARRAY
+                if mark is structure.ARRAY
                 else array
-                for array, mark in zip(arrays, marks_of(outline), strict=True)
+                for array, mark in zip(
+                    arrays, structure.marks_of(outline), strict=True
+                )
             ]
         return (
             arrays,
