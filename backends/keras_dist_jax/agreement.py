@@ -145,6 +145,7 @@ def describe(leaf: Any) -> Described:
     return "object", type(leaf)
 
 
+@dataclasses.dataclass(eq=False)
 class Peers:
     """The variants of shapes that replicas have, and their rendezvous.
 
@@ -158,17 +159,11 @@ class Peers:
         places: List of the names of what replicas met for.
     """
 
-    def __init__(
-        self,
-        variant_of: list[int],
-        own: int = 0,
-        assumed: Sequence[Record] | None = None,
-    ) -> None:
-        self.variant_of = variant_of
-        self.own = own
-        self._assumed = assumed
-        self.record: Record = []
-        self.places: list[str] = []
+    variant_of: list[int]
+    own: int = 0
+    assumed: Sequence[Record] | None = None
+    record: Record = dataclasses.field(default_factory=list)
+    places: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def are_uneven(self) -> bool:
@@ -191,10 +186,10 @@ class Peers:
         self.record.append((structure, described))
 
         def of(variant: int) -> list[Described]:
-            if variant == self.own or self._assumed is None:
+            if variant == self.own or self.assumed is None:
                 return described
-            record = self._assumed[variant]
-            if len(record) != len(self._assumed[self.own]):
+            record = self.assumed[variant]
+            if len(record) != len(self.assumed[self.own]):
                 # They diverged, which is found later; or JAX had traced a
                 # function of the user's before, which met then.
                 return described
