@@ -32,7 +32,6 @@ from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import check_owner
-from keras_dist.replica.variables import share_of
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
@@ -48,6 +47,7 @@ from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import TraceScope
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
+from keras_dist_jax.tracing import share_of
 
 T = TypeVar("T")
 

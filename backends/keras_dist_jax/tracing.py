@@ -23,7 +23,6 @@ from keras_dist.errors import TraceError
 from keras_dist.internals.stateless import opened
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.variables import SyncOnReadVariable
-from keras_dist.replica.variables import share_of
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 
@@ -172,6 +171,18 @@ def combined(variable: Any, values: Iterable[Any]) -> Any:
     if variable.aggregation == "mean":
         total = total / len(values)
     return total.astype(variable.dtype)
+
+
+def share_of(variable: Any, value: Any, index: int, count: int) -> Any:
+    """Returns one replica's share of a value for all replicas."""
+    if variable.aggregation != "sum":
+        return value
+    if variable.is_total:
+        return value if index == 0 else jnp.zeros_like(value)
+    if keras.backend.is_int_dtype(variable.dtype):
+        rest = jnp.mod(value, count) if index == 0 else 0
+        return jnp.floor_divide(value, count) + rest
+    return value / count
 
 
 @contextlib.contextmanager

@@ -307,8 +307,17 @@ class SyncOnReadVariable(DistributedVariable):
     def _share(self, index: int) -> Any:
         value = keras_internals.value_of(self)
         plan = self.distribute_strategy.plan
-        position = plan.first_replica + index
-        value = share_of(self, value, position, plan.num_replicas)
+        is_first = plan.first_replica + index == 0
+        if self.aggregation == "sum" and self.is_total:
+            # Not in equal parts, whose sum might have a rounding error.
+            value = value if is_first else ops.zeros_like(value)
+        elif self.aggregation == "sum":
+            count = plan.num_replicas
+            if keras.backend.is_int_dtype(self._dtype):
+                rest = ops.mod(value, count) if is_first else 0
+                value = ops.floor_divide(value, count) + rest
+            else:
+                value = value / count
         executor = self.distribute_strategy.executor
         device = plan.devices[index]
         return executor.put(ops.copy(ops.cast(value, self._dtype)), device)
@@ -336,21 +345,6 @@ class SyncOnReadVariable(DistributedVariable):
         result = super()._write_in_cross_replica(method, value)
         self.share_out()
         return result
-
-
-def share_of(
-    variable: SyncOnReadVariable, value: Any, index: int, count: int
-) -> Any:
-    """Returns one replica's share of a value for all `count` replicas."""
-    if variable.aggregation != "sum":
-        return value
-    if variable.is_total:
-        # Not in equal parts, whose sum might have a rounding error.
-        return value if index == 0 else ops.zeros_like(value)
-    if keras.backend.is_int_dtype(variable.dtype):
-        rest = ops.mod(value, count) if index == 0 else 0
-        return ops.floor_divide(value, count) + rest
-    return value / count
 
 
 class UnaggregatedVariable(SyncOnReadVariable):
