@@ -1,25 +1,32 @@
 """Checks and means that make replicas end a function with equal values."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 from jax import lax
+from jax import numpy as jnp
 
 from keras_dist.core.nests import always
 from keras_dist.core.nests import regroup
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.keras_internals import is_seed
+from keras_dist.plugin.replica import divergence
 from keras_dist_jax.jaxprs import AXIS
+from keras_dist_jax.layout import Shapes
 
 
-class Tensor:
+class Result:
     """A placeholder for an array in a replica function's result.
 
-    Args:
-        value: The `jax.Array`, or a tracer.
+    `value` is the `jax.Array`, or a tracer; `shapes` are those on each replica
+    where they differ.
     """
+
+    shapes: Shapes | None = None
 
     def __init__(self, value: Any) -> None:
         self.kind = str(value.dtype), value.ndim
@@ -61,13 +68,11 @@ def means_of(
     return means
 
 
-def check_alike(outlines: Sequence[Any]) -> None:
+def _check_outlines(outlines: Sequence[Any]) -> None:
     """Compares the results of all variants, the elements of arrays aside.
 
-    Raises:
-        ReplicaDivergenceError: If results differ in their lists, tuples and
-            keys, in the dtype or rank of an array, or in anything that is no
-            array.
+    They differ in their lists, tuples and keys, in the dtype or rank of an
+    array, or in anything that is no array.
     """
     for other in outlines[1:]:
         try:
@@ -84,9 +89,9 @@ def check_alike(outlines: Sequence[Any]) -> None:
 
 def _check_leaves(leaves: Sequence[Any]) -> None:
     first, other = leaves
-    if isinstance(first, Tensor) and isinstance(other, Tensor):
+    if isinstance(first, Result) and isinstance(other, Result):
         same = first.kind == other.kind
-    elif isinstance(first, Tensor) or isinstance(other, Tensor):
+    elif isinstance(first, Result) or isinstance(other, Result):
         same = False
     else:
         same = bool(first is other or first == other)
@@ -98,7 +103,7 @@ def in_order(nest: Any, like: Any) -> Any:
     """Gives mappings in a nest the order of their keys in another one."""
     try:
         return regroup([like, nest], lambda leaves: leaves[1], always)
-    except ValueError:  # `check_alike` says so
+    except ValueError:  # `_check_outlines` says so
         return nest
 
 
@@ -119,6 +124,18 @@ Described = tuple[str, Any]
 Record = list[tuple[Any, list[Described]]]
 
 
+def as_tensor(leaf: Any) -> Any:
+    """Makes a tensor of an array of the host, for a collective.
+
+    Other replicas may have other elements.
+    """
+    if isinstance(leaf, float) or not isinstance(
+        leaf, (np.ndarray, np.generic)
+    ):
+        return leaf
+    return jnp.asarray(leaf)
+
+
 def describe(leaf: Any) -> Described:
     """Describes a value to the other replicas, without its elements."""
     if isinstance(leaf, jax.Array):
@@ -128,36 +145,30 @@ def describe(leaf: Any) -> Described:
     return "object", type(leaf)
 
 
+@dataclasses.dataclass(eq=False)
 class Peers:
     """The variants of shapes that replicas have, and their rendezvous.
 
-    Args:
-        variant_of: Sequence with the variant of each replica.
-        own: Integer, the variant that is traced.
-        assumed: The record of each variant from the trace before; `None` to
-            assume that all are like the one that is traced.
+    `variant_of` has the variant of each replica, and `assumed` the record of
+    each variant from the trace before; `None` assumes that all are like the one
+    that is traced.
 
     Attributes:
+        own: Integer, the variant that is traced.
         record: List of the values of each rendezvous in this trace.
         places: List of the names of what replicas met for.
     """
 
-    def __init__(
-        self,
-        variant_of: Sequence[int],
-        own: int = 0,
-        assumed: Sequence[Record] | None = None,
-    ) -> None:
-        self._variant_of = variant_of
-        self._own = own
-        self._assumed = assumed
-        self.record: Record = []
-        self.places: list[str] = []
+    variant_of: list[int]
+    own: int = 0
+    assumed: Sequence[Record] | None = None
+    record: Record = dataclasses.field(default_factory=list)
+    places: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def are_uneven(self) -> bool:
         """`True` if there is more than one variant."""
-        return len(set(self._variant_of)) > 1
+        return len(set(self.variant_of)) > 1
 
     def met(
         self, described: list[Described], structure: Any
@@ -175,10 +186,10 @@ class Peers:
         self.record.append((structure, described))
 
         def of(variant: int) -> list[Described]:
-            if variant == self._own or self._assumed is None:
+            if variant == self.own or self.assumed is None:
                 return described
-            record = self._assumed[variant]
-            if len(record) != len(self._assumed[self._own]):
+            record = self.assumed[variant]
+            if len(record) != len(self.assumed[self.own]):
                 # They diverged, which is found later; or JAX had traced a
                 # function of the user's before, which met then.
                 return described
@@ -196,10 +207,49 @@ class Peers:
                 )
             return others
 
-        return [of(variant) for variant in self._variant_of]
+        return [of(variant) for variant in self.variant_of]
 
 
 def _kind(described: Described) -> Any:
     """Returns the kind of a value; of an object, its type."""
     kind, _ = described
     return described if kind == "object" else kind
+
+
+@dataclasses.dataclass(frozen=True)
+class VariantTrace:
+    """A trace for the replicas whose arguments have the same shapes.
+
+    `program` gives what `structure` says: the tensors of the `outline`, and the
+    new values of the variables in `written`, per-replica ones first.
+    """
+
+    program: Any
+    structure: Any
+    outline: Any
+    written: list[keras.Variable]
+    peers: Peers
+
+
+def check_alike(variants: Sequence[VariantTrace]) -> None:
+    """Compares what variants returned, met for and assigned.
+
+    Raises:
+        ReplicaDivergenceError: If that differs.
+    """
+    _check_outlines([variant.outline for variant in variants])
+    places = [variant.peers.places for variant in variants]
+    # What JAX has traced before, in a `jax.jit` of the user's for instance, has
+    # its collectives again, and leaves no place.
+    if len(set(map(len, places))) == 1:
+        for meeting in zip(*places, strict=True):
+            if len(set(meeting)) > 1:
+                variant_of = variants[0].peers.variant_of
+                raise divergence([meeting[index] for index in variant_of])
+    written = [[id(v) for v in variant.written] for variant in variants]
+    if any(each != written[0] for each in written):
+        raise ReplicaDivergenceError(
+            "Replicas with different numbers of rows assigned different "
+            "variables. Expected: the same ones, in the same order. Look for a "
+            "branch on shapes."
+        )

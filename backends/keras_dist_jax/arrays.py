@@ -7,24 +7,22 @@ from typing import Any
 import jax
 import numpy as np
 
-
-def _references(objects: Sequence[Any]) -> list[int]:
-    return [sys.getrefcount(obj) for obj in objects]
-
-
-# The reference count of an object that only a list in this module holds.
-_ALONE = _references([object()])[0]
+COUNT = sys.getrefcount
+# The reference count of an object that only a list holds, by `map`.
+ALONE = next(map(COUNT, [object()]))
 
 
-def copy_shared(arrays: list[Any]) -> None:
+def copy_shared(
+    arrays: list[Any], num_own: int = 0, copy_all: bool = False
+) -> None:
     """Replaces, in place, each array with other references by a copy.
 
     A step deletes its inputs. Arrays that a user read from a variable, or
-    assigned to one, must outlive it; all others need no second buffer. No
-    variable may hold the arrays any more.
+    assigned to one, must outlive it; all others need no second buffer.
+    `num_own` is the number of references that variables and slots may have.
     """
-    for index, count in enumerate(_references(arrays)):
-        if count > _ALONE:
+    for index, count in enumerate(list(map(COUNT, arrays))):
+        if copy_all or count > ALONE + num_own:
             arrays[index] = copy_of(arrays[index])
 
 
@@ -40,7 +38,7 @@ def copy_of(array: Any) -> Any:
 
 def is_shared(holder: list[Any]) -> bool:
     """Tells whether more than a variable and this list hold an array."""
-    return _references(holder)[0] > _ALONE + 1
+    return next(map(COUNT, holder)) > ALONE + 1
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:

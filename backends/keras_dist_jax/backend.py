@@ -28,14 +28,13 @@ from keras_dist_jax.executor import JaxCentralExecutor
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
-from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.joined import register_trees
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
+from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
 from keras_dist_jax.sharded_executor import JaxShardedExecutor
-from keras_dist_jax.wide import WideLayout
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
@@ -47,7 +46,7 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
 
     def __init__(self) -> None:
         self._cpu_gate = OneAtATime()
-        self._plain_compiler = JaxCompiler(None, OpenGate())
+        self._plain_compiler = JaxCompiler(None, Gate())
         self._workers: JaxWorkers | None = None
         internals.install_loss_scaling()
 
@@ -108,7 +107,7 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
     def _bound(
         self, make: type[JaxExecutor], plan: Plan, layout: Layout
     ) -> JaxExecutor:
-        gate: Gate = self._cpu_gate if layout.one_at_a_time else OpenGate()
+        gate = self._cpu_gate if layout.one_at_a_time else Gate()
         if plan.cluster is None:
             return make(plan, layout, gate)
         if self._workers is None:

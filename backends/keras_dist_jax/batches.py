@@ -8,27 +8,23 @@ import keras
 import numpy as np
 
 from keras_dist.core.rows import UnequalLengths
+from keras_dist_jax.jax_internals import from_shards
 from keras_dist_jax.jax_internals import put_shards
 
 
-def common_rows(leaves: Sequence[Any]) -> int | None:
-    """Returns the length that all arrays of a batch share, or `None`."""
+def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
+    """Returns the number of rows to split over `parts` devices.
+
+    `None` says that each device gets the whole batch: the arrays have no common
+    length, or fewer rows than there are devices, which are not worth a
+    collective for each layer.
+    """
     rows = None
     for leaf in leaves:
         shape = getattr(leaf, "shape", None)
         if not shape or (rows is not None and shape[0] != rows):
             return None
         rows = int(shape[0])
-    return rows
-
-
-def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
-    """Returns the number of rows to split over `parts` devices.
-
-    `None` says that each device gets the whole batch.
-    """
-    rows = common_rows(leaves)
-    # Fewer rows than devices are not worth a collective for each layer.
     return None if rows is None or rows < parts else rows
 
 
@@ -59,80 +55,55 @@ def shares(batch: Any, parts: int) -> list[range]:
     ]
 
 
-def put_cut(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
-    """Puts an array's rows on the devices, in equal shares.
-
-    `leaf` has the shape `(rows, ...)`; `rows` is padded with zeros to a
-    multiple of the number of devices, which are in the order of `sharding`.
-    """
-    array = as_array(leaf)
-    num_devices = len(devices)
-    share = share_of(array.shape[0], num_devices)
-    missing = share * num_devices - array.shape[0]
-    if missing:
-        array = np.asarray(array)
-        zeros = np.zeros((missing, *array.shape[1:]), array.dtype)
-        array = np.concatenate([array, zeros])
-    if put_shards is None or isinstance(array, jax.Array):
-        return jax.device_put(array, sharding)
-    stop = array.shape[0]
-    shards = [array[start : start + share] for start in range(0, stop, share)]
-    return put_shards(_abstract(array), sharding, shards, devices)
-
-
-def put_share(
+def put_cut(
     leaf: Any, sharding: Any, devices: Sequence[Any], first: int, parts: int
 ) -> Any:
     """Puts this worker's shares of an array's rows on its devices.
 
-    Each worker has all rows, with the same values. `first` is the position of
-    this worker's first device among the devices of all workers, `parts` the
-    number of all.
+    `leaf` has the shape `(rows, ...)`, and each worker has all rows, with the
+    same values. They are padded with zeros to a multiple of `parts`, the number
+    of devices of all workers; `first` is the position of this worker's first
+    one. Devices are in the order of `sharding`.
     """
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
-    shards = []
-    for index in range(first, first + len(devices)):
-        own = array[index * share : (index + 1) * share]
-        missing = share - own.shape[0]
-        if missing:
-            own = np.asarray(own)
-            zeros = np.zeros((missing, *own.shape[1:]), own.dtype)
-            own = np.concatenate([own, zeros])
-        shards.append(own)
+    if _is_put_at_once(array, sharding):
+        return jax.device_put(_padded(array, share * parts), sharding)
+    starts = range(first * share, (first + len(devices)) * share, share)
+    shares = [array[start : start + share] for start in starts]
+    if array.shape[0] % parts:
+        shares = [_padded(each, share) for each in shares]
     shape = (share * parts, *array.shape[1:])
-    return put_global(shape, array, sharding, shards, devices)
-
-
-def put_global(
-    shape: tuple[int, ...],
-    like: Any,
-    sharding: Any,
-    shards: Sequence[Any],
-    devices: Sequence[Any],
-) -> Any:
-    """Makes an array over several workers from the shards of this one.
-
-    Not `jax.device_put`, which compares the values of all workers by a
-    collective.
-    """
-    if put_shards is not None and not isinstance(like, jax.Array):
-        aval = jax.core.ShapedArray(shape, like.dtype)
-        return put_shards(aval, sharding, shards, devices)
-    placed = [
-        jax.device_put(shard, device)
-        for shard, device in zip(shards, devices, strict=True)
-    ]
-    return jax.make_array_from_single_device_arrays(shape, sharding, placed)
+    aval = jax.core.ShapedArray(shape, array.dtype)
+    return from_shards(aval, sharding, shares, devices)
 
 
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
-    """Puts a copy of an array on each device."""
+    """Puts a copy of an array on each of this worker's devices."""
     array = as_array(leaf)
-    if put_shards is None or isinstance(array, jax.Array):
+    if _is_put_at_once(array, sharding):
         return jax.device_put(array, sharding)
-    shards = [array] * len(devices)
-    return put_shards(_abstract(array), sharding, shards, devices)
+    aval = jax.core.ShapedArray(array.shape, array.dtype)
+    return from_shards(aval, sharding, [array] * len(devices), devices)
+
+
+def _is_put_at_once(array: Any, sharding: Any) -> bool:
+    """Tells whether JAX itself cuts an array, which one worker only may ask.
+
+    Of several workers, it would compare the values by a collective.
+    """
+    return (
+        put_shards is None or isinstance(array, jax.Array)
+    ) and sharding.is_fully_addressable
+
+
+def _padded(array: Any, rows: int) -> Any:
+    """Appends zeros to an array, up to a number of rows."""
+    missing = rows - array.shape[0]
+    if not missing:
+        return array
+    zeros = np.zeros((missing, *array.shape[1:]), array.dtype)
+    return np.concatenate([np.asarray(array), zeros])
 
 
 def unpad(data: Any, rows: int, sharding: Any) -> Any:
@@ -168,7 +139,3 @@ def _is_on_cpu(array: Any) -> bool:
     return on_cpu and not jax.dtypes.issubdtype(
         array.dtype, jax.dtypes.extended
     )
-
-
-def _abstract(array: np.ndarray[Any, Any]) -> Any:
-    return jax.core.ShapedArray(array.shape, array.dtype)

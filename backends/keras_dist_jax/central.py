@@ -175,15 +175,15 @@ class Merge:
     def values(self, results: Sequence[Any]) -> Values:
         """Returns the groups, with the updates' results in their places."""
         if not self._is_merged:
-            for places, (_, new) in zip(self._places, results, strict=True):
-                for (group, index), value in zip(places, new, strict=True):
+            for places, each in zip(self._places, results, strict=True):
+                for (group, index), value in zip(places, each[1], strict=True):
                     self._values[group][index] = value
             if self._targets is not None:
                 _rehouse(self._values, self._targets)
             self._is_merged = True
             # Values that were moved would stay alive where they were made.
-            for _, new in results:
-                new.clear()
+            for each in results:
+                each[1].clear()
         return self._values
 
 

@@ -2,20 +2,22 @@
 
 import itertools
 import warnings
+from collections.abc import Container
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 
-from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.central import CentralRunning
 from keras_dist_jax.central import Merge
 from keras_dist_jax.central import bring
 from keras_dist_jax.central import send
+from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import OptimizerCalls
 from keras_dist_jax.optimizer_calls import is_update
@@ -24,90 +26,67 @@ from keras_dist_jax.partition import Update
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Values
 from keras_dist_jax.running import all_values
-from keras_dist_jax.running import any_of
 from keras_dist_jax.trainer import Trainer
 
 
-class FirstPart:
-    """A step up to the gradients, on the devices that compute.
+class Part:
+    """A compiled part of a step.
 
-    `owners` are the `jax.Device`s that keep each value of the state, `sharding`
-    is the batch's, and profiles show `name`.
+    `program` takes the values of the state at the positions `reads`, and others
+    that are handed to it. It gives the step's `results`, `num_outputs` outputs
+    first and then the state, and others to hand on. New values may take the
+    memory of those at the positions in `expendable`. Profiles show `name`;
+    `shardings` go to `jax.jit`.
 
     Attributes:
         outputs: Positions of the step's outputs that it gives.
         new: Positions in the state that it gives new values of.
-        kept: Positions in the state that nothing changes.
+        donated: Positions in the state of the values that it may delete.
+        read: Positions in the state of the other values that it takes.
     """
 
     def __init__(
         self,
-        partition: Partition,
-        mesh: MeshLayout,
-        owners: Sequence[Any],
-        sharding: Any,
+        program: Any,
+        reads: Sequence[int],
+        results: Sequence[int],
+        num_outputs: int,
+        expendable: Container[int],
         name: str,
+        **shardings: Any,
     ) -> None:
-        count = partition.num_outputs
-        self.outputs = [p for p in partition.gives if p < count]
-        self.new = [p - count for p in partition.gives if p >= count]
-        self.kept = partition.kept
-        self._mesh = mesh
-        # A new value can take the memory of the copy that was sent, unless the
-        # variable rests on a device that computes: there is no copy then.
-        away = {p for p in self.new if owners[p] not in mesh.devices}
-        self._donated = [p for p in partition.reads if p in away]
-        self._others = [p for p in partition.reads if p not in away]
-        order = [*self._donated, *self._others]
-        places = [order.index(p) for p in partition.reads]
-        call = core.jaxpr_as_fun(partition.first)
+        self.outputs = [p for p in results if p < num_outputs]
+        self.new = new = [p - num_outputs for p in results if p >= num_outputs]
+        replaced = {p for p in new if p in expendable}
+        self.donated = [p for p in reads if p in replaced]
+        self.read = [p for p in reads if p not in replaced]
+        order = [*self.donated, *self.read]
+        places = [order.index(p) for p in reads]
+        call, count = core.jaxpr_as_fun(program), len(self.outputs)
 
-        def run(donated: Any, others: Any, batch: Any) -> Any:
-            given = [*donated, *others]
-            results = iter(call(*(given[p] for p in places), *batch))
-            outputs = list(itertools.islice(results, len(self.outputs)))
-            new = list(itertools.islice(results, len(self.new)))
-            return outputs, new, list(results)
+        def run(donated: Any, read: Any, others: Any) -> Any:
+            given = [*donated, *read]
+            found = call(*(given[p] for p in places), *others)
+            outputs, found = found[:count], found[count:]
+            return outputs, found[: len(new)], found[len(new) :]
 
         run.__name__ = run.__qualname__ = name
-        self._run = jax.jit(
-            run,
-            donate_argnums=0,
-            in_shardings=(mesh.whole, mesh.whole, sharding),
-            out_shardings=(
-                mesh.whole if mesh.is_wide else None,
-                mesh.whole,
-                mesh.whole,
-            ),
-        )
-
-    def __call__(
-        self, state: Sequence[Any], batch: Sequence[Any]
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Returns the outputs, the new values and the updates' inputs."""
-        positions = [*self._donated, *self._others]
-        sent = send([state[p] for p in positions], self._mesh)
-        count = len(self._donated)
-        result: tuple[list[Any], list[Any], list[Any]] = self._run(
-            sent[:count], sent[count:], batch
-        )
-        return result
+        self.keep = jax.jit(run, **shardings)
+        self.donate = jax.jit(run, donate_argnums=0, **shardings)
 
 
-class UpdatePart:
+class UpdatePart(Part):
     """An update after the gradients, on one device that keeps variables.
 
     `owners` are the `jax.Device`s that keep each value of the state, `primary`
-    is the first one that keeps variables, and `num_outputs` the number of the
-    step's outputs.
+    is the first one that keeps variables.
 
     Attributes:
         device: The `jax.Device` that it runs on.
         crossing: Positions of its inputs among the values that the first part
-            hands over.
-        outputs: Positions of the step's outputs that it gives.
-        new: Positions in the state that it gives new values of.
+            hands on.
         visitors: Positions in the state of its inputs from other devices.
+        is_elsewhere: Whether it makes values of several devices.
     """
 
     def __init__(
@@ -117,35 +96,19 @@ class UpdatePart:
         primary: Any,
         num_outputs: int,
     ) -> None:
+        super().__init__(
+            update.program,
+            update.state,
+            update.results,
+            num_outputs,
+            range(len(owners)),
+            "optimizer_update",
+        )
         self.crossing = update.crossing
-        self.outputs = [p for p in update.results if p < num_outputs]
-        self.new = [p - num_outputs for p in update.results if p >= num_outputs]
         homes = {owners[p] for p in self.new}
         self.device = homes.pop() if len(homes) == 1 else primary
         self.visitors = [p for p in update.state if owners[p] != self.device]
         self.is_elsewhere = bool(homes)
-        replaced = set(self.new)
-        self.donated = [p for p in update.state if p in replaced]
-        self.read = [p for p in update.state if p not in replaced]
-        order = [*self.donated, *self.read]
-        places = [order.index(p) for p in update.state]
-        call, count = core.jaxpr_as_fun(update.program), len(self.outputs)
-
-        def optimizer_update(donated: Any, read: Any, crossing: Any) -> Any:
-            given = [*donated, *read]
-            results = call(*(given[p] for p in places), *crossing)
-            return results[:count], results[count:]
-
-        self._keep = jax.jit(optimizer_update)
-        self._donate = jax.jit(optimizer_update, donate_argnums=0)
-
-    def program(self, donates: bool) -> Any:
-        """Returns the compiled update.
-
-        Its arguments are the values that it replaces, which it deletes if it
-        `donates`, those that it only reads, and those of the first part.
-        """
-        return self._donate if donates else self._keep
 
 
 class StepParts:
@@ -157,13 +120,15 @@ class StepParts:
 
     def __init__(
         self,
-        first: FirstPart,
+        mesh: MeshLayout,
+        first: Part,
         updates: Sequence[UpdatePart],
         values: Sequence[Sequence[Any]],
         owners: Sequence[Any],
         structure: Any,
     ) -> None:
-        self.first = first
+        self._mesh = mesh
+        self._first = first
         self._updates = updates
         self._structure = structure
         places = [(g, i) for g, v in enumerate(values) for i in range(len(v))]
@@ -176,6 +141,14 @@ class StepParts:
         for update in updates:
             count = len(update.crossing) + len(update.visitors)
             self._targets += [update.device] * count
+
+    def first(self, state: Sequence[Any], batch: Sequence[Any]) -> Any:
+        """Runs the step up to the gradients, on the devices that compute."""
+        first = self._first
+        positions = [*first.donated, *first.read]
+        sent = send([state[p] for p in positions], self._mesh)
+        count = len(first.donated)
+        return first.donate(sent[:count], sent[count:], batch)
 
     def updates(
         self, state: Values, first: Any, donates: bool
@@ -193,7 +166,7 @@ class StepParts:
             moving += [flat[p] for p in update.visitors]
         moved = iter(bring(moving, self._targets))
         values = [list(group) for group in state]
-        for position in self.first.new:
+        for position in self._first.new:
             group, index = self._places[position]
             values[group][index] = next(moved)
         calls = []
@@ -202,14 +175,14 @@ class StepParts:
             here = {p: next(moved) for p in update.visitors}
             donated = [here.get(p, flat[p]) for p in update.donated]
             read = [here.get(p, flat[p]) for p in update.read]
-            run = update.program(donates)
+            run = update.donate if donates else update.keep
             calls.append(map(run, (donated,), (read,), (taken,)))
         return calls, Merge(values, self._results, self._owners)
 
     def outputs(self, first: Any, results: Sequence[Any]) -> Any:
         """Returns the step's outputs, from the results of its programs."""
-        found = dict(zip(self.first.outputs, first[0], strict=True))
-        for update, (outputs, _) in zip(self._updates, results, strict=True):
+        found = dict(zip(self._first.outputs, first[0], strict=True))
+        for update, (outputs, *_) in zip(self._updates, results, strict=True):
             found.update(zip(update.outputs, outputs, strict=True))
         leaves = [found[place] for place in range(len(found))]
         return jax.tree.unflatten(self._structure, leaves)
@@ -247,13 +220,11 @@ class CentralStep(FitStep):
     """
 
     def __init__(self, running: CentralRunning, step: StepFn) -> None:
-        mesh = running.mesh
-        router = mesh.routed(mesh.cut, mesh.whole)
-        super().__init__(running, router, router)
+        uncompiled = Programs(step, step)
+        super().__init__(running, uncompiled, uncompiled)
         self._central = running
         self._fn = step
         self._calls = OptimizerCalls()
-        self._router = router
         self._programs: dict[Any, StepParts] = {}
         self._updates: dict[Any, UpdatePart] = {}
         self._token: Any = None
@@ -262,7 +233,9 @@ class CentralStep(FitStep):
 
     def _run(self, data: Any, donating: bool) -> Any:
         running, gate = self._central, self._gate
-        sharding, data, rows = self._router.route(data)
+        mesh = running.mesh
+        is_cut, data, rows = mesh.put_batch(data)
+        sharding = mesh.cut if is_cut else mesh.whole
         with gate.lock:
             gate.settle(running)
             if running.failures.errors:
@@ -270,15 +243,17 @@ class CentralStep(FitStep):
             values = running.newest()
             state = list(itertools.chain(*values))
             program = self._program(values, state, sharding, data, rows)
-            first = program.first(state, jax.tree.leaves(data))
-            gate.enter(running, any_of(first))
+            kept: list[Any] = []
+            leaves = jax.tree.leaves(data)
+            gate.dispatch(running, kept, any_of, program.first, state, leaves)
+            first = kept[0]
             calls, merge = program.updates(values, first, donating)
             # `extend` runs in C, so that no interrupt comes after an update has
             # deleted its inputs and before its results are kept.
             running.last.extend(zip(*calls, [merge], strict=True))
             running.newest()
             outputs = program.outputs(first, running.last[-1][:-1])
-            return jax.tree.map(running.mesh.result, outputs)
+            return jax.tree.map(mesh.result, outputs)
 
     def _program(
         self,
@@ -308,12 +283,10 @@ class CentralStep(FitStep):
         step = guarded(all_values(self._fn), running.failures)
 
         def on_rows(state: Any, data: Any) -> Any:
-            if rows is not None:
-                data = batches.unpad(data, rows, mesh.cut)
-            return step(state, data)
+            return step(state, mesh.unpad(data, rows))
 
         data = jax.tree.map(_shape_of, data)
-        with self._calls.marked(internals.optimizers_of(running.model)):
+        with self._calls.replacing(internals.optimizers_of(running.model)):
             closed, shapes = jax.make_jaxpr(on_rows, return_shape=True)(
                 values, data
             )
@@ -321,13 +294,29 @@ class CentralStep(FitStep):
         owners = running.devices_of_state()
         primary = running.homes.primary.devices[0]
         self._check(partition, values)
-        first = FirstPart(partition, mesh, owners, sharding, self._fn.__name__)
+        # A new value can take the memory of the copy that was sent, unless the
+        # variable rests on a device that computes: there is no copy then.
+        away = {p for p, o in enumerate(owners) if o not in mesh.devices}
+        first = Part(
+            partition.first,
+            partition.reads,
+            partition.gives,
+            partition.num_outputs,
+            away,
+            self._fn.__name__,
+            in_shardings=(mesh.whole, mesh.whole, sharding),
+            out_shardings=(
+                mesh.whole if mesh.is_wide else None,
+                mesh.whole,
+                mesh.whole,
+            ),
+        )
         updates = [
             self._update(each, owners, primary, partition.num_outputs)
             for each in partition.updates(owners, primary)
         ]
         structure = jax.tree.structure(shapes[0])
-        return StepParts(first, updates, values, owners, structure)
+        return StepParts(mesh, first, updates, values, owners, structure)
 
     def _update(
         self,

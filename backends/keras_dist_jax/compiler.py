@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from keras_dist.internals import keras_internals
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CompiledFunction
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
@@ -41,12 +41,9 @@ from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current
 from keras_dist_jax.tracing import current_trace
 
-if TYPE_CHECKING:
-    from keras_dist.plugin.front_end import RunsReplicas
-
 
 def scanned(
-    strategy: "RunsReplicas",
+    strategy: RunsReplicas,
     layout: Layout | None,
     fn: Callable[..., Any],
     structure: Any,
@@ -57,10 +54,7 @@ def scanned(
 
     `structure` is that of one step's arguments; `leaves` are the traced
     arguments of all steps, one step after the other. `layout` is `None` for one
-    replica.
-
-    Returns:
-        Nest of results, with the steps along a new first axis.
+    replica. Returns the results, with the steps along a new first axis.
     """
     count = len(leaves) // steps
     stacked = [jnp.stack(leaves[index::count]) for index in range(count)]
@@ -112,10 +106,6 @@ def _on_one(
     return arrays
 
 
-if TYPE_CHECKING:
-    from keras_dist.plugin.front_end import RunsReplicas
-
-
 class JaxCompiler(Compiler):
     """A compiler of functions for a layout.
 
@@ -157,7 +147,7 @@ class JaxCompiler(Compiler):
 
     def run(
         self,
-        strategy: "RunsReplicas",
+        strategy: RunsReplicas,
         fn: CompiledFunction | Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
@@ -192,7 +182,7 @@ class JaxCompiler(Compiler):
 
     def scan(
         self,
-        strategy: "RunsReplicas",
+        strategy: RunsReplicas,
         function: CompiledFunction,
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
@@ -217,12 +207,15 @@ class JaxCompiler(Compiler):
         ):
             return super().scan(strategy, function, batches)
         leaves = [leaf for each in found for leaf in each]
-        key = ("scan", len(batches)), structures[0], None
-        try:
-            result = self._ran(function, strategy, key, leaves)
-        except _UnhashableError as error:
-            check_arguments(function, batches[0], {})
-            raise _unhashable(function) from error
+        found_in_steps = structures[0], leaves
+        result = self._run(
+            function,
+            ("scan", len(batches)),
+            strategy,
+            batches[0],
+            None,
+            found_in_steps,
+        )
 
         def stack(leaf: Any) -> Any:
             if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):
@@ -235,31 +228,27 @@ class JaxCompiler(Compiler):
         self,
         function: CompiledFunction,
         mode: Any,
-        strategy: "RunsReplicas | None",
+        strategy: RunsReplicas | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
+        found: tuple[Any, list[Any]] | None = None,
     ) -> Any:
-        leaves: list[Any] = []
-        if self.agrees:
-            self._agree((tuple(args), kwargs))
-        key = (
-            mode,
-            flatten(args, leaves, self._join),
-            flatten(kwargs, leaves, self._join) if kwargs else None,
-        )
-        try:
-            return self._ran(function, strategy, key, leaves)
-        except _UnhashableError as error:
-            check_arguments(function, args, kwargs or {})
-            raise _unhashable(function) from error
+        """Runs a function's program for arguments like these.
 
-    def _ran(
-        self,
-        function: CompiledFunction,
-        strategy: "RunsReplicas | None",
-        key: Any,
-        leaves: list[Any],
-    ) -> Any:
+        `found` is the arguments' structure, with the traced ones of all steps.
+        """
+        # One function, because it runs at every step.
+        if found is None:
+            leaves: list[Any] = []
+            if self.agrees:
+                self._agree((tuple(args), kwargs))
+            key = (
+                mode,
+                flatten(args, leaves, self._join),
+                flatten(kwargs, leaves, self._join) if kwargs else None,
+            )
+        else:
+            key, leaves = (mode, found[0], None), found[1]
         last, programs = self._last
         if last() is not function.key:
             programs = self._programs.setdefault(function.key, {})
@@ -267,9 +256,15 @@ class JaxCompiler(Compiler):
         try:
             program = programs.get(key)
         except TypeError as error:
-            raise _UnhashableError from error
+            check_arguments(function, args, kwargs or {})
+            raise TypeError(
+                f"Arguments of the compiled function '{function.name}' can't "
+                "be hashed, and are no tensors. Expected: tensors or arrays, "
+                "which are traced, or something hashable, of which each value "
+                "is compiled on its own. Let the function close over it."
+            ) from error
         if program is None:
-            _check_again(function, key, leaves)
+            check_arguments(function, args, kwargs or {})
             program = programs[key] = self._made(
                 function,
                 strategy,
@@ -288,7 +283,7 @@ class JaxCompiler(Compiler):
     def _made(
         self,
         function: CompiledFunction,
-        strategy: "RunsReplicas | None",
+        strategy: RunsReplicas | None,
         key: Any,
         is_first: bool,
     ) -> Program:
@@ -358,31 +353,6 @@ class JaxCompiler(Compiler):
         ]
         agreed = layout.everyones(shapes)
         self._everyones = dict(zip(map(id, values), agreed, strict=True))
-
-
-def _check_again(
-    function: CompiledFunction, key: Any, leaves: Sequence[Any]
-) -> None:
-    """Checks a function's arguments, once for each program."""
-    rest = iter(leaves)
-    _, args, kwargs = key
-    positional = unflatten(args, rest)
-    named = unflatten(kwargs, rest) if kwargs else {}
-    check_arguments(function, positional, named)
-
-
-class _UnhashableError(Exception):
-    """An argument that can't be a part of a program's key."""
-
-
-def _unhashable(function: CompiledFunction) -> TypeError:
-    """Returns the error of arguments that name nothing that can't be hashed."""
-    return TypeError(
-        f"Arguments of the compiled function '{function.name}' can't be "
-        "hashed, and are no tensors. Expected: tensors or arrays, which are "
-        "traced, or something hashable, of which each value is compiled on its "
-        "own. Let the function close over it."
-    )
 
 
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:

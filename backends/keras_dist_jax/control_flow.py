@@ -16,6 +16,7 @@ from keras_dist.errors import TraceError
 from keras_dist.internals.keras_internals import stateless_scope
 from keras_dist.internals.stateless import opened
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.replica import Replica
 from keras_dist.replica.differentiation import Differentiated
 from keras_dist.replica.scopes import Recording
 from keras_dist.replica.scopes import is_recorded
@@ -29,20 +30,14 @@ Branch = Callable[[], Any]
 
 
 @functools.cache
-def install_cond() -> None:
-    """Makes `keras.ops.cond` keep the assignments of its branches.
+def install_hooks() -> None:
+    """Makes `keras.ops.cond` and `keras.random` work in compiled functions.
 
-    Values that JAX traces in a branch can leave it only as results.
+    Values that JAX traces in a branch can leave it only as results, and so do
+    the assignments of branches. Keras refuses draws without a seed under any
+    trace of JAX, where the seed would be lost.
     """
     internals.hook_cond(_hook_cond)
-
-
-@functools.cache
-def install_global_seed() -> None:
-    """Lets `keras.random` draw without a seed in compiled functions.
-
-    Keras refuses that under any trace of JAX, where the seed would be lost.
-    """
     internals.hook_global_seed(_hook_global_seed)
 
 
@@ -133,7 +128,7 @@ def differentiate(
     """
     hooks = keras_hooks()
     hooks.install_for_functions()
-    install_cond()
+    install_hooks()
     kept: list[Any] = []
 
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
@@ -198,3 +193,20 @@ def _value(below: Any, variable: keras.Variable) -> Any:
             "state. Expected: variables that exist. Build the model before."
         )
     return value
+
+
+def summed_by(replica: Replica, what: str, add: Callable[[Any], Any]) -> Any:
+    """Makes a sum over replicas differentiable: its gradient is one, too.
+
+    `add` sums a tensor, and `what` names the sum in errors.
+    """
+    summed = jax.custom_vjp(add)
+
+    def forward(value: Any) -> tuple[Any, None]:
+        return summed(value), None
+
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        return (replica.all_sum(f"the gradient of {what}", gradient),)
+
+    summed.defvjp(forward, backward)
+    return summed

@@ -13,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from keras_dist_jax.addresses import listen
@@ -144,17 +143,15 @@ def start_service(address: str, num_workers: int) -> Any:
 
 def has_connections(port: int) -> bool:
     """Tells whether a port of this machine has an established connection."""
-    return any(state == "01" for state in _states(port))
-
-
-def _states(port: int) -> Iterator[str]:
     for name in ("tcp", "tcp6"):
         table = pathlib.Path("/proc/self/net") / name
         with contextlib.suppress(OSError):
             for line in table.read_text().splitlines()[1:]:
                 _, local, _, state, *_ = line.split()
-                if int(local.rsplit(":", 1)[1], 16) == port:
-                    yield state
+                own = int(local.rsplit(":", 1)[1], 16)
+                if own == port and state == "01":
+                    return True
+    return False
 
 
 def _serve_for_parent(address: str, num_workers: int, listener: int) -> None:

@@ -30,7 +30,6 @@ from keras_dist_jax.central import Homes
 from keras_dist_jax.central_steps import CentralTrainer
 from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.gate import Gate
-from keras_dist_jax.gate import OpenGate
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
@@ -71,9 +70,7 @@ class JaxExecutor(Executor):
             if layout.is_mesh
             else None
         )
-        self.compiler = JaxCompiler(
-            layout, gate if layout.is_mesh else OpenGate()
-        )
+        self.compiler = JaxCompiler(layout, gate if layout.is_mesh else Gate())
         # Reductions of stacked values, each by one collective in one program.
         self._totals = {
             ReduceOp.SUM: jax.jit(_sum, out_shardings=layout.whole),
@@ -199,10 +196,7 @@ class JaxExecutor(Executor):
             return None
         if current_trace() is not None:
             return total(value.joined)
-        with self.gate.lock:
-            self.gate.settle(None)
-            result = total(value.joined)
-            self.gate.enter(None, result)
+        result = self.gate.run(total, value.joined)
         return self._resting(self.layout.narrow(result))
 
     def _resting(self, array: Any) -> Any:

@@ -2,61 +2,74 @@
 
 import contextlib
 import threading
-from abc import ABC
-from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import MutableSequence
 from typing import Any
 
-if TYPE_CHECKING:
-    from keras_dist_jax.watch import Watch
+from jax.tree_util import tree_leaves
+
+from keras_dist_jax.watch import Watch
 
 
-class Gate(ABC):
+class Gate:
     """A bound on the steps that are under way at the same time.
+
+    This one sets none: accelerators queue steps, and one device has no
+    collectives.
 
     Attributes:
         lock: Held from before a step is dispatched until it is under way.
         waits: Boolean, whether programs have to give it an array to wait for.
     """
 
-    lock: contextlib.AbstractContextManager[Any]
+    lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     waits = False
 
-    @abstractmethod
     def settle(self, owner: object) -> None:
         """Waits until the next step may be dispatched.
 
         An error of the step before is raised only if `owner` has dispatched it.
         """
 
-    @abstractmethod
-    def enter(self, owner: object, result: Any) -> None:
-        """Notes a step that `owner` has just dispatched.
+    def dispatch(
+        self,
+        owner: object,
+        kept: MutableSequence[Any],
+        witness_of: Callable[[Any], Any],
+        program: Callable[..., Any],
+        *args: Any,
+    ) -> None:
+        """Runs a program of `owner`, and appends its result to `kept`.
 
-        `result` is any one array that it gives, or `None` without one: those of
-        a program are ready together.
+        `witness_of` takes any one array from the result, or `None`: those of a
+        program are ready together. `extend` runs in C, so that no interrupt
+        comes after a program has deleted arguments and before its result is
+        kept.
         """
+        kept.extend(map(program, *zip(args, strict=False)))
+        if self.waits:
+            self.enter(owner, witness_of(kept[-1]))
 
-    @abstractmethod
+    def enter(self, owner: object, witness: Any) -> None:
+        """Notes a program that `owner` has just dispatched, to wait for it."""
+
     def leave(self, owner: object) -> None:
         """Waits for the owner's step; its errors are not raised."""
 
+    def run(self, program: Callable[..., Any], *args: Any) -> Any:
+        """Runs a program that deletes nothing; nobody gets its late errors."""
+        kept: list[Any] = []
+        with self.lock:
+            self.settle(None)
+            self.dispatch(None, kept, any_of, program, *args)
+        return kept[0]
 
-class OpenGate(Gate):
-    """No bound: accelerators queue steps, and one device has no collectives."""
 
-    def __init__(self) -> None:
-        self.lock = contextlib.nullcontext()
-
-    def settle(self, owner: object) -> None:
-        pass
-
-    def enter(self, owner: object, result: Any) -> None:
-        pass
-
-    def leave(self, owner: object) -> None:
-        pass
+def any_of(results: Any) -> Any:
+    """Returns one array of a program's results, or `None` without any."""
+    leaves = tree_leaves(results)
+    return leaves[0] if leaves else None
 
 
 class OneAtATime(Gate):
@@ -87,9 +100,8 @@ class OneAtATime(Gate):
             if by is owner:
                 raise
 
-    def enter(self, owner: object, result: Any) -> None:
-        self._owner = owner
-        self._pending = result
+    def enter(self, owner: object, witness: Any) -> None:
+        self._owner, self._pending = owner, witness
 
     def leave(self, owner: object) -> None:
         with self.lock:
@@ -102,7 +114,7 @@ class WatchedGate(Gate):
 
     waits = True
 
-    def __init__(self, gate: Gate, watch: "Watch") -> None:
+    def __init__(self, gate: Gate, watch: Watch) -> None:
         self._gate = gate
         self._watch = watch
         self._pending: Any = None
@@ -130,9 +142,9 @@ class WatchedGate(Gate):
         self._watch.check()
         self._gate.settle(owner)
 
-    def enter(self, owner: object, result: Any) -> None:
-        self._pending = result
-        self._gate.enter(owner, result)
+    def enter(self, owner: object, witness: Any) -> None:
+        self._pending = witness
+        self._gate.enter(owner, witness)
 
     def leave(self, owner: object) -> None:
         self._watch.enter()

@@ -31,22 +31,28 @@ put_shards: Callable[..., Any] | None = getattr(
 )
 
 
+def from_shards(
+    aval: Any, sharding: Any, shards: Sequence[Any], devices: Sequence[Any]
+) -> Any:
+    """Makes an array of the shards of this worker's devices, copied there."""
+    if put_shards is not None:
+        return put_shards(aval, sharding, shards, devices)
+    placed = [
+        jax.device_put(shard, device)
+        for shard, device in zip(shards, devices, strict=True)
+    ]
+    return jax.make_array_from_single_device_arrays(
+        aval.shape, sharding, placed
+    )
+
+
 def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
     """Copies arrays of one device each to all devices of a sharding, at once.
 
     `devices` are those of the replicated sharding, all of this worker.
     """
-    if put_shards is None:
-        return [
-            jax.make_array_from_single_device_arrays(
-                array.shape,
-                sharding,
-                [jax.device_put(array, device) for device in devices],
-            )
-            for array in arrays
-        ]
     count = len(devices)
-    return [put_shards(a.aval, sharding, [a] * count, devices) for a in arrays]
+    return [from_shards(a.aval, sharding, [a] * count, devices) for a in arrays]
 
 
 def uncommitted(array: Any) -> Any:
@@ -61,9 +67,7 @@ def uncommitted(array: Any) -> Any:
 def needed_for(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
     """Extracts the part of a program that some of its results need.
 
-    Returns:
-        Tuple of the part, and of a boolean for each argument of the program
-        that tells whether the part takes it.
+    The second result tells for each argument whether the part takes it.
     """
     part, inputs = partial_eval.dce_jaxpr(jaxpr, outputs)
     return part, list(inputs)

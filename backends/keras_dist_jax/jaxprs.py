@@ -3,24 +3,23 @@
 A `ClosedJaxpr` has constants, a `Jaxpr` has none; most functions here take
 either.
 
-Equations and programs have keys, equal only where they compute alike. Objects
-of which nothing is known are equal only to themselves. So a key is compared
-while what it was made of is alive.
+Some follow the values that each replica has of its own to a program's results,
+which may then differ between replicas. Collectives make values equal again.
 """
 
-import dataclasses
 import functools
-import types
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.extend.core import Jaxpr
 from jax.extend.core import Literal
 from jax.extend.core import gensym
 from jax.extend.core import jaxprs_in_params
+
+from keras_dist.errors import ReplicaDivergenceError
 
 # The axis of the mesh that replicas meet over.
 AXIS = "replica"
@@ -126,6 +125,27 @@ def walk(
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def rewritten(program: Any, change: Callable[[Any], Any]) -> Any:
+    """Replaces each equation of a program, and of those inside of it."""
+    if isinstance(program, ClosedJaxpr):
+        return program.replace(jaxpr=rewritten(program.jaxpr, change))
+
+    def param(value: Any) -> Any:
+        if isinstance(value, (ClosedJaxpr, Jaxpr)):
+            return rewritten(value, change)
+        if isinstance(value, (tuple, list)) and any(
+            isinstance(item, (ClosedJaxpr, Jaxpr)) for item in value
+        ):
+            return type(value)(map(param, value))
+        return value
+
+    def replaced(equation: Any) -> Any:
+        params = {key: param(each) for key, each in equation.params.items()}
+        return change(equation.replace(params=params))
+
+    return program.replace(eqns=[*map(replaced, program.eqns)])
+
+
 @functools.cache
 def _empty() -> Any:
     """Returns a program without arguments and equations, as a template."""
@@ -147,151 +167,126 @@ def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
     return results
 
 
-# By an equation: parameters that don't change its results. The derivatives
-# were taken before, and their rules are new functions in each trace.
-_UNUSED = {
-    "checkpoint": {"policy"},
-    "custom_jvp_call": {"jvp_jaxpr_fun"},
-    "custom_vjp_call": {"bwd", "fwd_jaxpr_thunk", "out_trees"},
-    "remat2": {"policy"},
+# Collectives with equal results on all replicas; all others give each replica
+# something of its own, whatever it brings.
+_MAKE_EQUAL = {
+    "all_gather",
+    "all_gather_invariant",
+    "pbroadcast",
+    "pmax",
+    "pmin",
+    "psum",
+    "psum_invariant",
 }
-_VALUES = (bool, int, float, complex, str, bytes, type(None))
+# Equations whose results differ even where their operands are equal: each
+# device calls Python, or its generator, for itself.
+_OF_EACH = {"axis_index", "io_callback", "rng_uniform"}
 
 
-def equation_key(equation: Any, keys: Mapping[Any, Any]) -> Any:
-    """Returns a key of an equation.
+def differing(jaxpr: Any, arguments: Sequence[bool]) -> list[bool]:
+    """Tells for each output whether it may differ between replicas.
 
-    `keys` has those of the variables that it takes.
+    `arguments` tells the same for each argument.
     """
-    name = equation.primitive.name
-    unused = _UNUSED.get(name, ())
-    return (
-        name,
-        tuple(
-            (key, _param_key(value))
-            for key, value in sorted(equation.params.items())
-            if key not in unused
-        ),
-        tuple(atom_key(atom, keys) for atom in equation.invars),
+    differs: set[Any] = set()
+    for var, own in zip(jaxpr.invars, arguments, strict=True):
+        if own:
+            differs.add(var)
+
+    def may_differ(atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in differs
+
+    for equation in jaxpr.eqns:
+        inputs = [may_differ(atom) for atom in equation.invars]
+        outputs = _of_equation(equation, inputs)
+        differs.update(
+            var
+            for var, own in zip(equation.outvars, outputs, strict=True)
+            if own
+        )
+    return [may_differ(atom) for atom in jaxpr.outvars]
+
+
+def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
+    name, params = equation.primitive.name, equation.params
+    outputs = len(equation.outvars)
+    if is_collective(equation) and not _makes_differ(equation):
+        return [False] * outputs
+    if _makes_differ(equation):
+        return [True] * outputs
+    if name == "cond":
+        if inputs[0] and meets_inside(equation):
+            raise _meeting_of_some("a branch that only some of them take")
+        branches = [_inside(b, inputs[1:]) for b in params["branches"]]
+        either = [any(each) for each in zip(*branches, strict=True)]
+        return [inputs[0] or own for own in either]
+    if name == "scan":
+        return _of_scan(params, inputs)
+    if name == "while":
+        return _of_while(equation, inputs)
+    program = called(equation)
+    if program is not None and len(opened(program).invars) == len(inputs):
+        return _inside(program, inputs)
+    own = any(inputs) or any(map(_has_its_own, inner(equation)))
+    return [own] * outputs
+
+
+def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
+    consts, carries = params["num_consts"], params["num_carry"]
+    fixed, before = inputs[:consts], inputs[consts : consts + carries]
+    carry, rows = before, inputs[consts + carries :]
+    while True:
+        outputs = _inside(params["jaxpr"], [*fixed, *carry, *rows])
+        after = [a or b for a, b in zip(carry, outputs, strict=False)]
+        if after == carry:
+            # Without a step, what is carried comes out as it went in.
+            if not params["length"]:
+                return [*before, *outputs[carries:]]
+            return outputs
+        carry = after
+
+
+def _of_while(equation: Any, inputs: list[bool]) -> list[bool]:
+    params = equation.params
+    of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_fixed = inputs[:of_cond]
+    fixed = inputs[of_cond : of_cond + of_body]
+    carry = inputs[of_cond + of_body :]
+    while True:
+        outputs = _inside(params["body_jaxpr"], [*fixed, *carry])
+        stops = _inside(params["cond_jaxpr"], [*cond_fixed, *carry])[0]
+        after = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
+        if after == carry:
+            if stops and meets_inside(equation):
+                raise _meeting_of_some("a loop that some of them leave sooner")
+            return after
+        carry = after
+
+
+def _meeting_of_some(where: str) -> ReplicaDivergenceError:
+    return ReplicaDivergenceError(
+        f"Replicas meet in {where}: the others would never come. Received: a "
+        "collective, an update or an assignment inside of control flow that "
+        "depends on what each replica has of its own. Expected: meetings that "
+        "all replicas come to. Meet first, then choose with `keras.ops.where`."
     )
 
 
-def atom_key(atom: Any, keys: Mapping[Any, Any]) -> Any:
-    """Returns a key of a literal, or that of a variable."""
-    if isinstance(atom, Literal):
-        return "literal", constant_key(atom.val), str(atom.aval)
-    return keys[atom]
+def _makes_differ(equation: Any) -> bool:
+    """Tells whether results differ, whatever the operands are."""
+    name, groups = equation.primitive.name, "axis_index_groups"
+    if not is_collective(equation):
+        return name in _OF_EACH
+    # Each group of replicas has a result of its own.
+    return name not in _MAKE_EQUAL or len(equation.params.get(groups) or ()) > 1
 
 
-def constant_key(value: Any) -> Any:
-    """Returns a key that is equal for equal constants.
-
-    A constant whose elements can't be read here is equal only to itself.
-    """
-    if isinstance(value, jax.Array) and (
-        isinstance(value, jax.core.Tracer)
-        or not value.is_fully_addressable
-        or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
-    ):
-        return "outside", id(value)
-    array = np.asarray(value)
-    return "constant", str(array.dtype), array.shape, array.tobytes()
+def _inside(program: Any, inputs: list[bool]) -> list[bool]:
+    return differing(opened(program), inputs)
 
 
-def _program_key(program: Any) -> Any:
-    """Returns a key of a `Jaxpr`, or of a `ClosedJaxpr` and its constants."""
-    jaxpr = getattr(program, "jaxpr", program)
-    consts = tuple(map(constant_key, getattr(program, "consts", ())))
-    # Variables are numbered in the order in which they come.
-    known: dict[Any, Any] = {}
-    for var in (*jaxpr.constvars, *jaxpr.invars):
-        known[var] = "variable", len(known), str(var.aval)
-    equations = []
-    for equation in jaxpr.eqns:
-        equations.append(equation_key(equation, known))
-        for var in equation.outvars:
-            known[var] = "variable", len(known), str(var.aval)
-    outputs = tuple(atom_key(atom, known) for atom in jaxpr.outvars)
-    return "program", consts, tuple(equations), outputs
-
-
-def _param_key(value: Any) -> Any:
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        return _program_key(value)
-    if isinstance(value, (tuple, list)):
-        return tuple(map(_param_key, value))
-    if isinstance(value, Mapping):
-        return tuple(
-            (str(key), _param_key(each)) for key, each in value.items()
-        )
-    if isinstance(value, (np.ndarray, jax.Array)):
-        return constant_key(value)
-    if callable(value) and not isinstance(value, type):
-        return _function_key(value, ())
-    return str(value)
-
-
-def _function_key(function: Any, within: tuple[int, ...]) -> Any:
-    """Returns a key that is equal for functions that do the same.
-
-    They have the same code, and alike values in their closures and defaults.
-    `within` has the ids of the functions that hold this one.
-    """
-    if id(function) in within:  # its closure has the function itself
-        return "again", within.index(id(function))
-    within = (*within, id(function))
-
-    def key(value: Any) -> Any:
-        return _held_key(value, within)
-
-    def named(values: Mapping[str, Any]) -> Any:
-        return tuple((name, key(value)) for name, value in values.items())
-
-    if isinstance(function, types.FunctionType):
-        cells = function.__closure__ or ()
-        return (
-            id(function.__code__),
-            id(function.__globals__),
-            tuple(map(key, map(_content, cells))),
-            key(function.__defaults__),
-            named(function.__kwdefaults__ or {}),
-        )
-    if isinstance(function, types.MethodType):
-        return key(function.__func__), key(function.__self__)
-    if isinstance(function, functools.partial):
-        return key(function.func), key(function.args), named(function.keywords)
-    # JAX's wrapper of host callbacks is one.
-    if dataclasses.is_dataclass(function) and _is_frozen(function):
-        return (
-            type(function),
-            tuple(
-                key(getattr(function, field.name))
-                for field in dataclasses.fields(function)
-            ),
-        )
-    return "object", id(function)
-
-
-def _is_frozen(instance: Any) -> bool:
-    return bool(instance.__dataclass_params__.frozen)
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty, as long as nothing was assigned
-        return cell
-
-
-def _held_key(value: Any, within: tuple[int, ...]) -> Any:
-    if isinstance(value, _VALUES):
-        return type(value), repr(value)
-    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
-        return constant_key(value)
-    if isinstance(value, jax.tree_util.PyTreeDef):
-        return value
-    if isinstance(value, tuple):
-        return type(value), tuple(_held_key(each, within) for each in value)
-    if callable(value) and not isinstance(value, type):
-        return _function_key(value, within)
-    return "object", id(value)
+def _has_its_own(jaxpr: Any) -> bool:
+    return any(
+        _makes_differ(equation) or any(map(_has_its_own, inner(equation)))
+        for equation in jaxpr.eqns
+    )

@@ -5,8 +5,6 @@ from typing import Any
 
 import jax
 from jax import numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
@@ -19,15 +17,11 @@ class JoinedPerReplica(PerReplica):
 
     The array is made from the components, or they from it, on first use.
 
-    Args:
-        joined: `jax.Array` over the devices of `layout`, cut along its first
-            axis, or a tracer; `None` to make it of `parts`.
-        stacked: Boolean, whether the first axis is one for replicas that
-            components don't have. Else they are concatenated along it.
-        layout: The `Layout`.
-        parts: Sequence of `jax.Array`s, one for each replica.
-        shapes: Tuple of the components' shapes where they differ: then they are
-            stacked, padded to one shape.
+    `joined` is over the devices of `layout`, cut along its first axis, or a
+    tracer; `None` to make it of `parts`, one for each replica. If it is
+    `stacked`, the first axis is one for replicas that components don't have;
+    else they are concatenated along it. `shapes` are the components' where they
+    differ: then they are stacked, padded to one shape.
     """
 
     def __init__(
@@ -167,18 +161,13 @@ def stacked_of(values: Sequence[Any], layout: Layout) -> Any:
     return _join(placed, True, layout)
 
 
-def over_replicas(layout: Layout) -> NamedSharding:
-    """Returns the sharding of an array that is cut over the replicas."""
-    return NamedSharding(layout.whole.mesh, PartitionSpec("replica"))
-
-
 def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
     if stacked:
         placed = [jax.lax.expand_dims(value, (0,)) for value in placed]
     shape = placed[0].shape
     return jax.make_array_from_single_device_arrays(
         (shape[0] * layout.num_replicas, *shape[1:]),
-        over_replicas(layout),
+        layout.cut,
         placed,
     )
 

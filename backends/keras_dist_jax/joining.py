@@ -26,11 +26,8 @@ from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
+from keras_dist_jax import addresses
 from keras_dist_jax import runtime_internals as runtime
-from keras_dist_jax.addresses import AddressError
-from keras_dist_jax.addresses import listen
-from keras_dist_jax.addresses import numeric
-from keras_dist_jax.addresses import resolve
 from keras_dist_jax.runtime_internals import drop_clean_up
 from keras_dist_jax.watch import Watch
 
@@ -89,7 +86,7 @@ class Leaving:
         """Blocks a thread that aborts because the coordinator is lost."""
         if self.watch is None or not self.watch.is_cut_off:
             with contextlib.suppress(OSError):
-                address = resolve(self._coordinator)
+                address = addresses.resolve(self._coordinator)
                 socket.create_connection(address, timeout=2).close()
                 return
         self.coordinator_lost = True
@@ -138,9 +135,6 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     (300 by default), how long one may be silent (60), and how long a live one
     may keep others waiting while it does something else (600).
 
-    Returns:
-        The `Watch` over the workers.
-
     Raises:
         ClusterError: If an address is unknown or taken, or options don't fit.
         WorkerLostError: If not all workers came in time.
@@ -149,11 +143,11 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     _check(options)
     address = cluster.coordinator or cluster.leader
     try:
-        coordinator = numeric(address)
-        host, _ = resolve(cluster.addresses[cluster.index])
+        coordinator = addresses.numeric(address)
+        host, _ = addresses.resolve(cluster.addresses[cluster.index])
         if cluster.coordinator is None and cluster.is_chief:
             _start_coordinator(coordinator, cluster.num_workers)
-    except AddressError as error:
+    except addresses.AddressError as error:
         raise ClusterError(str(error)) from error
     leaving = Leaving(coordinator)
     patience = options.timeout_seconds or START_TIMEOUT
@@ -220,7 +214,7 @@ def _start_coordinator(address: str, num_workers: int) -> None:
 
     The other workers can then say why they end, instead of being aborted.
     """
-    with contextlib.closing(listen(address)) as listener:
+    with contextlib.closing(addresses.listen(address)) as listener:
         descriptor = listener.fileno()
         _children.append(
             subprocess.Popen(
@@ -252,7 +246,9 @@ def _answer(cluster: Cluster, coordinator: str, timeout: float) -> None:
         if left <= 0:
             raise _never_came(cluster, present, timeout)
         try:
-            connection = socket.create_connection(resolve(coordinator), left)
+            connection = socket.create_connection(
+                addresses.resolve(coordinator), left
+            )
         except OSError:  # the chief has not started yet
             time.sleep(min(0.2, left))
             continue
@@ -274,11 +270,7 @@ def _is_complete(
     deadline: float,
     present: set[int],
 ) -> bool:
-    """Waits, on one connection, until all workers are there.
-
-    Returns:
-        `True` once they are, `False` if the connection has ended before.
-    """
+    """Tells whether all workers came before one connection has ended."""
     connection.sendall(f"{cluster.index} {cluster.num_workers}\n".encode())
     with connection.makefile("rb") as lines:
         while True:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,26 +21,23 @@ from keras_dist.core.device import Device
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
-from keras_dist_jax.callbacks import Failures
-from keras_dist_jax.callbacks import guarded
 
 # A step of Keras' trainer: (state, data) to (outputs, new state).
 StepFn = Callable[[Any, Any], tuple[Any, Any]]
 # The shapes of the components of a per-replica value.
 Shapes = tuple[tuple[int, ...], ...]
-# A compiled step, the batch on its devices, and the rows if it was padded.
-Call = tuple[Callable[..., Any], Any, int | None]
 
 
-class BatchRouter(ABC):
-    """A step compiled for a layout, with a program for each kind of batch."""
+class Programs(NamedTuple):
+    """The programs of one step: functions of (state, batch, rows).
 
-    @abstractmethod
-    def route(self, data: Any) -> Call:
-        """Returns a function of (state, batch, rows), its batch and its rows.
+    `whole` is for batches that each replica gets whole, `cut` for those that
+    are cut over the replicas. `rows` is the batch's length if it was padded,
+    else `None`.
+    """
 
-        `rows` is the batch's length if it was padded, else `None`.
-        """
+    whole: Callable[..., Any]
+    cut: Callable[..., Any]
 
 
 class Layout(ABC):
@@ -58,8 +56,9 @@ class Layout(ABC):
     def __init__(self, devices: Sequence[Any], sharding: Any) -> None:
         self.devices = tuple(devices)
         self.sharding = sharding
-        # The sharding, in programs, of values that each device has whole.
-        self.whole = sharding
+        # The shardings, in programs, of values that each device has whole, and
+        # of those that are cut over the replicas.
+        self.whole = self.cut = sharding
         # The number over all workers, and the position of the first of this
         # worker's devices among them.
         self.num_replicas = len(self.devices)
@@ -108,26 +107,46 @@ class Layout(ABC):
     def compile(
         self,
         step: StepFn,
-        failures: Failures,
         donate: bool = False,
         gather: bool = False,
         is_sharded: bool = False,
-    ) -> BatchRouter:
-        """Compiles a step.
+    ) -> Programs:
+        """Compiles a step; with `donate` it deletes the state that it is given.
 
-        Args:
-            step: The step, a function that JAX can trace.
-            failures: `Failures` that gets the exceptions of host callbacks.
-            donate: Boolean, whether the step deletes the state that it is
-            given.
-            gather: Boolean, whether each device gets the outputs whole.
-            is_sharded: Boolean, whether the step itself says how its state is
-            sharded. Else each device has it whole.
+        `gather` says that each device gets the outputs whole, and `is_sharded`
+        that the step itself says how its state is sharded. Else each device has
+        it whole.
+        """
+
+    def eager(self, step: StepFn) -> Programs:
+        """Makes a step that runs operation by operation, for debugging."""
+        call = _with_rows(step, lambda data, rows: data)
+        return Programs(call, call)
+
+    @abstractmethod
+    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
+        """Puts a batch on the devices, cut if it has enough rows.
+
+        Returns whether it is cut, the batch, and its rows if it was padded.
         """
 
     @abstractmethod
-    def eager(self, step: StepFn) -> BatchRouter:
-        """Makes a step that runs operation by operation, for debugging."""
+    def put_whole(self, data: Any) -> Any:
+        """Puts a batch on each of this worker's devices, for eager steps.
+
+        If batches were cut, operations that run one by one would each have a
+        collective of their own, without a wait in between.
+        """
+
+
+def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
+    """Makes a function of (state, batch, rows) of a step."""
+
+    def call(state: Any, data: Any, rows: int | None) -> tuple[Any, Any]:
+        return step(state, unpad(data, rows))
+
+    call.__name__ = step.__name__
+    return call
 
 
 def default_device(device: Any) -> contextlib.AbstractContextManager[Any]:
@@ -156,17 +175,31 @@ class SingleLayout(Layout):
     def compile(
         self,
         step: StepFn,
-        failures: Failures,
         donate: bool = False,
         gather: bool = False,
         is_sharded: bool = False,
-    ) -> BatchRouter:
-        call = _ignoring_rows(step)
-        donated = 0 if donate else ()
-        return _Direct(jax.jit(call, donate_argnums=donated, static_argnums=2))
+    ) -> Programs:
+        compiled = jax.jit(
+            self.eager(step).whole,
+            donate_argnums=0 if donate else (),
+            static_argnums=2,
+        )
+        return Programs(compiled, compiled)
 
-    def eager(self, step: StepFn) -> BatchRouter:
-        return _Direct(_ignoring_rows(step))
+    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
+        return False, data, None
+
+    def put_whole(self, data: Any) -> Any:
+        return data
+
+
+def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
+    """Returns the shardings of arrays that are whole on each device, or cut."""
+    mesh = Mesh(np.array(devices), ("replica",), axis_types=(AxisType.Auto,))
+    return (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("replica")),
+    )
 
 
 class MeshLayout(Layout):
@@ -178,11 +211,9 @@ class MeshLayout(Layout):
     is_mesh = True
 
     def __init__(self, devices: Sequence[Any]) -> None:
-        mesh = Mesh(
-            np.array(devices), ("replica",), axis_types=(AxisType.Auto,)
-        )
-        super().__init__(devices, NamedSharding(mesh, PartitionSpec()))
-        self.cut = NamedSharding(mesh, PartitionSpec("replica"))
+        whole, cut = _shardings(devices)
+        super().__init__(devices, whole)
+        self.cut = cut
         self.one_at_a_time = devices[0].platform == "cpu"
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -197,23 +228,15 @@ class MeshLayout(Layout):
     def compile(
         self,
         step: StepFn,
-        failures: Failures,
         donate: bool = False,
         gather: bool = False,
         is_sharded: bool = False,
-    ) -> BatchRouter:
-        traced = guarded(step, failures)
+    ) -> Programs:
         outputs = self.whole if gather or self.is_wide else None
         # A sharded state has the shardings of the arrays that come in, and the
         # step constrains those of the new state.
         whole = None if is_sharded else self.whole
-
-        def on_rows(state: Any, data: Any, rows: int | None) -> Any:
-            if rows is not None:
-                data = batches.unpad(data, rows, self.cut)
-            return traced(state, data)
-
-        on_rows.__name__ = step.__name__
+        on_rows = _with_rows(step, self.unpad)
 
         def on(batch_sharding: Any) -> Callable[..., Any]:
             compiled: Callable[..., Any] = jax.jit(
@@ -225,91 +248,117 @@ class MeshLayout(Layout):
             )
             return compiled
 
-        return self._program(on(self.cut), on(self.whole))
+        return Programs(on(self.whole), on(self.cut))
 
-    def routed(self, cut: Any, whole: Any) -> BatchRouter:
-        """Makes a router of batches to one of two values.
+    def unpad(self, data: Any, rows: int | None) -> Any:
+        """Removes the padding rows of a cut batch inside of a trace."""
+        return data if rows is None else batches.unpad(data, rows, self.cut)
 
-        It puts a batch on devices, and gives `cut` for batches that are cut,
-        padded or not, and `whole` for those that each replica gets whole.
-        """
-        return self._program(cut, whole)
+    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
+        leaves, structure = jax.tree.flatten(data)
+        rows = batches.rows_to_cut(leaves, self.num_replicas)
+        if rows is None:
+            batches.tell_if_unequal(leaves, self.unequal)
+            put = batches.put_whole
+            found = [put(leaf, self.whole, self.devices) for leaf in leaves]
+            return False, structure.unflatten(found), None
+        sharding, devices = self.cut, self.devices
+        first, count = self.first, self.num_replicas
+        found = [
+            batches.put_cut(leaf, sharding, devices, first, count)
+            for leaf in leaves
+        ]
+        return True, structure.unflatten(found), rows if rows % count else None
 
-    def _program(
-        self, cut: Callable[..., Any], whole: Callable[..., Any]
-    ) -> BatchRouter:
-        return _Cut(self, cut, whole)
-
-    def eager(self, step: StepFn) -> BatchRouter:
-        return _Whole(self, _ignoring_rows(step))
-
-
-def _ignoring_rows(step: StepFn) -> Callable[..., Any]:
-    def call(state: Any, data: Any, rows: None) -> tuple[Any, Any]:
-        return step(state, data)
-
-    call.__name__ = step.__name__
-    return call
-
-
-class _Direct(BatchRouter):
-    """A step that takes batches as they are."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def route(self, data: Any) -> Call:
-        return self._call, data, None
+    def put_whole(self, data: Any) -> Any:
+        return jax.tree.map(
+            lambda x: batches.put_whole(x, self.sharding, self.devices), data
+        )
 
 
-class _Whole(BatchRouter):
-    """A step of which each replica gets the whole batch.
+class WideLayout(MeshLayout):
+    """State on each device of each worker, with batches cut over all of them.
 
-    If batches were cut, operations that run one by one would each have a
-    collective of their own, without a wait in between.
+    Between programs each worker has arrays of its own only, so that everything
+    else is as it is on one worker.
+
+    `devices` has, for each worker, the `jax.Device`s of its replicas, all of
+    one platform; `worker` is the position of this one. `exchange` goes from a
+    list of integers, as many on each worker, to the lists of all workers, and
+    `gather` does the same with tensors, of the same shapes on each.
     """
 
-    def __init__(self, layout: Layout, call: Callable[..., Any]) -> None:
-        self._layout = layout
-        self._call = call
-
-    def route(self, data: Any) -> Call:
-        return self._call, jax.tree.map(self._put, data), None
-
-    def _put(self, leaf: Any) -> Any:
-        layout = self._layout
-        return batches.put_whole(leaf, layout.sharding, layout.devices)
-
-
-class _Cut(_Whole):
-    """A step whose batches are cut over the replicas, if they have enough rows.
-
-    `cut` is the step for batches that are cut, padded or not, and `whole` the
-    one for batches that each replica gets whole.
-    """
+    is_wide = True
 
     def __init__(
         self,
-        layout: MeshLayout,
-        cut: Callable[..., Any],
-        whole: Callable[..., Any],
+        devices: Sequence[Sequence[Any]],
+        worker: int,
+        exchange: Callable[[list[int]], list[list[int]]],
+        gather: Callable[[list[Any]], list[list[Any]]],
     ) -> None:
-        super().__init__(layout, whole)
-        self._sharding = layout.cut
-        self._devices = layout.devices
-        self._cut = cut
+        own = devices[worker]
+        super().__init__(own)
+        if len(own) == 1:
+            self.sharding = SingleDeviceSharding(own[0])
+        everyones = [device for each in devices for device in each]
+        self.whole, self.cut = _shardings(everyones)
+        self.num_replicas = len(devices) * len(own)
+        self.first = worker * len(own)
+        self._num_workers = len(devices)
+        self._exchange = exchange
+        self._gather = gather
 
-    def route(self, data: Any) -> Call:
-        leaves, structure = jax.tree.flatten(data)
-        devices, sharding = self._devices, self._sharding
-        rows = batches.rows_to_cut(leaves, len(devices))
-        if rows is None:
-            batches.tell_if_unequal(leaves, self._layout.unequal)
-            return super().route(data)
-        data = structure.unflatten(
-            [batches.put_cut(leaf, sharding, devices) for leaf in leaves]
+    def holds(self, array: Any) -> bool:
+        return super().holds(array) and array.committed
+
+    def widen(self, array: Any) -> Any:
+        if not array.is_fully_addressable:
+            return array
+        shards = {s.device: s.data for s in array.addressable_shards}
+        return jax.make_array_from_single_device_arrays(
+            array.shape, self.whole, [shards[d] for d in self.devices]
         )
-        return self._cut, data, rows if rows % len(devices) else None
+
+    def narrow(self, array: Any) -> Any:
+        # Arrays that are cut over the workers stay as they are.
+        if _is_local(array) or not array.is_fully_replicated:
+            return array
+        shards = {s.device: s.data for s in array.addressable_shards}
+        own = [shards[device] for device in self.devices]
+        if len(own) == 1:
+            return own[0]
+        return jax.make_array_from_single_device_arrays(
+            array.shape, self.sharding, own
+        )
+
+    def result(self, array: Any) -> Any:
+        if _is_local(array) or not array.is_fully_replicated:
+            return array
+        return array.addressable_data(0)
+
+    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+        found = self._gather([arrays.own_part(array)])
+        parts = [np.asarray(own) for (own,) in found]
+        return np.concatenate(parts, arrays.axis_of(array))
+
+    def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
+        numbers = [n for value in shapes for shape in value for n in shape]
+        if not numbers:
+            return [value * self._num_workers for value in shapes]
+        found = self._exchange(numbers)
+        everyones: list[Shapes] = [() for _ in shapes]
+        for own in found:
+            rest = iter(own)
+            for index, value in enumerate(shapes):
+                everyones[index] += tuple(
+                    tuple(next(rest) for _ in shape) for shape in value
+                )
+        return everyones
+
+
+def _is_local(array: Any) -> bool:
+    return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 
 _TYPES = {

@@ -5,28 +5,23 @@ each variant of shapes. A device runs the parts of its own variant, and all
 devices run each collective together, with operands of the same shapes.
 """
 
+import dataclasses
+import functools
+import types
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.extend.core import Literal
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist_jax.jaxprs import atom_key
-from keras_dist_jax.jaxprs import bind
-from keras_dist_jax.jaxprs import called
-from keras_dist_jax.jaxprs import calls_back
-from keras_dist_jax.jaxprs import constant_key
-from keras_dist_jax.jaxprs import equation_key
-from keras_dist_jax.jaxprs import is_collective
-from keras_dist_jax.jaxprs import live
-from keras_dist_jax.jaxprs import meets_inside
-from keras_dist_jax.jaxprs import variables
-from keras_dist_jax.jaxprs import walk
+from keras_dist_jax import jaxprs
 
 
 class Lockstep:
@@ -115,7 +110,7 @@ class Lockstep:
             for values in self._column(lambda v: v.operands(index))
         ]
         equation = first.equations[first.collective_at[index]]
-        results = bind(equation, operands)
+        results = jaxprs.bind(equation, operands)
         for each in self._variants:
             own = each.equations[each.collective_at[index]]
             each.values.update(zip(own.outvars, results, strict=True))
@@ -131,11 +126,11 @@ class _Variant:
         self._consts = dict(
             zip(program.jaxpr.constvars, program.consts, strict=True)
         )
-        self.equations = live(program.jaxpr.eqns, self._outvars)
+        self.equations = jaxprs.live(program.jaxpr.eqns, self._outvars)
         self.collective_at = [
             index
             for index, equation in enumerate(self.equations)
-            if is_collective(equation)
+            if jaxprs.is_collective(equation)
         ]
         self._starts = [0, *[at + 1 for at in self.collective_at]]
         self._stops = [*self.collective_at, len(self.equations)]
@@ -173,7 +168,7 @@ class _Variant:
 
     def calls_back(self, index: int) -> bool:
         """Tells whether a part calls back to Python."""
-        return any(map(calls_back, self.part(index)))
+        return any(map(jaxprs.calls_back, self.part(index)))
 
     def leaving(self, index: int) -> list[Any]:
         """Returns the variables of a part that later equations need."""
@@ -181,9 +176,9 @@ class _Variant:
         needed = {
             atom
             for equation in self.equations[self._stops[index] :]
-            for atom in variables(equation.invars)
+            for atom in jaxprs.variables(equation.invars)
         }
-        needed.update(variables(self._outvars))
+        needed.update(jaxprs.variables(self._outvars))
         return [var for var in made if var in needed]
 
     def computed(self, index: int, leaving: list[Any]) -> list[Any]:
@@ -198,7 +193,7 @@ class _Variant:
     def run_part(self, index: int) -> None:
         """Runs a part, and keeps all its values."""
         for equation in self.part(index):
-            results = bind(equation, [*map(self.read, equation.invars)])
+            results = jaxprs.bind(equation, [*map(self.read, equation.invars)])
             self.values.update(zip(equation.outvars, results, strict=True))
 
     def operands(self, index: int) -> list[Any]:
@@ -218,7 +213,7 @@ class _Variant:
         keys |= {var: constant_key(c) for var, c in self._consts.items()}
         meetings = 0
         for equation in self.equations:
-            if is_collective(equation):
+            if jaxprs.is_collective(equation):
                 own: Any = ("meeting", meetings)
                 meetings += 1
             else:
@@ -236,7 +231,7 @@ def _select(variant: Any, values: Sequence[Any]) -> Any:
 
 def _flat(program: Any) -> Any:
     """Inlines the functions of a program that have collectives inside."""
-    if not any(map(meets_inside, program.jaxpr.eqns)):
+    if not any(map(jaxprs.meets_inside, program.jaxpr.eqns)):
         return program
     arguments = [
         jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
@@ -244,15 +239,15 @@ def _flat(program: Any) -> Any:
     ]
 
     def inlined(*arguments: Any) -> list[Any]:
-        return walk(program, arguments, _to_inline)
+        return jaxprs.walk(program, arguments, _to_inline)
 
     return _flat(jax.make_jaxpr(inlined)(*arguments))
 
 
 def _to_inline(equation: Any) -> Any:
-    if not meets_inside(equation):
+    if not jaxprs.meets_inside(equation):
         return None
-    program = called(equation)
+    program = jaxprs.called(equation)
     if program is not None:
         return program
     raise UnsupportedModelError(
@@ -262,3 +257,142 @@ def _to_inline(equation: Any) -> Any:
         "synchronized statistics outside of `cond`, `scan`, `while_loop` and "
         "recurrent cells. Move it out, or drop the partial batch."
     )
+
+
+# By an equation: parameters that don't change its results. The derivatives
+# were taken before, and their rules are new functions in each trace.
+_UNUSED = {
+    "checkpoint": {"policy"},
+    "custom_jvp_call": {"jvp_jaxpr_fun"},
+    "custom_vjp_call": {"bwd", "fwd_jaxpr_thunk", "out_trees"},
+    "remat2": {"policy"},
+}
+_VALUES = (bool, int, float, complex, str, bytes, type(None))
+
+
+def equation_key(equation: Any, keys: Mapping[Any, Any]) -> Any:
+    """Returns a key of an equation, given those of the variables it takes."""
+    name = equation.primitive.name
+    unused = _UNUSED.get(name, ())
+    return (
+        name,
+        tuple(
+            (key, _param_key(value))
+            for key, value in sorted(equation.params.items())
+            if key not in unused
+        ),
+        tuple(atom_key(atom, keys) for atom in equation.invars),
+    )
+
+
+def atom_key(atom: Any, keys: Mapping[Any, Any]) -> Any:
+    """Returns a key of a literal, or that of a variable."""
+    if isinstance(atom, Literal):
+        return "literal", constant_key(atom.val), str(atom.aval)
+    return keys[atom]
+
+
+def constant_key(value: Any) -> Any:
+    """Returns a key that is equal for equal constants.
+
+    A constant whose elements can't be read here is equal only to itself.
+    """
+    if isinstance(value, jax.Array) and (
+        isinstance(value, jax.core.Tracer)
+        or not value.is_fully_addressable
+        or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+    ):
+        return "outside", id(value)
+    array = np.asarray(value)
+    return "constant", str(array.dtype), array.shape, array.tobytes()
+
+
+def _program_key(program: Any) -> Any:
+    """Returns a key of a `Jaxpr`, or of a `ClosedJaxpr` and its constants."""
+    jaxpr = getattr(program, "jaxpr", program)
+    consts = tuple(map(constant_key, getattr(program, "consts", ())))
+    # Variables are numbered in the order in which they come.
+    known: dict[Any, Any] = {}
+    for var in (*jaxpr.constvars, *jaxpr.invars):
+        known[var] = "variable", len(known), str(var.aval)
+    equations = []
+    for equation in jaxpr.eqns:
+        equations.append(equation_key(equation, known))
+        for var in equation.outvars:
+            known[var] = "variable", len(known), str(var.aval)
+    outputs = tuple(atom_key(atom, known) for atom in jaxpr.outvars)
+    return "program", consts, tuple(equations), outputs
+
+
+def _param_key(value: Any) -> Any:
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return _program_key(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_param_key, value))
+    if isinstance(value, Mapping):
+        return tuple(
+            (str(key), _param_key(each)) for key, each in value.items()
+        )
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return constant_key(value)
+    if callable(value) and not isinstance(value, type):
+        return _function_key(value, ())
+    return str(value)
+
+
+def _function_key(function: Any, within: tuple[int, ...]) -> Any:
+    """Returns a key that is equal for functions that do the same.
+
+    They have the same code, and alike values in their closures and defaults.
+    `within` has the ids of the functions that hold this one.
+    """
+    if id(function) in within:  # its closure has the function itself
+        return "again", within.index(id(function))
+    within = (*within, id(function))
+
+    def key(value: Any) -> Any:
+        return _held_key(value, within)
+
+    def named(values: Mapping[str, Any]) -> Any:
+        return tuple((name, key(value)) for name, value in values.items())
+
+    if isinstance(function, types.FunctionType):
+        cells = function.__closure__ or ()
+        return (
+            id(function.__code__),
+            id(function.__globals__),
+            tuple(map(key, map(_content, cells))),
+            key(function.__defaults__),
+            named(function.__kwdefaults__ or {}),
+        )
+    if isinstance(function, types.MethodType):
+        return key(function.__func__), key(function.__self__)
+    if isinstance(function, functools.partial):
+        return key(function.func), key(function.args), named(function.keywords)
+    # JAX's wrapper of host callbacks is one.
+    params = getattr(function, "__dataclass_params__", None)
+    if params is not None and params.frozen:
+        fields = [field.name for field in dataclasses.fields(function)]
+        return type(function), tuple(key(getattr(function, f)) for f in fields)
+    return "object", id(function)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty, as long as nothing was assigned
+        return cell
+
+
+def _held_key(value: Any, within: tuple[int, ...]) -> Any:
+    if isinstance(value, _VALUES):
+        return type(value), repr(value)
+    if isinstance(value, (np.ndarray, np.generic, jax.Array)):
+        return constant_key(value)
+    if isinstance(value, jax.tree_util.PyTreeDef):
+        return value
+    if isinstance(value, tuple):
+        return type(value), tuple(_held_key(each, within) for each in value)
+    if callable(value) and not isinstance(value, type):
+        return _function_key(value, within)
+    return "object", id(value)

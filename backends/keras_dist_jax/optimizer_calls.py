@@ -1,11 +1,8 @@
-"""Optimizer updates of a step, as one equation of its program each.
-
-While a step is traced, its optimizers' `apply` and `stateless_apply` are
-replaced, on the instances, by one call of a compiled function. So the program
-shows the inputs and outputs of an update, which may then run elsewhere.
-"""
+"""Replacements for the updates of optimizers while a step is traced."""
 
 import contextlib
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -29,141 +26,172 @@ def is_update(equation: Any) -> bool:
     return str(equation.params.get("name")).startswith(_NAME)
 
 
-class OptimizerCalls:
-    """Updates of optimizers, each traced once for each kind of arguments."""
+class Updates(ABC):
+    """Updates of optimizers in a trace, in place of Keras' own.
+
+    Updates without gradients or by an optimizer that is not built are Keras'
+    own, and so are those that an update is made of.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
         self._is_inside = False
-        self._count = 0
+
+    @abstractmethod
+    def of_values(
+        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+    ) -> Any:
+        """Replaces `stateless_apply`, which is `original`, of an optimizer."""
+
+    @abstractmethod
+    def of_variables(
+        self, optimizer: Any, original: Any, grads: Any, variables: Any
+    ) -> None:
+        """Replaces `apply`, which is `original`, of an optimizer."""
 
     @contextlib.contextmanager
-    def marked(
+    def replacing(
         self, optimizers: Sequence[keras.optimizers.Optimizer]
     ) -> Iterator[None]:
-        """Makes each update of these optimizers one call, while open."""
+        """Replaces the methods on these instances, while open."""
         with contextlib.ExitStack() as undo:
             for optimizer in optimizers:
-                undo.enter_context(
-                    replaced(optimizer, "stateless_apply", self._of_values)
-                )
-                undo.enter_context(
-                    replaced(optimizer, "apply", self._of_variables)
-                )
+                undo.enter_context(self._replacing(optimizer))
             yield
 
-    def _of_values(
-        self, optimizer: keras.optimizers.Optimizer, original: Any
-    ) -> Callable[..., Any]:
-        def stateless_apply(
+    @contextlib.contextmanager
+    def _replacing(self, optimizer: Any) -> Iterator[None]:
+        apply, apply_values = optimizer.apply, optimizer.stateless_apply
+
+        def is_own(grads: list[Any]) -> bool:
+            return self._is_inside or not optimizer.built or not grads
+
+        def of_values(
             optimizer_variables: Any, grads: Any, trainable_variables: Any
         ) -> Any:
-            if self._is_inside:
-                return original(optimizer_variables, grads, trainable_variables)
-            result, _ = self._called(
-                (id(optimizer), "values"),
-                lambda *args: (original(*args), None),
-                list(optimizer_variables),
-                list(grads),
-                list(trainable_variables),
-            )
-            return result
+            state, grads = list(optimizer_variables), list(grads)
+            args = state, grads, list(trainable_variables)
+            if is_own(grads):
+                return apply_values(*args)
+            with self._inside():
+                return self.of_values(optimizer, apply_values, *args)
 
-        return stateless_apply
+        def of_variables(grads: Any, trainable_variables: Any = None) -> None:
+            args = list(grads), trainable_variables
+            if is_own(args[0]):
+                apply(*args)
+                return
+            with self._inside():
+                self.of_variables(optimizer, apply, *args)
 
-    def _of_variables(
-        self, optimizer: keras.optimizers.Optimizer, original: Any
-    ) -> Callable[..., Any]:
-        def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            grads = list(grads)
-            if self._is_inside or not optimizer.built or not grads:
-                return original(grads, trainable_variables)
-            trained = internals.trained_by(optimizer, trainable_variables)
-            known = {id(v): v for v in [*optimizer.variables, *trained]}
-            variables = list(known.values())
+        attributes = vars(optimizer)  # Keras tracks what is set otherwise
+        hooks = {"apply": of_variables, "stateless_apply": of_values}
+        before = {
+            name: attributes[name] for name in hooks if name in attributes
+        }
+        attributes.update(hooks)
+        try:
+            yield
+        finally:
+            for name in hooks:
+                del attributes[name]
+            attributes.update(before)
 
-            def update(values: Any, grads: Any) -> Any:
-                pairs = zip(variables, values, strict=True)
-                with Recording(pairs) as recording:
-                    original(grads, trainable_variables)
-                written = recording.written
-                return [value for _, value in written], [v for v, _ in written]
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
 
-            values, written = self._called(
-                (id(optimizer), tuple(known), trainable_variables is None),
-                update,
-                [variable.value for variable in variables],
-                grads,
-            )
-            for variable, value in zip(written, values, strict=True):
-                variable.assign(value)
-            return None
 
-        return apply
+class OptimizerCalls(Updates):
+    """Updates as one equation of a step's program each.
+
+    The program then shows the inputs and outputs of an update, which may run
+    elsewhere. Each is traced once for each kind of arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[Any, Any] = {}
+        self._count = 0
+
+    def of_values(
+        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+    ) -> Any:
+        result, _ = self._called(
+            (id(optimizer), "values"),
+            lambda *args: (original(*args), None),
+            state,
+            grads,
+            values,
+        )
+        return result
+
+    def of_variables(
+        self, optimizer: Any, original: Any, grads: Any, variables: Any
+    ) -> None:
+        trained = internals.trained_by(optimizer, variables)
+        known = {id(v): v for v in [*optimizer.variables, *trained]}
+
+        def update(values: Any, grads: Any) -> Any:
+            pairs = zip(known.values(), values, strict=True)
+            with Recording(pairs) as recording:
+                original(grads, variables)
+            written = recording.written
+            return [value for _, value in written], [v for v, _ in written]
+
+        values, written = self._called(
+            (id(optimizer), tuple(known), variables is None),
+            update,
+            [variable.value for variable in known.values()],
+            grads,
+        )
+        for variable, value in zip(written, values, strict=True):
+            variable.assign(value)
 
     def _called(
         self, key: Any, fn: Callable[..., tuple[Any, Any]], *args: Any
     ) -> tuple[Any, Any]:
         """Calls `fn` by one equation; returns both of its results."""
         leaves, structure = jax.tree.flatten(args)
-        kinds = tuple(jax.typeof(leaf).str_short() for leaf in leaves)
-        weak = tuple(jax.typeof(leaf).weak_type for leaf in leaves)
-        key = key, structure, kinds, weak
-        if key not in self._known:
-            traced, can_be_kept = self._traced(fn, args)
-            if not can_be_kept:
-                call, _, noted = traced
-                return call(*args), noted()
-            self._known[key] = traced
-        call, results, noted = self._known[key]
-        return jax.tree.unflatten(results, call(*leaves)), noted()
-
-    def _traced(
-        self, fn: Callable[..., tuple[Any, Any]], args: Any
-    ) -> tuple[Any, bool]:
-        notes: list[Any] = []
-
-        def update(*args: Any) -> Any:
-            self._is_inside = True
-            try:
-                result, noted = fn(*args)
-            finally:
-                self._is_inside = False
-            notes.append(noted)
-            return result
-
-        def last() -> Any:
-            return notes[-1]
-
-        self._count += 1
-        update.__name__ = update.__qualname__ = f"{_NAME}{self._count}"
-        closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
-        if any(isinstance(c, jax.core.Tracer) for c in closed.consts):
-            # It closes over values of the surrounding trace, and can't be used
-            # in another one.
-            return (jax.jit(update), None, last), False
-        call = core.jaxpr_as_fun(closed)
-
-        def known(*leaves: Any) -> Any:
-            return call(*leaves)
-
-        known.__name__ = known.__qualname__ = update.__name__
-        return (jax.jit(known), jax.tree.structure(shapes), last), True
+        types = [jax.typeof(leaf) for leaf in leaves]
+        kinds = tuple((each.str_short(), each.weak_type) for each in types)
+        key = key, structure, kinds
+        found = self._known.get(key)
+        if found is None:
+            closed, shapes, noted = _traced(fn, args)
+            self._count += 1
+            call = _named(f"{_NAME}{self._count}", core.jaxpr_as_fun(closed))
+            found = call, jax.tree.structure(shapes), noted
+            # What closes over values of the surrounding trace can't be used in
+            # another one.
+            if not any(isinstance(c, jax.core.Tracer) for c in closed.consts):
+                self._known[key] = found
+        call, results, noted = found
+        return jax.tree.unflatten(results, call(*leaves)), noted
 
 
-@contextlib.contextmanager
-def replaced(
-    optimizer: Any, name: str, hook: Callable[[Any, Any], Any]
-) -> Iterator[None]:
-    """Replaces a method of one optimizer by `hook(optimizer, method)`."""
-    attributes = vars(optimizer)  # Keras tracks what is set otherwise
-    own = name in attributes
-    original = getattr(optimizer, name)
-    attributes[name] = hook(optimizer, original)
-    try:
-        yield
-    finally:
-        if own:
-            attributes[name] = original
-        else:
-            del attributes[name]
+def _traced(fn: Callable[..., tuple[Any, Any]], args: Any) -> tuple[Any, ...]:
+    """Traces the first result of `fn`; returns the second one as it is."""
+    notes: list[Any] = []
+
+    def update(*args: Any) -> Any:
+        result, noted = fn(*args)
+        notes.append(noted)
+        return result
+
+    closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
+    return closed, shapes, notes[-1]
+
+
+def _named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function under a name."""
+
+    def update(*leaves: Any) -> Any:
+        return call(*leaves)
+
+    update.__name__ = update.__qualname__ = name
+    compiled: Callable[..., Any] = jax.jit(update)
+    return compiled

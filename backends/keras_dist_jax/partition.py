@@ -17,14 +17,9 @@ class Update:
 
     Its arguments are the values of `state`, then those of `crossing`.
 
-    Args:
-        program: `ClosedJaxpr`.
-        state: Positions in the state of its arguments.
-        crossing: Positions of its arguments among the values that the first
-            part hands over.
-        results: Positions of its results among the step's: outputs, then the
-            new state.
-        key: Equal for equal updates of one plan; `None` if unknown.
+    `crossing` are positions among the values that the first part hands over,
+    `results` those among the step's: outputs, then the new state. `key` is
+    equal for equal updates of one plan; `None` if unknown.
     """
 
     program: Any
@@ -42,18 +37,12 @@ class Partition:
     a step whose second loss is of weights that the first update has changed;
     then the second update, until the rest can follow.
 
-    Args:
-        closed: `ClosedJaxpr` from a state and a batch to outputs and a state
-            of as many values.
-        size: Integer, the number of values in the state.
-        is_update: Callable that tells whether an equation is an update. Equal
-            updates have equal names.
+    `closed` goes from a state of `size` values and a batch to outputs and a
+    state of as many values. Updates that are equal have equal names.
 
     Attributes:
         reads: Positions in the state of the values that the first part takes.
         gives: Positions of the first part's results among the step's.
-        kept: Positions in the state that no part changes.
-        num_crossing: Number of values handed over.
         first: `ClosedJaxpr` from the values that it reads and the batch to its
             results and the values handed over.
     """
@@ -100,16 +89,14 @@ class Partition:
         for eqn in self._equations:
             taken = variables(eqn.invars)
             crossing.update(dict.fromkeys(v for v in taken if v not in here))
-        self.kept, self.gives, self._later = [], [], []
+        self.gives, self._later = [], []
         for place, v in enumerate(jaxpr.outvars):
             position = place - self.num_outputs
             if isinstance(v, core.Literal):
                 self.gives.append(place)
             elif v in late:
                 self._later.append(place)
-            elif position >= 0 and v is self._state[position]:
-                self.kept.append(position)
-            else:
+            elif position < 0 or v is not self._state[position]:
                 self.gives.append(place)
         ids = set(map(id, self._equations))
         equations = [eqn for eqn in jaxpr.eqns if id(eqn) not in ids]
@@ -117,7 +104,6 @@ class Partition:
         used = {v for eqn in equations for v in variables(eqn.invars)}
         used.update(variables(results))
         self.reads = [i for i, v in enumerate(self._state) if v in used]
-        self.num_crossing = len(crossing)
         self._crossing = list(crossing)
         self.first = self._part(
             [*(self._state[i] for i in self.reads), *self._batch],
@@ -142,11 +128,8 @@ class Partition:
 
         A split is exact if an owner's part takes no values of another's but
         single numbers, such as the count of steps. `owners` has the owner of
-        each value of the state; outputs belong to the `primary`.
-
-        Returns:
-            List of an `Update` for each owner that has one, or of a single
-            `Update` if a split is not exact.
+        each value of the state; outputs belong to the `primary`. If a split is
+        not exact, there is one `Update` for all.
         """
         if not self._later:
             return []

@@ -1,7 +1,7 @@
 """A compiled program: one function, for one structure of arguments."""
 
 import contextlib
-import sys
+import operator
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -18,8 +18,10 @@ from keras_dist.internals.stateless import opened
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays
-from keras_dist_jax.control_flow import install_cond
-from keras_dist_jax.control_flow import install_global_seed
+from keras_dist_jax import structure
+from keras_dist_jax.arrays import ALONE
+from keras_dist_jax.arrays import COUNT
+from keras_dist_jax.control_flow import install_hooks
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
@@ -27,13 +29,14 @@ from keras_dist_jax.placement import LENT
 from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
-from keras_dist_jax.structure import ARRAY
-from keras_dist_jax.structure import marks_of
-from keras_dist_jax.structure import packed
-from keras_dist_jax.structure import unpacked
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import raise_explained
+
+# References to an array that a variable and its slot have.
+_OWN = 3
+# The position among a compiled program's results of what the gate waits for.
+_WITNESS_OF = operator.itemgetter(2)
 
 
 class _GrownError(Exception):
@@ -43,16 +46,9 @@ class _GrownError(Exception):
 class Program:
     """A function that runs on the arrays of the variables that it uses.
 
-    Args:
-        name: String, its name in messages and profiles.
-        call: Callable that calls the function, given the traced arguments.
-        slots: The compiler's `Slots`.
-        gate: Bounds the programs under way.
-        layout: The `Layout`, or `None` without a strategy.
-        is_first: Boolean, whether the function was never traced before.
-
-    Attributes:
-        is_placed: Whether its arguments decide which device it runs on.
+    `call` calls the function, given the traced arguments. `layout` is `None`
+    without a strategy, and `is_first` says that the function was never traced
+    before. If it `is_placed`, its arguments decide which device it runs on.
     """
 
     def __init__(
@@ -75,17 +71,15 @@ class Program:
         self._home = None if layout is None else layout.devices[0]
         self._several = layout if several else None
         self.is_placed = layout is None or several
-        # Written variables whose arrays programs delete; written variables
-        # whose arrays they keep; these and those that are only read.
-        self._donated: list[Slot] = []
-        self._given: list[Slot] = []
+        # Variables that it takes: first those whose arrays it deletes, then
+        # others that it writes, then those that it only reads.
         self._taken: list[Slot] = []
-        self._cut = 0
+        self._num_donated = self._num_written = 0
+        self._written: set[int] = set()
         self._variables: dict[int, keras.Variable] = {}
         self._compiled: Any = None
         # Whether the program calls back to Python, which may raise.
         self._waits = False
-        self._witness: Any = None
         # Stands for the program at the gate, which may outlive it.
         self._owner = object()
         # The outline of each trace's result. A compiled program returns a
@@ -102,9 +96,6 @@ class Program:
     def run(self, leaves: list[Any]) -> Any:
         """Calls the function with the traced arguments.
 
-        Returns:
-            The function's result, with arrays for tensors.
-
         Raises:
             TraceError: If the function can't be compiled.
         """
@@ -120,25 +111,27 @@ class Program:
                 return self._dispatched(leaves)
             with gate.lock:
                 gate.settle(self._owner)
-                result = self._dispatched(leaves)
-                gate.enter(self._owner, self._witness)
-            return result
+                return self._dispatched(leaves)
 
     def _dispatched(self, leaves: list[Any]) -> Any:
         is_moved = False
         while True:
             held: list[Any] = []
-            found = _arrays_of(self._taken, self._cut)
-            donated, others = found[: self._cut], found[self._cut :]
-            del found
+            others = _arrays_of(self._taken, self._num_donated)
+            donated = others[: self._num_donated]
+            del others[: self._num_donated]
             protect = not self.num_calls
-            if protect or max(map(_COUNT, donated), default=0) > _ALONE:
-                donated = _unshared(donated, protect)
+            if protect or max(map(COUNT, donated), default=0) > ALONE + _OWN:
+                arrays.copy_shared(donated, _OWN, copy_all=protect)
             try:
-                # `extend` runs in C, so that no interrupt comes after a program
-                # has deleted its inputs and before its results are kept.
-                held.extend(
-                    map(self._compiled, (donated,), (others,), (leaves,))
+                self._gate.dispatch(
+                    self._owner,
+                    held,
+                    _WITNESS_OF,
+                    self._compiled,
+                    donated,
+                    others,
+                    leaves,
                 )
                 return self._keep(held[0])
             except _GrownError:
@@ -167,21 +160,19 @@ class Program:
         return self._several.widen(self._several.place(leaf))
 
     def _keep(self, given: Any) -> Any:
-        arrays, donated, written, self._witness, trace = given
+        arrays, written, _, trace = given
         if self._several is not None and self._several.is_wide:
             arrays = [*map(self._several.result, arrays)]
         if self._waits:
-            jax.block_until_ready((arrays, donated, written))
+            jax.block_until_ready((arrays, written))
             jax.effects_barrier()
         self.num_calls += 1
-        for slot, array in zip(self._donated, donated, strict=True):
-            if slot.key in slot.attributes:
+        for slot, array in zip(self._taken, written, strict=False):
+            if slot.donates and slot.key in slot.attributes:
                 slot.attributes[slot.key] = slot.seen = slot.array = array
             else:
                 slot.keep(array)
-        for slot, array in zip(self._given, written, strict=True):
-            slot.keep(array)
-        return unpacked(self._outlines[len(trace)], arrays)
+        return structure.unpacked(self._outlines[len(trace)], arrays)
 
     def _survey(self, leaves: list[Any]) -> None:
         """Traces the function once, only to find its variables."""
@@ -189,14 +180,13 @@ class Program:
         make_global_seed()
         hooks = keras_hooks()
         hooks.install_for_functions()
-        install_cond()
-        install_global_seed()
+        install_hooks()
         trace = Trace({}, self._find)
         trace.is_survey = True
 
         def body(leaves: list[Any]) -> Any:
             with trace.entered():
-                return packed(self._call(leaves))[0]
+                return structure.packed(self._call(leaves))[0]
 
         refusing = (
             contextlib.nullcontext()
@@ -222,25 +212,22 @@ class Program:
             "distribute_strategy" in vars(variable)
             for variable in self._variables.values()
         )
-        known = {s.id for s in [*self._donated, *self._given]}
-        written = known | set(trace.written)
+        self._written |= set(trace.written)
         slots = [
             self._slots.of(variable, self._several)
             for key, variable in self._variables.items()
-            if key in trace.values or key in known
+            if key in trace.values or key in self._written
         ]
-        self._donated = [
-            slot
-            for slot in slots
-            if slot.id in written and slot.donates and not self._waits
-        ]
-        donated = {slot.id for slot in self._donated}
-        self._given = [
-            s for s in slots if s.id in written and s.id not in donated
-        ]
-        read = [s for s in slots if s.id not in written]
-        self._taken = [*self._donated, *self._given, *read]
-        self._cut = len(self._donated)
+        written = [slot for slot in slots if slot.id in self._written]
+        read = [slot for slot in slots if slot.id not in self._written]
+
+        def is_kept(slot: Slot) -> bool:
+            return self._waits or not slot.donates
+
+        written.sort(key=is_kept)
+        self._taken = [*written, *read]
+        self._num_written = len(written)
+        self._num_donated = len(written) - sum(map(is_kept, written))
         self.num_calls = 0
 
         # JAX's caches may keep this function, and must not keep the program.
@@ -271,9 +258,8 @@ class Program:
         )
         creating = keras_hooks().creating()
         with creating, refusing_variables(self._name), trace.entered():
-            arrays, outline = packed(self._call(leaves))
-        changing = [*self._donated, *self._given]
-        if trace.unknown or set(trace.written) - {s.id for s in changing}:
+            arrays, outline = structure.packed(self._call(leaves))
+        if trace.unknown or set(trace.written) - self._written:
             self._log.note(leaves, "variables that it did not know")
             self._adopt(trace)
             raise _GrownError
@@ -291,14 +277,15 @@ class Program:
         if self._several is not None and self._several.is_wide:
             arrays = [
                 lax.with_sharding_constraint(array, self._several.whole)
-                if mark is ARRAY
+                if mark is structure.ARRAY
                 else array
-                for array, mark in zip(arrays, marks_of(outline), strict=True)
+                for array, mark in zip(
+                    arrays, structure.marks_of(outline), strict=True
+                )
             ]
         return (
             arrays,
-            [new(slot) for slot in self._donated],
-            [new(slot) for slot in self._given],
+            [new(slot) for slot in self._taken[: self._num_written]],
             # The gate waits for it: there may be no other result, and others
             # may be deleted by a later program.
             jnp.zeros((), "int32") if self._gate.waits else None,
@@ -330,31 +317,3 @@ def _arrays_of(slots: list[Slot], num_donated: int) -> list[Any]:
         else:
             found.append(slot.refresh())
     return found
-
-
-def _unshared(found: list[Any], protect: bool) -> list[Any]:
-    """Copies the arrays that others hold too, or all of them to `protect`."""
-    counts = list(map(_COUNT, found))
-    return [
-        arrays.copy_of(array) if protect or count > _ALONE else array
-        for array, count in zip(found, counts, strict=True)
-    ]
-
-
-_COUNT = sys.getrefcount
-
-
-def _count_alone() -> int:
-    """Counts references to an array that only its variable and slot hold."""
-    slot = Slot.__new__(_SomeSlot)
-    slot.attributes, slot.key = {}, "value"
-    slot.attributes["value"] = slot.seen = slot.array = object()
-    return max(map(_COUNT, _arrays_of([slot], 1)))
-
-
-class _SomeSlot(Slot):
-    def refresh(self) -> Any:
-        return None
-
-
-_ALONE = _count_alone()

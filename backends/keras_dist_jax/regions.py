@@ -5,13 +5,11 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
 import jax
 import keras
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from keras import ops
@@ -26,16 +24,18 @@ from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.stateless import opened
+from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.call import ReplicaCall
-from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
 from keras_dist_jax.agreement import Peers
+from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
+from keras_dist_jax.control_flow import summed_by
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.joined import Local
 from keras_dist_jax.joined import cut_to
@@ -44,13 +44,10 @@ from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.tracing import Trace
-from keras_dist_jax.tracing import combined
+from keras_dist_jax.tracing import TraceScope
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 from keras_dist_jax.tracing import share_of
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.front_end import RunsReplicas
 
 T = TypeVar("T")
 
@@ -64,7 +61,7 @@ class Region:
 
     def __init__(
         self,
-        strategy: "RunsReplicas",
+        strategy: RunsReplicas,
         layout: Layout,
         trace: Trace,
         values: Mapping[int, Any],
@@ -123,7 +120,7 @@ class Region:
         """Gathers a nest of every replica; only tensors need a collective."""
         leaves, structure = jax.tree.flatten(nest)
         if self.peers.are_uneven:
-            leaves = [*map(_as_tensor, leaves)]
+            leaves = [*map(as_tensor, leaves)]
         described = self.peers.met([*map(describe, leaves)], structure)
         gathered = [
             self._gather(leaf, [each[i] for each in described])
@@ -183,36 +180,16 @@ class Region:
             local = ops.true_divide(local, 1)  # integers have a float mean
         return collective(self.traced(local), AXIS)
 
-    def own(self, nest: Any) -> Any:
-        """Picks this replica's component of per-replica values in a nest."""
 
-        def pick(leaf: Any) -> Any:
-            if isinstance(leaf, Local):
-                return leaf.local
-            if not isinstance(leaf, PerReplica):
-                return leaf
-            return lax.dynamic_index_in_dim(
-                jnp.stack(leaf.values), self.index, keepdims=False
-            )
-
-        return map_nest(pick, nest)
-
-
-class RegionScope(Overlay):
+class RegionScope(TraceScope):
     """Cross-replica context inside of a region, during a rendezvous."""
 
-    is_base = True
-
     def __init__(self, region: Region) -> None:
-        super().__init__(eagerly=eagerly)
-        self.below = None
+        super().__init__(region)
         self._region = region
 
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        value = self._region.read(variable)
-        if value is None or not is_split(variable):
-            return value
-        return combined(variable, self._region.everyone(value))
+    def everyone(self, value: Any) -> list[Any]:
+        return self._region.everyone(value)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
@@ -235,18 +212,6 @@ class RegionScope(Overlay):
                 ],
             )
         region.write(variable, value)
-
-    def forget(self, variable: keras.Variable) -> None:
-        """Does nothing: the scope keeps no values."""
-
-
-def _as_tensor(leaf: Any) -> Any:
-    # Other replicas may have other elements, which only a collective brings.
-    if isinstance(leaf, float) or not isinstance(
-        leaf, (np.ndarray, np.generic)
-    ):
-        return leaf
-    return jnp.asarray(leaf)
 
 
 _COLLECTIVES = {
@@ -287,16 +252,7 @@ class TracedReplica(Replica):
                 return total
             return lax.psum(self._region.traced(value), AXIS)
 
-        summed = jax.custom_vjp(add)
-
-        def forward(value: Any) -> tuple[Any, None]:
-            return summed(value), None
-
-        def backward(_: None, gradient: Any) -> tuple[Any]:
-            return (self.all_sum(f"the gradient of {what}", gradient),)
-
-        summed.defvjp(forward, backward)
-        return summed(value)
+        return summed_by(self, what, add)(value)
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
         self._region.peers.places.append(what)
@@ -317,7 +273,16 @@ class TracedReplica(Replica):
         return [jax.ShapeDtypeStruct(shape, value.dtype) for shape in shapes]
 
     def own(self, nest: Any) -> Any:
-        return self._region.own(nest)
+        def pick(leaf: Any) -> Any:
+            if isinstance(leaf, Local):
+                return leaf.local
+            if not isinstance(leaf, PerReplica):
+                return leaf
+            return lax.dynamic_index_in_dim(
+                jnp.stack(leaf.values), self._region.index, keepdims=False
+            )
+
+        return map_nest(pick, nest)
 
     @property
     def seed_offset(self) -> Any:
@@ -366,14 +331,9 @@ class TracedCall(ReplicaCall):
 
     replica: TracedReplica
 
-    def __init__(
-        self,
-        replica: TracedReplica,
-        runner: ReplicaRunner,
-        strategy: Any,
-        region: Region,
-    ) -> None:
-        super().__init__(replica, runner, strategy)
+    def __init__(self, region: Region) -> None:
+        strategy: Any = region.strategy
+        super().__init__(TracedReplica(region), TracedRunner(region), strategy)
         self._region = region
         self.writes = _OwnWrites()
 

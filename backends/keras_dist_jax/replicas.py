@@ -24,6 +24,7 @@ from keras_dist.plugin.threads import Round
 from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.central import Homes
+from keras_dist_jax.control_flow import summed_by
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.placement import lend
@@ -152,22 +153,13 @@ class JaxReplica(Replica):
             workers = self.group.workers
             return first if workers is None else workers.sum([first])[0]
 
-        def meet(what: str, value: Any) -> Any:
+        def meet(value: Any) -> Any:
             if total is not None:
                 return total
             value = jax.device_put(value, self._device)
             return self.meet(what, add, value)
 
-        summed = jax.custom_vjp(functools.partial(meet, what))
-
-        def forward(value: Any) -> tuple[Any, None]:
-            return self.all_sum(what, value, total), None
-
-        def backward(_: None, gradient: Any) -> tuple[Any]:
-            return (self.all_sum(f"the gradient of {what}", gradient),)
-
-        summed.defvjp(forward, backward)
-        return summed(value)
+        return summed_by(self, what, meet)(value)
 
     def read(self, variable: keras.Variable) -> Any:
         if internals.array_of(variable) is None:

@@ -19,6 +19,7 @@ import collections
 import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -31,9 +32,9 @@ from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.gate import Gate
-from keras_dist_jax.gate import OpenGate
-from keras_dist_jax.layout import BatchRouter
+from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.placement import give_back
 from keras_dist_jax.placement import place
@@ -60,11 +61,6 @@ class StateGroup:
 
 class Running:
     """A model's state while steps run, on loan from its variables.
-
-    Args:
-        model: A `keras.Model`.
-        layout: The `Layout` of its state.
-        gate: Bounds the steps under way.
 
     Attributes:
         token: The stand-in for the state that Keras passes to the steps, or
@@ -114,20 +110,16 @@ class Running:
     ) -> tuple[StateGroup, ...]:
         """Takes the state from the variables.
 
-        Args:
-            names: Sequence of the names of the groups that the step gets, in
-            order.
-            take_away: Boolean, whether the variables are emptied meanwhile.
-            donate: Boolean, whether steps delete the state that they are given.
-
-        Returns:
-            A stand-in for each group of the state, valid until the next `sync`.
+        `names` are those of the groups that the step gets, in order. With
+        `take_away` the variables are emptied meanwhile, and with `donate` steps
+        delete the state that they are given. Returns a stand-in for each group,
+        valid until the next `sync`.
         """
         self.sync()
         self._variables = [
             internals.variables_of(self.model, name) for name in names
         ]
-        values = [[self._take(v) for v in g] for g in self._variables]
+        values = [[take(v, self.home(v)) for v in g] for g in self._variables]
         self._fallback = self._way_back(values, donate)
         self.donating, self.suspect, self._spoiled = donate, False, None
         self.last.append((None, values))
@@ -204,9 +196,6 @@ class Running:
         self._variables, self._fallback = [], []
         self._epoch_start = self._spoiled = None
 
-    def _take(self, variable: keras.Variable) -> Any:
-        return take(variable, self.home(variable))
-
     def _way_back(self, values: Values, donate: bool) -> Values:
         if not donate:
             return [list(group) for group in values]
@@ -229,35 +218,30 @@ class Running:
 class FitStep:
     """One step of a model, on the state that `Running` keeps.
 
-    Args:
-        running: The model's `Running`.
-        keep: The step's program that leaves the given state alive.
-        donate: The program that deletes the given state, or `None`.
-        eager: Boolean, whether the programs run operation by operation.
+    `keep` are the programs that leave the given state alive, and `donate` those
+    that delete it. With `eager`, they run operation by operation.
     """
 
     def __init__(
         self,
         running: Running,
-        keep: BatchRouter,
-        donate: BatchRouter | None = None,
+        keep: Programs,
+        donate: Programs | None = None,
         eager: bool = False,
     ) -> None:
         self._running = running
         self._keep = keep
         self._donate = donate
-        self._gate = OpenGate() if eager else running.gate
+        self._eager = eager
+        self._gate = Gate() if eager else running.gate
         # Eager operations run on this worker's devices only.
         self._is_local = eager and running.layout.is_wide
 
     def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
         """Runs one step, as Keras' trainer calls it.
 
-        `state` comes from `Running.begin` or the step before; `data` is the
-        global batch.
-
-        Returns:
-            Tuple of the step's outputs and of the stand-in for the new state.
+        `state` comes from `Running.begin` or the step before, and stands for
+        the new state too. `data` is the global batch.
         """
         running = self._running
         if state is not running.token:
@@ -278,57 +262,48 @@ class FitStep:
         return outputs, state
 
     def _run(self, data: Any, donating: bool) -> Any:
-        program = self._donate if donating else self._keep
-        assert program is not None
-        call, data, rows = program.route(data)
         running, gate = self._running, self._gate
-        last = running.last
+        last, layout = running.last, running.layout
+        programs = self._donate if donating else self._keep
+        assert programs is not None
+        is_cut, rows = False, None
+        if self._eager:
+            data = layout.put_whole(data)
+        else:
+            is_cut, data, rows = layout.put_batch(data)
+        call = programs.cut if is_cut else programs.whole
         with gate.lock:
             gate.settle(running)
             if running.failures.errors:
                 running.raise_failure()
             values = last[-1][1]
             if donating:
-                # `extend` runs in C, so that no interrupt comes after a step
-                # has deleted its inputs and before its results are kept.
-                last.extend(map(call, (values,), (data,), (rows,)))
+                gate.dispatch(running, last, any_of, call, values, data, rows)
                 outputs = last[-1][0]
-                gate.enter(running, any_of(last[-1]))
             else:
-                layout, given = running.layout, values
+                given = values
                 if self._is_local:
                     given = [list(map(layout.narrow, g)) for g in values]
-                outputs, changes = call(given, data, rows)
-                gate.enter(running, any_of((outputs, changes)))
+                kept: list[Any] = []
+                gate.dispatch(running, kept, any_of, call, given, data, rows)
+                outputs, changes = kept[0]
                 for group, changed in zip(values, changes, strict=True):
                     for index, value in changed.items():
                         if self._is_local:
                             value = layout.widen(layout.place(value))
                         group[index] = value
-        if running.layout.is_wide:
-            outputs = jax.tree.map(running.layout.result, outputs)
+        if layout.is_wide:
+            outputs = jax.tree.map(layout.result, outputs)
         return outputs
-
-
-def any_of(results: Any) -> Any:
-    """Returns one array of a program's results, or `None` without any."""
-    leaves = jax.tree.leaves(results)
-    return leaves[0] if leaves else None
 
 
 def all_values(step: StepFn) -> StepFn:
     """Makes a step return a new value for each variable."""
 
-    def run(values: Any, data: Any) -> tuple[Any, Any]:
-        outputs, new = step(_as_keras(values), data)
-        new = _groups_like(new, values)
-        return outputs, [
-            [_like(n, o) for n, o in zip(group, old, strict=True)]
-            for group, old in zip(new, values, strict=True)
-        ]
+    def of_group(new: list[Any], old: list[Any]) -> Any:
+        return [*map(_like, new, old)]
 
-    run.__name__ = step.__name__  # profiles show it
-    return run
+    return _giving(step, of_group)
 
 
 def changed_values(step: StepFn) -> StepFn:
@@ -337,24 +312,21 @@ def changed_values(step: StepFn) -> StepFn:
     Values that are merely passed through need no second buffer.
     """
 
+    def of_group(new: list[Any], old: list[Any]) -> Any:
+        pairs = enumerate(zip(new, old, strict=True))
+        return {i: _like(n, o) for i, (n, o) in pairs if n is not o}
+
+    return _giving(step, of_group)
+
+
+def _giving(step: StepFn, of_group: Callable[..., Any]) -> StepFn:
     def run(values: Any, data: Any) -> tuple[Any, Any]:
-        outputs, new = step(_as_keras(values), data)
+        outputs, new = step(tuple(list(group) for group in values), data)
         new = _groups_like(new, values)
-        return outputs, [
-            {
-                index: _like(n, o)
-                for index, (n, o) in enumerate(zip(group, old, strict=True))
-                if n is not o
-            }
-            for group, old in zip(new, values, strict=True)
-        ]
+        return outputs, [*map(of_group, new, values)]
 
-    run.__name__ = step.__name__
+    run.__name__ = step.__name__  # profiles show it
     return run
-
-
-def _as_keras(values: Any) -> tuple[list[Any], ...]:
-    return tuple(list(group) for group in values)
 
 
 def _groups_like(new: Any, old: Any) -> list[list[Any]]:

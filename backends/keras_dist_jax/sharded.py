@@ -5,10 +5,8 @@ each device needs its part of a gradient, a variable and a slot only, and that
 new variables are whole again; it finds the collectives.
 """
 
-import contextlib
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,9 +23,10 @@ from keras_dist.sharding.supported import rate_now
 from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
+from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.optimizer_calls import replaced
+from keras_dist_jax.optimizer_calls import Updates
 from keras_dist_jax.shards import Shards
 
 _OPTIMIZER_GROUP = internals.STATE_GROUPS.index("optimizer_variables")
@@ -51,62 +50,29 @@ def shard_state(optimizer: Any, layout: Layout) -> None:
             shards.split(variable, layout)
 
 
-class ConstrainedUpdates:
-    """Updates of optimizers in a trace, each device's of its part."""
+class ConstrainedUpdates(Updates):
+    """Updates of which each device makes its part."""
 
     def __init__(self, layout: Layout) -> None:
+        super().__init__()
         self._layout = layout
-        self._is_inside = False
 
-    @contextlib.contextmanager
-    def of(
-        self, optimizers: Sequence[keras.optimizers.Optimizer]
-    ) -> Iterator[None]:
-        """Constrains each update of these optimizers, while open."""
-        with contextlib.ExitStack() as undo:
-            for optimizer in optimizers:
-                hooks = {"stateless_apply": self._of_values, "apply": self._of}
-                for name, hook in hooks.items():
-                    undo.enter_context(replaced(optimizer, name, hook))
-            yield
+    def of_values(
+        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+    ) -> Any:
+        parts = [*map(self._part, grads)], [*map(self._part, values)]
+        new, state = original(state, *parts)
+        return [*map(self._whole, new)], state
 
-    def _of_values(self, _: Any, original: Any) -> Callable[..., Any]:
-        def stateless_apply(
-            optimizer_variables: Any, grads: Any, trainable_variables: Any
-        ) -> Any:
-            if self._is_inside or not grads:
-                return original(optimizer_variables, grads, trainable_variables)
-            with self._inside():
-                new, state = original(
-                    optimizer_variables,
-                    [*map(self._part, grads)],
-                    [*map(self._part, trainable_variables)],
-                )
-            return [*map(self._whole, new)], state
-
-        return stateless_apply
-
-    def _of(self, optimizer: Any, original: Any) -> Callable[..., Any]:
-        def apply(grads: Any, trainable_variables: Any = None) -> None:
-            grads = list(grads)
-            if self._is_inside or not grads:
-                original(grads, trainable_variables)
-                return
-            trained = internals.trained_by(optimizer, trainable_variables)
-            _assign(trained, self._part)
-            with self._inside():
-                original([*map(self._part, grads)], trainable_variables)
-            _assign(trained, self._whole)
-
-        return apply
-
-    @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside = False
+    def of_variables(
+        self, optimizer: Any, original: Any, grads: Any, variables: Any
+    ) -> None:
+        trained = internals.trained_by(optimizer, variables)
+        for variable in trained:
+            variable.assign(self._part(variable.value))
+        original([*map(self._part, grads)], variables)
+        for variable in trained:
+            variable.assign(self._whole(variable.value))
 
     def _part(self, value: Any) -> Any:
         if not isinstance(value, jax.core.Tracer):
@@ -119,13 +85,6 @@ class ConstrainedUpdates:
         if not isinstance(value, jax.core.Tracer):
             return value
         return jax.lax.with_sharding_constraint(value, self._layout.whole)
-
-
-def _assign(
-    variables: Sequence[keras.Variable], change: Callable[[Any], Any]
-) -> None:
-    for variable in variables:
-        variable.assign(change(variable.value))
 
 
 def sharded_step(layout: Layout, model: keras.Model, step: StepFn) -> StepFn:
@@ -141,67 +100,58 @@ def sharded_step(layout: Layout, model: keras.Model, step: StepFn) -> StepFn:
             shard_state(optimizer, layout)
 
     def run(state: Any, data: Any) -> tuple[Any, Any]:
-        groups = [list(group) for group in state]
         model = known()
         assert model is not None
         optimizers = internals.optimizers_of(model)
         for optimizer in optimizers:
             if optimizer.built:
                 shard_state(optimizer, layout)
-        variables = [v for each in optimizers for v in each.variables]
-        old = groups[_OPTIMIZER_GROUP]
-        values = list(map(_value_in, variables, old))
-        groups[_OPTIMIZER_GROUP] = list(values)
-        with ConstrainedUpdates(layout).of(optimizers):
-            outputs, new = step(tuple(groups), data)
-        new = [list(group) for group in new]
-        if list(map(len, new)) != list(map(len, groups)):
-            return outputs, new
-        new[_OPTIMIZER_GROUP] = [
-            before if value is seen else _array_in(variable, value)
-            for variable, value, seen, before in zip(
-                variables, new[_OPTIMIZER_GROUP], values, old, strict=True
-            )
+        old = [list(group) for group in state]
+        owners: list[list[Any]] = [[None] * len(group) for group in old]
+        owners[_OPTIMIZER_GROUP] = [v for o in optimizers for v in o.variables]
+        given = [
+            list(map(_value_in, *each))
+            for each in zip(owners, old, strict=True)
         ]
-        groups[_OPTIMIZER_GROUP] = old
-        owners: list[list[Any]] = [[None] * len(group) for group in new]
-        owners[_OPTIMIZER_GROUP] = variables
+        with ConstrainedUpdates(layout).replacing(optimizers):
+            outputs, new = step(tuple(map(list, given)), data)
+        new = [list(group) for group in new]
+        if list(map(len, new)) != list(map(len, old)):
+            return outputs, new
         return outputs, [
             [
-                value if value is before else _constrained(owner, value, layout)
-                for owner, value, before in zip(*each, strict=True)
+                before if value is seen else _array_in(owner, value, layout)
+                for owner, value, seen, before in zip(*each, strict=True)
             ]
-            for each in zip(owners, new, groups, strict=True)
+            for each in zip(owners, new, given, old, strict=True)
         ]
 
     run.__name__ = step.__name__
     return run
 
 
-def _value_in(variable: keras.Variable, array: Any) -> Any:
+def _value_in(variable: keras.Variable | None, array: Any) -> Any:
     """Returns a variable's whole value in a step, from the state's array."""
-    if not shards.is_sharded(variable):
+    if variable is None or not shards.is_sharded(variable):
         return array
     if isinstance(array, jax.core.Tracer):
         return shards.shards_of(variable).whole(array)
     return shards.whole(variable, array)
 
 
-def _array_in(variable: keras.Variable, value: Any) -> Any:
-    """Returns the state's array of a variable; undoes `_value_in`."""
-    if not shards.is_sharded(variable):
-        return value
-    if isinstance(value, jax.core.Tracer):
-        return shards.shards_of(variable).stored(value)
-    return shards.array_of(variable, value)
+def _array_in(
+    variable: keras.Variable | None, value: Any, layout: Layout
+) -> Any:
+    """Returns the state's array of a new value, with the variable's sharding.
 
-
-def _constrained(variable: Any, value: Any, layout: Layout) -> Any:
-    """Constrains a new array to the sharding that its variable has."""
+    `variable` is `None` for one that is not sharded.
+    """
+    is_sharded = variable is not None and shards.is_sharded(variable)
     if not isinstance(value, jax.core.Tracer):
-        return value
+        return shards.array_of(variable, value) if is_sharded else value
     sharding = layout.whole
-    if variable is not None and shards.is_sharded(variable):
+    if is_sharded:
+        value = shards.shards_of(variable).stored(value)
         sharding = shards.shards_of(variable).sharding
     return jax.lax.with_sharding_constraint(value, sharding)
 
@@ -212,20 +162,16 @@ class EagerUpdate:
     Operations that run one by one on several devices would be much slower.
     """
 
-    def __init__(self, optimizer: Any, layout: Layout) -> None:
+    def __init__(self, optimizer: Any, layout: Layout, gate: Gate) -> None:
         self._optimizer = weakref.ref(optimizer)
+        self._gate = gate
         self._layout = layout
         self._compiled: dict[Any, Callable[..., Any]] = {}
 
     def __call__(
         self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
     ) -> list[tuple[keras.Variable, Any]]:
-        """Updates once.
-
-        Returns:
-            List of the optimizer's and the trained variables, and their new
-            arrays.
-        """
+        """Updates once; returns all variables, each with its new array."""
         optimizer = self._optimizer()
         state = _state_of(optimizer, variables)
         # A schedule, or a function of the user's, is evaluated at each update.
@@ -237,7 +183,8 @@ class EagerUpdate:
         )
         if key not in self._compiled:
             self._compiled[key] = jax.jit(self._program(state, variables))
-        arrays = self._compiled[key](
+        arrays = self._gate.run(
+            self._compiled[key],
             [*map(self._widened, map(_array_of, state))],
             [*map(self._widened, gradients)],
             None if rate is None else np.asarray(rate, "float32"),
@@ -254,15 +201,13 @@ class EagerUpdate:
         def update(arrays: Any, gradients: Any, rate: Any) -> Any:
             optimizer: Any = self._optimizer()
             values = list(map(_value_in, state, arrays))
-            updates = ConstrainedUpdates(layout).of([optimizer])
+            updates = ConstrainedUpdates(layout).replacing([optimizer])
             recording = Recording(zip(state, values, strict=True))
             with recording, updates, internals.at_rate(optimizer, rate):
                 optimizer.apply(gradients, list(variables))
             written = {id(v): value for v, value in recording.written}
             return [
-                _constrained(
-                    v, _array_in(v, written.get(id(v), before)), layout
-                )
+                _array_in(v, written.get(id(v), before), layout)
                 for v, before in zip(state, values, strict=True)
             ]
 

@@ -130,7 +130,9 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
     ) -> None:
         shard_state(optimizer, self._layout)
         if optimizer not in self._updates:
-            self._updates[optimizer] = EagerUpdate(optimizer, self._layout)
+            self._updates[optimizer] = EagerUpdate(
+                optimizer, self._layout, self._gate
+            )
         trained = internals.trained_by(optimizer, variables)
         check_gradients(
             optimizer, gradients[0], trained, internals.trained_by(optimizer)
@@ -138,11 +140,7 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
         summed, trained = with_gradients(
             optimizer, self.weighted_sum(gradients, weights), trained
         )
-        with self._gate.lock:
-            self._gate.settle(None)
-            found = self._updates[optimizer](summed, trained)
-            self._gate.enter(None, found[-1][1])
-        for variable, array in found:
+        for variable, array in self._updates[optimizer](summed, trained):
             if shards.is_sharded(variable):
                 shards.give_back(variable, array)
             else:

@@ -15,7 +15,6 @@ from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
-from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.joined import parts_of
 from keras_dist_jax.joined import stacked_of
 from keras_dist_jax.layout import Layout
@@ -231,7 +230,7 @@ class SplitSlot(Slot):
     def __init__(self, variable: keras.Variable, layout: Layout) -> None:
         super().__init__(variable, UNCOMBINED)
         self._layout = layout
-        self.sharding = over_replicas(layout)
+        self.sharding = layout.cut
 
     def refresh(self) -> Any:
         variable: Any = self.variable

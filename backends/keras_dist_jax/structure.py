@@ -23,7 +23,6 @@ from keras_dist.core.objects import held_in
 from keras_dist.core.objects import refuse_result
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import over_replicas
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
 
@@ -38,10 +37,8 @@ Join = Callable[[PerReplica], JoinedPerReplica]
 def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
     """Appends a nest's traced values to `leaves`; returns its structure.
 
-    `join` converts a `PerReplica` to one with a single traced array.
-
-    Returns:
-        Tuples, placeholders and static values, hashable if these are.
+    `join` converts a `PerReplica` to one with a single traced array. The
+    structure is hashable if the nest's static values are.
     """
     # One call for each container: this runs at every step.
     found: list[Any] = []
@@ -159,10 +156,6 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
 
 
-class ArrayMark:
-    """The type of `ARRAY`, the placeholder for an array in an outline."""
-
-
 class Joined:
     """A placeholder for a `JoinedPerReplica` in an outline."""
 
@@ -174,15 +167,14 @@ class Joined:
         self.layout = layout
 
 
-ARRAY = ArrayMark()
+# A placeholder for an array in an outline.
+ARRAY = object()
 
 
 def packed(nest: Any) -> tuple[list[Any], Any]:
     """Splits a result into the arrays that a program gives and an outline.
 
-    Returns:
-        Tuple of the list of arrays and of the outline: the nest, with
-        placeholders for arrays.
+    The outline is the nest, with placeholders for arrays.
 
     Raises:
         TraceError: If a tensor is hidden in some object.
@@ -194,9 +186,8 @@ def packed(nest: Any) -> tuple[list[Any], Any]:
             leaf = leaf.value
         if isinstance(leaf, JoinedPerReplica):
             leaf = leaf.in_a_program()
-            sharding = over_replicas(leaf.layout)
             arrays.append(
-                jax.lax.with_sharding_constraint(leaf.joined, sharding)
+                jax.lax.with_sharding_constraint(leaf.joined, leaf.layout.cut)
             )
             return Joined(leaf.stacked, leaf.shapes, leaf.layout)
         if isinstance(leaf, ARRAY_TYPES):

@@ -35,11 +35,7 @@ def is_split(variable: keras.Variable) -> bool:
 class Trace:
     """One trace of a compiled function.
 
-    Args:
-        values: Mapping from the ids of variables to their values in the
-        program.
-        find: Callable that returns the array of a variable that is not in it.
-        variables: Mapping from ids to the variables that are.
+    `find` returns the array of a variable that is not in `values`.
 
     Attributes:
         values: Dict of the newest values, by the variables' ids.
@@ -130,11 +126,14 @@ class Trace:
 
 
 class TraceScope(Overlay):
-    """The scope of a traced function outside of replica functions."""
+    """The scope of a traced function outside of replica functions.
+
+    It reads and writes the variables of a `Trace`.
+    """
 
     is_base = True
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Any) -> None:
         super().__init__(eagerly=eagerly)
         self.below = None
         self._trace = trace
@@ -144,7 +143,11 @@ class TraceScope(Overlay):
         value = self._trace.read(variable)
         if value is None or not is_split(variable):
             return value
-        return combined(variable, list(value))
+        return combined(variable, self.everyone(value))
+
+    def everyone(self, value: Any) -> list[Any]:
+        """Returns all replicas' values of a per-replica variable."""
+        return list(value)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update

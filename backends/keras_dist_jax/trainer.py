@@ -5,6 +5,7 @@ them, as on other backends. Keras' trainer on JAX wants
 `train_step(self, state, data)`.
 """
 
+import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ import keras
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.callbacks import guarded
+from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Running
@@ -27,13 +30,10 @@ _GROUPS = {
 
 
 def stateless(model: keras.Model, name: str) -> StepFn:
-    """Returns a step of a model's as a function of its state.
+    """Returns a step of a model's as a function of the state and a batch.
 
-    `name` is `"train_step"`, `"test_step"` or `"predict_step"`.
-
-    Returns:
-        Callable from the state and a batch to the step's result and the new
-        state, both in the groups of Keras' trainer.
+    `name` is `"train_step"`, `"test_step"` or `"predict_step"`. The function
+    gives the step's result and the new state, in the groups of Keras' trainer.
     """
     method = getattr(model, name)
     if internals.takes_data_only(method):
@@ -120,13 +120,6 @@ def _check_assigned(name: str, scope: _StateScope, groups: Any) -> None:
             )
 
 
-_MADE_HERE = (
-    "make_train_function",
-    "make_test_function",
-    "make_predict_function",
-)
-
-
 class Trainer:
     """The methods of a model that Keras' trainer calls, on a layout.
 
@@ -150,8 +143,12 @@ class Trainer:
             UnsupportedModelError: If the model's class overrides one of those
                 that make Keras' functions.
         """
-        for name in _MADE_HERE:
-            cls = type(self._running.model)
+        makers = {
+            f"make_{kind}_function": functools.partial(self._make, kind)
+            for kind in ("train", "test", "predict")
+        }
+        cls = type(self._running.model)
+        for name in makers:
             if getattr(cls, name) is not getattr(keras.Model, name):
                 raise UnsupportedModelError(
                     f"{cls.__name__} has its own `{name}`, which a strategy "
@@ -160,41 +157,27 @@ class Trainer:
                     "or make the model outside of the scope."
                 )
         return {
-            "make_train_function": self.make_train_function,
-            "make_test_function": self.make_test_function,
-            "make_predict_function": self.make_predict_function,
+            **makers,
             "jax_state_sync": self._running.sync,
             "reset_metrics": self.reset_metrics,
             "_get_jax_state": self.get_state,
         }
 
-    def make_train_function(self, force: bool = False) -> None:
-        """Replaces Keras' `make_train_function`."""
-        model = self._running.model
-        if model.train_function is None or force:
-            step = self._step(stateless(model, "train_step"), trains=True)
-            model.train_function = internals.loop_of(model, step)
-
-    def make_test_function(self, force: bool = False) -> None:
-        """Replaces Keras' `make_test_function`."""
-        model = self._running.model
-        if model.test_function is None or force:
-            step = self._step(stateless(model, "test_step"))
-            model.test_function = internals.loop_of(model, step)
-
-    def make_predict_function(self, force: bool = False) -> Any:
-        """Replaces Keras' `make_predict_function`."""
-        model = self._running.model
-        if model.predict_function is None or force:
-            # Keras concatenates the outputs of several steps on the devices.
+    def _make(self, kind: str, force: bool = False) -> Any:
+        """Replaces Keras' `make_train_function` and its relatives."""
+        model, name = self._running.model, f"{kind}_function"
+        if getattr(model, name) is None or force:
+            predicts = kind == "predict"
             step = self._step(
-                stateless(model, "predict_step"),
-                gather=model.steps_per_execution > 1,
+                stateless(model, f"{kind}_step"),
+                trains=kind == "train",
+                # Keras concatenates the outputs of several steps on the
+                # devices.
+                gather=predicts and model.steps_per_execution > 1,
             )
-            model.predict_function = internals.loop_of(
-                model, step, concatenate=True
-            )
-        return model.predict_function
+            loop = internals.loop_of(model, step, concatenate=predicts)
+            setattr(model, name, loop)
+        return getattr(model, name)
 
     def reset_metrics(self) -> None:
         """Replaces Keras' `reset_metrics`, which begins each epoch of `fit`."""
@@ -218,22 +201,21 @@ class Trainer:
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
     ) -> FitStep:
-        running = self._running
-        layout, failures = running.layout, running.failures
-        is_sharded = trains and self._shard is not None
+        running, is_sharded = self._running, False
+        layout = running.layout
         if trains and self._shard is not None:
-            fn = self._shard(running.model, fn)
+            fn, is_sharded = self._shard(running.model, fn), True
         keep = changed_values(fn)
         if not internals.compiles(running.model):
             return FitStep(running, layout.eager(keep), eager=True)
+
+        def compiled(step: StepFn, **options: bool) -> Programs:
+            if layout.is_mesh:
+                step = guarded(step, running.failures)
+            return layout.compile(step, is_sharded=is_sharded, **options)
+
         return FitStep(
             running,
-            layout.compile(
-                keep, failures, gather=gather, is_sharded=is_sharded
-            ),
-            layout.compile(
-                all_values(fn), failures, donate=True, is_sharded=is_sharded
-            )
-            if trains
-            else None,
+            compiled(keep, gather=gather),
+            compiled(all_values(fn), donate=True) if trains else None,
         )

@@ -268,14 +268,6 @@ class ShardedOptimizer:
         constraint = self.trainable_variables[index].constraint
         return value if constraint is None else constraint(value)
 
-    @property
-    def has_constraints(self) -> bool:
-        """`True` if any trainable variable has a constraint."""
-        return any(
-            variable.constraint is not None
-            for variable in self.trainable_variables
-        )
-
     def _unscaled(
         self, values: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:

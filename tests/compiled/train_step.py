@@ -24,7 +24,6 @@ from jax.experimental import topologies
 import keras_dist
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
-from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.running import all_values
 from keras_dist_jax.sharded import sharded_step
@@ -69,10 +68,10 @@ def compiled(model, layout):
     step = stateless(model, "train_step")
     if KIND == "sharded":
         step = sharded_step(layout, model, step)
-    router = layout.compile(
-        all_values(step), Failures(), True, is_sharded=KIND == "sharded"
+    programs = layout.compile(
+        all_values(step), donate=True, is_sharded=KIND == "sharded"
     )
-    return router._cut.lower(state, (rows, rows, None), None).compile()
+    return programs.cut.lower(state, (rows, rows, None), None).compile()
 
 
 topology = topologies.get_topology_desc("v5e:2x2", platform="tpu")

@@ -9,8 +9,8 @@ import pytest
 from jax import lax
 
 import keras_dist
-from keras_dist_jax.divergence import differing
 from keras_dist_jax.jaxprs import AXIS
+from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.jaxprs import has_callbacks
 
 
