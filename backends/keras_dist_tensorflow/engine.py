@@ -39,10 +39,10 @@ from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import FirstSeen
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
-from keras_dist_tensorflow.constant_indices import StepSizes
 from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
 from keras_dist_tensorflow.runtime_internals import native_per_replica

@@ -61,9 +61,9 @@ from tensorflow.python.ops.resource_variable_ops import (
     BaseResourceVariable as BaseResourceVariable,
 )
 
-from keras_dist.core import value_operators
+from keras_dist.core.values import install_arithmetic
 
-value_operators.install_arithmetic(PerReplica, "PerReplica")
+install_arithmetic(PerReplica, "PerReplica")
 
 
 def native_per_replica(values: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.replica.custom_gradients import hook_custom_gradient
+from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step

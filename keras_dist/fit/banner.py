@@ -15,7 +15,7 @@ import numpy as np
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
+from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import own_steps
 

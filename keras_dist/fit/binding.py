@@ -19,8 +19,8 @@ from keras_dist.core import context
 from keras_dist.core.context import check_no_distribution
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit.banner import introduce
-from keras_dist.fit.origin import DistributedConfig
-from keras_dist.fit.origin import forget
+from keras_dist.fit.plain_models import DistributedConfig
+from keras_dist.fit.plain_models import forget
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
@@ -99,12 +99,6 @@ def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
         )
 
 
-def binding_of(model: keras.Model) -> "Binding | None":
-    """Returns the model's `Binding`, or `None` for a plain model."""
-    binding: Binding | None = model.__dict__.get(BOUND)
-    return binding
-
-
 def bind_model(model: keras.Model, strategy: "StrategyBase") -> "Binding":
     """Binds a model to a strategy, once.
 
@@ -113,7 +107,7 @@ def bind_model(model: keras.Model, strategy: "StrategyBase") -> "Binding":
         UnsupportedKerasError: If the version of Keras is not supported, or if
             Keras keeps variables in Flax NNX objects.
     """
-    binding = binding_of(model)
+    binding: Binding | None = model.__dict__.get(BOUND)
     if binding is None:
         keras_internals.check_keras()
         binding = Binding(model, strategy)

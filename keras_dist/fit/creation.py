@@ -19,15 +19,15 @@ from keras_dist.core import tracing
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import hooks
-from keras_dist.fit import lone_updates
+from keras_dist.fit import updates
 from keras_dist.fit.binding import bind_model
-from keras_dist.fit.binding import binding_of
 from keras_dist.fit.binding import claim_variable
-from keras_dist.fit.origin import notice
-from keras_dist.fit.origin import notice_scope
+from keras_dist.fit.plain_models import notice
+from keras_dist.fit.plain_models import notice_scope
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import all_variables
 from keras_dist.plugin.front_end import KerasHooks
+from keras_dist.plugin.front_end import bound
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
 from keras_dist.replica.state import current_call
@@ -53,7 +53,7 @@ def creation_hooks() -> Iterator[None]:
     global _open_scopes
     _share_new_variables()
     hooks.install_normalization()
-    lone_updates.install()
+    updates.install()
     with _lock:
         if _open_scopes == 0:
             for cls, method, hook in (
@@ -285,7 +285,7 @@ def install() -> None:
     @functools.wraps(build)
     def _symbolic_build(self: keras.Model, *args: Any, **kwargs: Any) -> None:
         # Slots for a model of no strategy belong to none, in a scope too.
-        is_plain = binding_of(self) is None
+        is_plain = bound(self) is None
         with context.left() if is_plain else contextlib.nullcontext():
             build(self, *args, **kwargs)
 
@@ -303,7 +303,7 @@ def _looks_at_plain(
 
     @functools.wraps(original)
     def make_function(self: keras.Model, force: bool = False) -> Any:
-        if binding_of(self) is None:
+        if bound(self) is None:
             notice_scope(self)
             # An existing train function was checked; `compile` removes it.
             if trains and not self.train_function:

@@ -12,8 +12,8 @@ from keras import ops
 from keras import tree
 
 from keras_dist.core import context
-from keras_dist.fit import lone_updates
 from keras_dist.fit import losses
+from keras_dist.fit import updates
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.replica.probe import ProbeScope
@@ -167,7 +167,7 @@ def install() -> None:
     _wrap(warnings, "warn", hook_warn)
     install_losses_of_layers()
     _wrap(keras.Layer, "add_loss", _hook_add_loss)
-    lone_updates.install()
+    updates.install()
 
 
 @functools.cache

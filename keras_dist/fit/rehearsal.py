@@ -24,7 +24,7 @@ from keras import tree
 
 from keras_dist.fit import hooks
 from keras_dist.fit.draws import equal_draws
-from keras_dist.internals import first_passes
+from keras_dist.internals.overrides import first_pass_wrapped
 from keras_dist.internals.overrides import own_steps
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
@@ -202,7 +202,7 @@ def first_batch_held(
         lambda batches: executor.watch_first(batches, see)
     ]
     # `fit` reads its training data before any other.
-    with first_passes.wrapped(lambda _: waiting.pop() if waiting else None):
+    with first_pass_wrapped(lambda _: waiting.pop() if waiting else None):
         try:
             yield
         finally:

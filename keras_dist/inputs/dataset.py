@@ -20,8 +20,8 @@ from keras_dist.inputs.feeds import GlobalFeed
 from keras_dist.inputs.iterator import BatchPlacement
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
+from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.inputs.sources.choice import source_of
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist.replica.strategy_core import StrategyBase

@@ -142,12 +142,14 @@ class ReplicaCall(ReplicaState):
         self.scope.state_mapping.clear()
         return result
 
-    def check_owners(self, variables: Sequence[keras.Variable]) -> None:
-        for variable in variables:
+    def check_update(
+        self,
+        changed: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+    ) -> None:
+        for variable in changed:
             check_owner(variable, self.strategy)
-
-    def check_trained(self, variables: Sequence[keras.Variable]) -> None:
-        for variable in variables:
+        for variable in trained:
             check_belongs(variable, self.strategy)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:

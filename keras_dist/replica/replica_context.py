@@ -13,8 +13,8 @@ from keras_dist.core import context
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import like
 from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import refuse_objects
 from keras_dist.core.nests import regroup
-from keras_dist.core.objects import refuse_objects
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_numbers

@@ -232,11 +232,12 @@ class ReplicaState(ABC):
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
         """Notes variables that each replica gives the same values."""
 
-    def check_owners(self, variables: Sequence[keras.Variable]) -> None:
-        """Refuses to update variables of another strategy, or does nothing."""
-
-    def check_trained(self, variables: Sequence[keras.Variable]) -> None:
-        """Refuses to train variables of no strategy, or does nothing."""
+    def check_update(
+        self,
+        changed: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+    ) -> None:
+        """Refuses variables of others to change, or of none to train."""
 
     def forget(self, variables: Iterable[keras.Variable]) -> None:
         """Has variables read again, because a meeting has changed them."""

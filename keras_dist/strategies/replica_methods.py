@@ -15,9 +15,9 @@ from keras_dist.core import context
 from keras_dist.core.nests import always
 from keras_dist.core.nests import check_counts
 from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import refuse_objects
 from keras_dist.core.nests import regroup
 from keras_dist.core.nests import select
-from keras_dist.core.objects import refuse_objects
 from keras_dist.core.options import ValueContext
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
@@ -37,9 +37,9 @@ from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
 from keras_dist.replica.call import run_on_one
 from keras_dist.replica.call import run_on_replicas
-from keras_dist.replica.differentiation import check_run_counts
-from keras_dist.replica.differentiation import current
 from keras_dist.replica.function import Function
+from keras_dist.replica.gradients import check_run_counts
+from keras_dist.replica.gradients import is_differentiated
 from keras_dist.replica.replica_context import refuse_sparse
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.variables import CentralVariable
@@ -95,7 +95,7 @@ class ReplicaMethods(StrategyBase):
         }
         """
         if (
-            current.depth or keras_internals.has_stateless_scope()
+            is_differentiated() or keras_internals.has_stateless_scope()
         ) and self.plan.num_replicas > 1:
             context.check_cross_replica(self, "run")
             check_run_counts(self)

@@ -14,8 +14,8 @@ from keras_dist.core.values import DistributedValues
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.plugin.compiler import concatenate_steps
-from keras_dist.replica.differentiation import check_run_counts
 from keras_dist.replica.function import Function
+from keras_dist.replica.gradients import check_run_counts
 from keras_dist.strategies.default import get_strategy
 
 # Attribute of a train step with its `Function`: the two live equally long.

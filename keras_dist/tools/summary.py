@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_dist.fit.binding import binding_of
+from keras_dist.plugin.front_end import bound
 from keras_dist.tools.summaries.data import Summary
 
 _PLAIN = "It has no strategy: a step sends nothing to other devices."
@@ -73,7 +73,7 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
             f"{max_rows}. Expected: an integer from 0, or `None` for all."
         )
     rows = rows_of(model)
-    binding = binding_of(model)
+    binding = bound(model)
     if binding is None:
         names = tuple(dict.fromkeys(d for row in rows for d in row.devices))
         notes = (*_notes(model), _PLAIN)

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_dist.core import context
 from keras_dist.fit import hooks
-from keras_dist.fit.alone import alone_on_purpose
+from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state

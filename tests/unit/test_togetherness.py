@@ -20,12 +20,12 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers.chief import flat_callbacks
 from keras_dist.fit.workers.chief import quiet_callbacks
 from keras_dist.fit.workers.chief import save
-from keras_dist.fit.workers.durable import written_beside
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import batches_of
 from keras_dist.fit.workers.entry import check_agreement
 from keras_dist.fit.workers.entry import described
 from keras_dist.fit.workers.entry import rows_of
+from keras_dist.fit.workers.state_file import written_beside
 from keras_dist.fit.workers.together import Together
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.plugin import randomness

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_dist.errors import ClusterError
-from keras_dist.fit.workers.durable import written_beside
+from keras_dist.fit.workers.state_file import written_beside
 
 if TYPE_CHECKING:
     from keras_dist.plugin.workers import Workers

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals import first_passes
+from keras_dist.internals.overrides import first_pass_wrapped
 
 if TYPE_CHECKING:
     from keras_dist.plugin.executor import Executor
@@ -106,7 +106,7 @@ class DataWatch(contextlib.AbstractContextManager["DataWatch"]):
 
     def __enter__(self) -> "DataWatch":
         if self._data:
-            self._stack.enter_context(first_passes.wrapped(self._wrapping))
+            self._stack.enter_context(first_pass_wrapped(self._wrapping))
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -10,13 +10,13 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import default_devices
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
-from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
 from keras_dist.planning.load import Flat
 from keras_dist.planning.load import Load
 from keras_dist.planning.placement import Placement
 from keras_dist.planning.traffic import Kept
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.front_end import bound
 from keras_dist.replica.variables import SyncOnReadVariable
 from keras_dist.tools.summaries.data import GROUPS
 from keras_dist.tools.summaries.data import VariableRow
@@ -123,7 +123,7 @@ def kept_of(model: keras.Model) -> dict[str, Kept] | None:
 
     The result is `None` if each device has a copy.
     """
-    binding = binding_of(model)
+    binding = bound(model)
     if binding is None or not binding.strategy.plan.is_central:
         return None
     owners = binding.strategy.executor.owners
@@ -140,7 +140,7 @@ def kept_of(model: keras.Model) -> dict[str, Kept] | None:
 
 def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
     """Returns a row for each variable of a model."""
-    binding = binding_of(model)
+    binding = bound(model)
     strategy = None if binding is None else binding.strategy
     plain = _PlainDevices() if strategy is None else None
     groups = grouped(model)
