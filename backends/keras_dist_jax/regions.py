@@ -25,7 +25,7 @@ from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
@@ -407,7 +407,7 @@ class TracedCall(ReplicaCall):
     def sum_gradients(
         self,
         gradients: Sequence[Sequence[Any]],
-        shares: Sequence[Share],
+        weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
         return self.runner.weighted_sum(gradients, [])

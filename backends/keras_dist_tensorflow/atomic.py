@@ -28,8 +28,7 @@ _current = _Current()
 class Barrier:
     """Control dependencies of the assignments in a step's meetings.
 
-    Attributes:
-        checks: List of operations that fail if the step must not go on.
+    `checks` are operations that fail if the step must not go on.
     """
 
     def __init__(self) -> None:

@@ -53,9 +53,6 @@ def check_addresses(cluster: Cluster, seconds: float) -> None:
     """Checks that all host names resolve and that this worker's port is free.
 
     Waits up to `seconds`, and at most a minute, for other workers' names.
-
-    Raises:
-        ClusterError: For an unknown host or a port that can't be used.
     """
     deadline = time.monotonic() + min(seconds, NAMING)
     for index, address in enumerate(cluster.addresses):
@@ -141,13 +138,7 @@ def local_devices(kind: str) -> list[Any]:
 
 
 def start(cluster: Cluster, options: CommunicationOptions) -> None:
-    """Starts this worker's server and waits for the other workers.
-
-    Raises:
-        ClusterError: If an address is taken or unknown.
-        WorkerLostError: If not all workers came in time.
-        RuntimeError: If TensorFlow has started already.
-    """
+    """Starts this worker's server and waits for the other workers."""
     if runtime_internals.has_started():
         raise RuntimeError(
             "The workers of a cluster must be joined at program startup. "

@@ -37,9 +37,6 @@ def listen_to_own_address(cluster: Cluster) -> None:
 
     The server has started. Nothing is done where the address belongs to no
     interface of this machine, as behind a forwarded port.
-
-    Raises:
-        ClusterError: If the worker's own host can't be looked up.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -10,7 +10,6 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
@@ -28,11 +27,8 @@ T = TypeVar("T")
 class TensorFlowReplica(Replica):
     """One replica while its thread traces a step, or runs it eagerly.
 
-    Args:
-        round_: The run of all replicas, whose `meet` waits for the others.
-
-    Attributes:
-        derivatives: Dict from id to each gradient that a tape returned to it.
+    `round_` is the run of all replicas, and `derivatives` has, by id, each
+    gradient that a tape returned to it.
     """
 
     def __init__(
@@ -108,12 +104,6 @@ class TensorFlowReplica(Replica):
     @abstractmethod
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         """Does `hold` for a trainable variable, which tapes watch."""
-
-    def _add(self, values: list[Any]) -> Any:
-        check_shapes(values)
-        total = tf.add_n(values)
-        workers = self.group.workers
-        return total if workers is None else workers.sum([total])[0]
 
 
 def capture_thread() -> Callable[[], None]:

@@ -76,8 +76,7 @@ def one_copy() -> Iterator[None]:
 class Moves:
     """Replaced `tf.Variable`s, and the models and optimizers that follow.
 
-    Attributes:
-        so_far: Integer, the number of moves in the process.
+    `so_far` counts the moves in the process.
     """
 
     so_far = 0

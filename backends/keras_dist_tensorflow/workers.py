@@ -44,11 +44,6 @@ class TensorFlowWorkers(Workers):
     shapes, whatever functions a worker has traced and in which order, and the
     runtime remembers few keys. Collectives with the same key never overlap: a
     token orders all collectives of a worker.
-
-    Raises:
-        ClusterError: If an address is taken or unknown.
-        WorkerLostError: If not all workers came in time.
-        RuntimeError: If TensorFlow has started already.
     """
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:

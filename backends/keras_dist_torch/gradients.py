@@ -162,11 +162,7 @@ after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
 
 
 def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
-    """Refuses a variable whose tensor has hooks.
-
-    Raises:
-        UnsupportedModelError: If the tensor has any.
-    """
+    """Refuses a variable whose tensor has hooks."""
     if parameter._backward_hooks:
         _refuse("register_hook", variable.path)
     if parameter._post_accumulate_grad_hooks:

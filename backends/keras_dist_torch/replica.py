@@ -127,11 +127,7 @@ class TorchReplica(Replica):
 
 
 def count_rows(batch: Any) -> tuple[int, bool]:
-    """Counts a batch's rows; also returns whether all arrays have as many.
-
-    Raises:
-        ValueError: If no array has rows.
-    """
+    """Counts a batch's rows; also returns whether all arrays have as many."""
     rows = lengths_of(batch)
     if not rows:
         raise ValueError(

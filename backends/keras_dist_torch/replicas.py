@@ -259,11 +259,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 
 
 def _check_memory(plan: Plan) -> None:
-    """Refuses variables on several memories, which one update would mix.
-
-    Raises:
-        DeviceError: If parameter devices have separate memories.
-    """
+    """Refuses variables on several memories, which one update would mix."""
     if (
         plan.is_central
         and len(set(map(torch_device, plan.variable_devices))) > 1

@@ -44,11 +44,6 @@ class TorchWorkers(Workers):
 
     The process group is not torch's default one, because libraries that find
     a default group distribute models themselves.
-
-    Raises:
-        ClusterError: If an address is taken or unknown, or if options don't
-            fit.
-        WorkerLostError: If not all workers came in time.
     """
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
@@ -253,11 +248,7 @@ def _has_nccl() -> bool:
 
 
 def _wants_nccl(implementation: CommunicationImplementation) -> bool:
-    """Returns whether this worker uses NCCL, if all the others do.
-
-    Raises:
-        ClusterError: If it was told to, and can't.
-    """
+    """Returns whether this worker uses NCCL, if all the others do."""
     has_nccl = _has_nccl()
     if implementation is CommunicationImplementation.NCCL and not has_nccl:
         raise ClusterError(

@@ -107,9 +107,6 @@ def regroup(
         always: Callable from a leaf to a boolean.
         own: Callable from a leaf and a replica's index to that replica's
             component.
-
-    Raises:
-        ValueError: If replicas have nests of different structures.
     """
     if len(nests) == 1:
         return _of_one(nests[0], own)
@@ -319,13 +316,7 @@ def refuse_result(value: Any) -> None:
 
 
 def refuse_objects(nest: Any, method: str, cause: Exception) -> None:
-    """Raises `TypeError` if a method failed on an object in its argument.
-
-    Args:
-        nest: The argument of the method.
-        method: String, the name of the method.
-        cause: The exception that the method raised.
-    """
+    """Raises `TypeError` if a method failed on an object in its argument."""
     for leaf in leaves_of(nest):
         for value in leaf.values if isinstance(leaf, _VALUES) else (leaf,):
             if _is_object(value):

@@ -56,11 +56,7 @@ _ENTRY_POINTS = (
 
 
 def claim_variable(variable: keras.Variable, strategy: "StrategyBase") -> None:
-    """Makes `strategy` the owner of a variable and places its value.
-
-    Raises:
-        StrategyMismatchError: If another strategy owns it.
-    """
+    """Makes `strategy` the owner of a variable and places its value."""
     claim_variables([variable], strategy)
 
 
@@ -70,9 +66,6 @@ def claim_variables(
     """Makes `strategy` the owner of several variables and places their values.
 
     Several workers take the chief's values in one broadcast.
-
-    Raises:
-        StrategyMismatchError: If another strategy owns one of them.
     """
     for variable in variables:
         check_owner(variable, strategy)
@@ -100,13 +93,7 @@ def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
 
 
 def bind_model(model: keras.Model, strategy: "StrategyBase") -> "Binding":
-    """Binds a model to a strategy, once.
-
-    Raises:
-        StrategyMismatchError: If it is bound to another strategy.
-        UnsupportedKerasError: If the version of Keras is not supported, or if
-            Keras keeps variables in Flax NNX objects.
-    """
+    """Binds a model to a strategy, once."""
     binding: Binding | None = model.__dict__.get(BOUND)
     if binding is None:
         keras_internals.check_keras()

@@ -22,7 +22,7 @@ from keras import tree
 from keras_dist.fit.draws import equal_draws
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.replica.probe import FEW_ROWS
 from keras_dist.replica.probe import Attempt
 from keras_dist.replica.probe import ProbeScope

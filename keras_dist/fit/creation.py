@@ -147,12 +147,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_declaration(variable: keras.Variable) -> None:
-    """Refuses a variable that can't be kept in step on replicas.
-
-    Raises:
-        ValueError: If its synchronization is `"none"`, or its aggregation is
-            `"mean"` and its dtype is not float.
-    """
+    """Refuses a variable that can't be kept in step on replicas."""
     if variable.synchronization == "none":
         raise ValueError(
             "`NONE` variable synchronization mode is not supported with "
@@ -240,8 +235,7 @@ def _share_new_variables() -> None:
 def _check_alike(everyone: list[Any]) -> None:
     """Refuses variables made at one point that replicas declare differently.
 
-    Raises:
-        ReplicaDivergenceError: If their arguments differ. Initializers may.
+    Initializers may differ.
     """
     declared = [
         (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})

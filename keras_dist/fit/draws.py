@@ -32,8 +32,7 @@ _OF_SHAPE = (
 def equal_draws() -> Iterator[set[str]]:
     """Makes Keras draw the same numbers for each row inside the context.
 
-    Yields:
-        Set of the names of the functions that have drawn.
+    Yields the names of the functions that have drawn.
     """
     drawn: set[str] = set()
     module = keras_internals.random_backend

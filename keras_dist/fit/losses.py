@@ -116,35 +116,24 @@ def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
     return reduce_weighted_values
 
 
-def hook_scaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps Keras' scaling of mean losses by 1 / replicas.
+def hook_scaling(
+    by: Callable[[Any, int], Any], original: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
+    """Wraps Keras' scaling of mean losses by 1 / replicas, and its inverse.
 
     The scaling is right in a replica function, because `optimizer.apply` sums
     there. It is left out in a step of `fit`, under a scope, and on gathered
-    rows.
+    rows. `by` divides by the number of replicas or, for display, multiplies.
     """
 
     @functools.wraps(original)
     def scale(value: Any) -> Any:
         call = current_call()
         if call is not None:
-            return value / call.strategy.num_replicas_in_sync
+            return by(value, call.strategy.num_replicas_in_sync)
         return value if context.has_strategy() else original(value)
 
     return scale
-
-
-def hook_unscaling(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps the function that undoes the scaling of losses, for display."""
-
-    @functools.wraps(original)
-    def unscale(value: Any) -> Any:
-        call = current_call()
-        if call is not None:
-            return value * call.strategy.num_replicas_in_sync
-        return value if context.has_strategy() else original(value)
-
-    return unscale
 
 
 def treats_rows_one_by_one(loss: Any) -> bool:

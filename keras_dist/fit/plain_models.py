@@ -266,9 +266,7 @@ def _checked(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _check(model: keras.Model, strategy: Any, method: str) -> None:
     """Refuses to train a model that other workers don't train.
 
-    Raises:
-        StrategyMismatchError: If `keras-dist run` started this worker. With
-            other launchers there is a warning instead, once for each model.
+    Under another launcher than `keras-dist run`, it warns once for each model.
     """
     found = None if _on_purpose.get() or is_independent() else place()
     if found is None or found[0].number == 1 or _is_deliberate(strategy):

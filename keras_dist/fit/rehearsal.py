@@ -51,8 +51,7 @@ _first: "weakref.WeakKeyDictionary[keras.Model, Any]" = (
 class RehearsedStep(ReplicaStep):
     """A step that keeps assignments to itself and updates nothing.
 
-    Attributes:
-        targets: List of the losses that were differentiated, as floats.
+    `targets` are the losses that were differentiated.
     """
 
     is_rehearsal = True
@@ -76,11 +75,7 @@ class RehearsedStep(ReplicaStep):
 class _Parted:
     """A loss that differs between replicas and one device.
 
-    Args:
-        alone: Float, the loss on one device.
-        mean: Float, the mean over rows of the replicas' losses.
-        is_sum: Boolean, whether the sum of the replicas' losses is `alone`.
-        rows: Integer, number of rows compared.
+    `mean` is over the rows of all replicas, and `rows` were compared.
     """
 
     alone: float

@@ -70,11 +70,7 @@ def prepare_steps(model: keras.Model) -> None:
 
 
 def _check_layers(model: keras.Model) -> None:
-    """Refuses layers that keep a state for each row of the batch.
-
-    Raises:
-        UnsupportedModelError: If there is one.
-    """
+    """Refuses layers that keep a state for each row of the batch."""
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise UnsupportedModelError(

@@ -61,14 +61,14 @@ def update(
             with step.runner.building():
                 optimizer.build(variables)
         runner = step.runner
+        weights = [share.weight for share in shares]
         if isinstance(runner, UpdatesParts):
-            weights = [share.weight for share in shares]
             runner.update_parts(optimizer, gradients, weights, variables)
         else:
             own = variables
             if own is None:
                 own = trainable_variables(optimizer)
-            reduced = step.sum_gradients(gradients, shares, own)
+            reduced = step.sum_gradients(gradients, weights, own)
             with runner.updating(optimizer):
                 apply(optimizer, reduced, variables)
         # Called in the meeting: when a replica goes on, those before it may

@@ -284,9 +284,6 @@ def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
     A `DistributedDataset` is replaced by its global batches, and so is a
     `tf.data.Dataset` with the policy `HINT`. Other data is returned as it is,
     since `fit` reads it with the other policies as on one device.
-
-    Raises:
-        ValueError: If each worker has its own dataset, by the policy `OFF`.
     """
     if isinstance(data, DistributedDataset):
         return data.global_batches()

@@ -147,6 +147,7 @@ __all__ = [
     "has_value",
     "name_like",
     "set_learning_rate_of",
+    "opened",
     "set_stateless_scope",
     "set_uninitialized",
     "set_value",
@@ -162,12 +163,7 @@ __all__ = [
 
 
 def check_keras() -> None:
-    """Refuses a Keras that keras_dist does not support.
-
-    Raises:
-        UnsupportedKerasError: If its version is outside of the range that we
-            test, or if its NNX mode is on.
-    """
+    """Refuses a Keras that keras_dist does not support."""
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if not OLDEST_KERAS <= version < FIRST_KERAS_TOO_NEW:
         oldest, too_new = (
@@ -440,6 +436,16 @@ def set_stateless_scope(
     before = stateless_scope()
     global_state.set_global_attribute("stateless_scope", scope)
     return before
+
+
+@contextlib.contextmanager
+def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
+    """Makes a stateless scope, or none, this thread's inside the context."""
+    before = set_stateless_scope(scope)
+    try:
+        yield
+    finally:
+        set_stateless_scope(before)
 
 
 def set_uninitialized(

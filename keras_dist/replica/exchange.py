@@ -177,9 +177,6 @@ def with_other_workers(
     `alike`, so are those of this worker's replicas, so that results computed
     from the entries are the same everywhere to the last digit. `combine` joins
     values without rows, given values and shares.
-
-    Returns:
-        List of entries, in replica order.
     """
     workers = group.workers
     if workers is None:

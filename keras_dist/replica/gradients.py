@@ -79,10 +79,6 @@ def check_run_counts(strategy: Any) -> None:
 
     Replicas read the variables themselves, in threads or in programs of their
     own, so that a tape or replaced values outside of `run` have no effect.
-
-    Raises:
-        UnsupportedModelError: In a function that is differentiated, or in a
-            `keras.StatelessScope`.
     """
     if is_differentiated():
         raise UnsupportedModelError(

@@ -79,9 +79,6 @@ class Kinds:
         """Scales a layer's loss so that its mean over rows is the global loss.
 
         `owner` is the layer whose `add_loss` was called.
-
-        Raises:
-            UnsupportedModelError: If it is neither a sum nor a mean over rows.
         """
         call = keras_internals.innermost_call()
         kind = Kind.UNKNOWN

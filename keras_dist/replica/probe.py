@@ -14,7 +14,7 @@ from keras import tree
 
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.state import ReplicaStep

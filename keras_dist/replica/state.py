@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import Self
@@ -20,6 +21,7 @@ from keras_dist.core import context
 from keras_dist.core.rows import Share
 from keras_dist.errors import MetricMergeError
 from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.exchange import Combine
@@ -60,9 +62,14 @@ def current_call() -> "ReplicaState | None":
     return _current.call
 
 
-def set_current_call(call: "ReplicaState | None") -> None:
-    """Sets this thread's state in a replica function."""
-    _current.call = call
+@contextlib.contextmanager
+def calling(call: "ReplicaState") -> Iterator[None]:
+    """Makes a state this thread's, of a replica function, in the context."""
+    before, _current.call = _current.call, call
+    try:
+        yield
+    finally:
+        _current.call = before
 
 
 def current_replica() -> "ReplicaState | None":
@@ -84,28 +91,48 @@ def outside_replicas(
     """
     step, call = _current.step, _current.call
     _current.step = _current.call = None
-    scope = keras_internals.set_stateless_scope(None)
+    state = step or call or state
     try:
-        with contextlib.ExitStack() as stack:
-            state = step or call or state
-            if state is not None:
-                stack.enter_context(context.in_replica(None))
-                stack.enter_context(context.entered(state.strategy))
+        with (
+            opened(None),
+            state.strategy.cross_replica() if state else nullcontext(),
+        ):
             yield
     finally:
-        keras_internals.set_stateless_scope(scope)
         _current.step, _current.call = step, call
 
 
-class ReplicaScope(keras.StatelessScope):
+class LayerScope(keras.StatelessScope):
+    """A scope in which layers add losses, and clear their own."""
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        # Losses removed from `losses` live on until the scope ends: layers know
+        # theirs by `id`, which no other loss must get meanwhile.
+        self._cleared_losses: list[Any] = []
+
+    def clear_losses(self, layer: keras.Layer) -> None:
+        """Clears a layer's losses, as `Layer._clear_losses`, in this scope."""
+        if self.losses:
+            ids = {
+                i for each in layer._flatten_layers() for i in each._loss_ids
+            }
+            self._cleared_losses += [x for x in self.losses if id(x) in ids]
+            self.losses[:] = [x for x in self.losses if id(x) not in ids]
+
+    def release(self) -> None:
+        """Drops all values and losses that the scope holds."""
+        self.state_mapping.clear()
+        self.losses.clear()
+        self._cleared_losses.clear()
+
+
+class ReplicaScope(LayerScope):
     """The scope through which a replica reads and assigns variables."""
 
     def __init__(self, state: "ReplicaState") -> None:
-        super().__init__(collect_losses=True, initialize_variables=False)
+        super().__init__()
         self._state = state
-        # Losses removed from `losses` live on until the step ends: layers know
-        # theirs by `id`, which no other loss must get meanwhile.
-        self.cleared_losses: list[Any] = []
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = self.state_mapping.get(id(variable))
@@ -117,12 +144,6 @@ class ReplicaScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         self._state.write(*update)
-
-    def forget(self) -> None:
-        """Drops all values and losses that the scope holds."""
-        self.state_mapping.clear()
-        self.losses.clear()
-        self.cleared_losses.clear()
 
 
 class ReplicaState(ABC):
@@ -153,14 +174,13 @@ class ReplicaState(ABC):
     def __enter__(self) -> Self:
         self._exits = contextlib.ExitStack()
         self._exits.enter_context(self._entered())
-        before = keras_internals.set_stateless_scope(self.scope)
-        self._exits.callback(keras_internals.set_stateless_scope, before)
+        self._exits.enter_context(opened(self.scope))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._exits.close()
         # The scope refers back to this object: free its tensors now.
-        self.scope.forget()
+        self.scope.release()
         self.writes = {}
 
     @abstractmethod
@@ -193,15 +213,14 @@ class ReplicaState(ABC):
     def sum_gradients(
         self,
         gradients: Sequence[Sequence[Any]],
-        shares: Sequence[Share],
+        weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """Sums gradients over replicas, weighted by their shares.
+        """Sums gradients over replicas, weighted by replica, in a meeting.
 
-        Called once in a meeting. `gradients` has a sequence of each replica,
-        with `None` where there is none.
+        `gradients` has a sequence of each replica, with `None` where there is
+        none.
         """
-        weights = [share.weight for share in shares]
         return self.runner.sum_gradients(
             self.replica, gradients, weights, variables
         )

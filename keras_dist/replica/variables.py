@@ -26,7 +26,7 @@ from keras_dist.core.values import PerReplica
 from keras_dist.core.values import framed
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.internals import keras_internals
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.replica.aggregation import set_all_components
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope

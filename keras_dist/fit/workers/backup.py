@@ -294,11 +294,7 @@ class Skipping:
 
 
 def _last_of(data: Iterator[Any], executions: int) -> Any:
-    """Reads the batches of an execution; the last of data may have fewer.
-
-    Raises:
-        StopIteration: If there is none, as for the trainer.
-    """
+    """Reads the batches of an execution; the last of data may have fewer."""
     batch = next(data)
     for _ in range(executions - 1):
         batch = next(data, batch)

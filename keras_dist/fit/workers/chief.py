@@ -32,11 +32,7 @@ SAVING = ("save", "save_weights", "export")
 
 
 def flat_callbacks(callbacks: Any) -> list[Any]:
-    """Returns the given callbacks as a list: none, one, or a nest of them.
-
-    Raises:
-        ClusterError: If one can't be used on several workers.
-    """
+    """Returns the given callbacks as a list: none, one, or a nest of them."""
     flat = keras.tree.flatten(callbacks) if callbacks else []
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", ())
     for callback in flat:

@@ -101,12 +101,7 @@ def check_agreement(
     """Compares the calls that workers are about to make, in one collective.
 
     `own` comes from `described`. `code` is an integer that may differ.
-
-    Returns:
-        Boolean, whether `code` is the same on all workers.
-
-    Raises:
-        ReplicaDivergenceError: On every worker, if `own` differs between two.
+    Returns whether `code` is the same on all workers.
     """
     numbers = workers.concatenate_numbers([*own.values(), code])
     size = len(own) + 1
@@ -205,10 +200,6 @@ class Entry:
         """Compares the call with those of other workers, before it begins.
 
         Global random states that differ become the chief's.
-
-        Raises:
-            ReplicaDivergenceError: If workers make another call, or make it
-                with other data.
         """
         arguments = self._arguments()
         own = described(self._name, arguments)
@@ -309,9 +300,6 @@ def check_batch(
     """Compares the data that workers pass to `train_on_batch` or a relative.
 
     `method` is that of the model's class, and `args` begin with the model.
-
-    Raises:
-        ReplicaDivergenceError: If workers pass different data.
     """
     if is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments

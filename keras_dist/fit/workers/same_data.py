@@ -47,12 +47,9 @@ def is_wanted() -> bool:
 def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
     """Returns numbers that tell one batch from another.
 
-    Floats count by weighted means, so that rounding on other hardware does not
-    matter; everything else counts exactly. At most `rows` of the first rows
-    count, and as many of the last.
-
-    Returns:
-        List of four integers below 2**31.
+    Floats count by weighted means, so that rounding on other hardware does
+    not matter; everything else counts exactly. At most `rows` of the first
+    rows count, and as many of the last. They are four integers below 2**31.
     """
     form, exact, means = 0, 0, np.zeros(2)
     leaves = keras.tree.flatten(data)
@@ -76,9 +73,6 @@ def check_arrays(
 
     Data that must be read to be known is left out. `rows` is the batch size, or
     `None` for Keras' default.
-
-    Raises:
-        ReplicaDivergenceError: On every worker, if arrays differ.
     """
     rows = rows if isinstance(rows, int) and rows > 0 else _ROWS
     numbers = []

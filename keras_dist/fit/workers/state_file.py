@@ -52,14 +52,9 @@ def restore_state(
 ) -> dict[str, Any] | None:
     """Restores a model on every worker from the chief's file.
 
-    `path` comes from `write_state`, or has weights that Keras wrote. Only the
-    chief needs the file.
-
-    Returns:
-        The notes, empty for a file of Keras'; `None` if there is no file.
-
-    Raises:
-        OSError: On the chief, if the file can't be read or is damaged.
+    `path` comes from `write_state`, or has weights that Keras wrote. Only
+    the chief needs the file. Returns the notes, empty for a file of Keras',
+    or `None` without a file.
     """
     is_chief = workers is None or workers.cluster.is_chief
     found = os.path.exists(path) if is_chief else None
@@ -109,8 +104,7 @@ def metric_values(model: keras.Model) -> list[Any]:
 def set_metric_values(model: keras.Model, values: list[Any]) -> bool:
     """Restores the values from `metric_values`, if the metrics are built.
 
-    Returns:
-        Boolean, whether they were restored.
+    Returns whether they are.
     """
     variables = _metric_variables(model)
     if len(variables) != len(values):

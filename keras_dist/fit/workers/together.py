@@ -76,9 +76,6 @@ def take_chiefs_values(
 
     Each worker has to pass variables in the same order. Left out are variables
     with a value for each replica, strings, and variables without a value.
-
-    Raises:
-        ReplicaDivergenceError: If workers have different variables.
     """
     chosen = [
         variable
