@@ -346,8 +346,12 @@ class TracedRunner(ReplicaRunner):
             "the function without `keras_dist.function`."
         )
 
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    def sum_gradients(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         own = gradients[0]
         traced = [self._region.traced(g) for g in own if g is not None]
@@ -410,4 +414,4 @@ class TracedCall(ReplicaCall):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        return self.runner.weighted_sum(gradients, [])
+        return self.runner.sum_gradients(self.replica, gradients, [], variables)

@@ -216,26 +216,18 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         rows = [_row_counts(own) for own in each]
         self._sizes = StepSizes(rows, tensors_so_far())
 
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
-    ) -> list[Any]:
-        variables = [None] * len(gradients[0])
-        return self.sum_gradients(None, gradients, weights, variables)
-
     def sum_gradients(
         self,
-        replica: Replica | None,
+        replica: Replica,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
-        variables: Sequence[keras.Variable | None],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         sums = []
         for variable, *column in zip(variables, *gradients, strict=True):
-            home, name = self.plan.primary, ""
-            if variable is not None:
-                home = self.home(variable)
-                name = getattr(variable, "path", variable.name)
-            with tf.device(native_name(home)):
+            # An optimizer may have a `tf.Variable`, which has no path.
+            name = getattr(variable, "path", variable.name)
+            with tf.device(native_name(self.home(variable))):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
         with tf.device(native_name(self.plan.primary)):
             return sum_over_workers(sums, self.workers)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.replica.exchange import may_be_rows
 from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
@@ -176,11 +177,7 @@ def _may_be_sum(target: Any, share: Share) -> bool:
     """
     if not _has_axis(target) or _is_stack_of_scalars(target):
         return False
-    size, rows = target.shape[0], share.rows
-    if size is None or not isinstance(rows, int):
-        return size is None
-    # A target may have several values for each row.
-    return bool(size % max(rows, 1) == 0)
+    return may_be_rows(target.shape[0], share.rows)
 
 
 def _is_stack_of_scalars(target: Any) -> bool:

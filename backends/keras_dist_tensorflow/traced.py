@@ -206,14 +206,6 @@ def register_values() -> None:
     kinds: tuple[Any, ...] = (PerReplica, Mirrored)
     for kind in kinds:
         # The protocol of `tf.nest` for classes that are no containers.
-        kind.__tf_flatten__ = _flatten
-        kind.__tf_unflatten__ = classmethod(_unflatten)
+        kind.__tf_flatten__ = lambda self: (None, self.values)
+        kind.__tf_unflatten__ = classmethod(lambda cls, _, values: cls(values))
     runtime_internals.register_loop(StepsOfData)
-
-
-def _flatten(self: Any) -> tuple[None, tuple[Any, ...]]:
-    return None, self.values
-
-
-def _unflatten(cls: Any, _: None, components: Any) -> Any:
-    return cls(components)

@@ -235,11 +235,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
     def building(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()
 
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
-    ) -> list[Any]:
-        return weighted_sum(gradients, weights, self._home)
-
     def sum_gradients(
         self,
         replica: Replica,

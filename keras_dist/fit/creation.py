@@ -10,6 +10,7 @@ import functools
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -57,8 +58,8 @@ def creation_hooks() -> Iterator[None]:
     with _lock:
         if _open_scopes == 0:
             for cls, method, hook in (
-                (keras.Model, "__init__", _hook_model),
-                (Trainer, "__init__", _hook_trainer),
+                (keras.Model, "__init__", partial(_hook_init, True)),
+                (Trainer, "__init__", partial(_hook_init, False)),
                 (keras.Variable, "__init__", _hook_variable),
                 (keras.Metric, "add_variable", _hook_metric_state),
                 (
@@ -86,31 +87,27 @@ def creation_hooks() -> Iterator[None]:
 HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)
 
 
-def _hook_model(original: Callable[..., None]) -> Callable[..., None]:
+def _hook_init(
+    of_model: bool, original: Callable[..., None]
+) -> Callable[..., None]:
+    """Wraps the `__init__` of models, or of trainers that are no models.
+
+    A `keras.Model` is bound once it is a layer too. Other classes may
+    initialize the trainer before or after the layer.
+    """
+
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _bind(self)
+        strategy = context.current_strategy()
+        if (
+            isinstance(self, keras.Model) is of_model
+            and strategy is not None
+            and context.in_cross_replica_context()
+        ):
+            bind_model(self, strategy)
 
     return __init__
-
-
-def _hook_trainer(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        # `_hook_model` binds a `keras.Model`, once it is a layer too. Other
-        # classes may initialize the trainer before or after the layer.
-        if not isinstance(self, keras.Model):
-            _bind(self)
-
-    return __init__
-
-
-def _bind(model: Any) -> None:
-    strategy = context.current_strategy()
-    if strategy is not None and context.in_cross_replica_context():
-        bind_model(model, strategy)
 
 
 def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:

@@ -28,6 +28,7 @@ from keras_dist.replica.exchange import detached
 from keras_dist.replica.exchange import is_float
 from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.exchange import join_leaves
+from keras_dist.replica.exchange import may_be_rows
 from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_call
@@ -262,10 +263,7 @@ def _may_have_rows(leaf: Any, share: Share) -> bool:
     """Returns whether axis 0 may have one or several values for each row."""
     if isinstance(leaf, keras.Variable) or not is_row_shaped(leaf):
         return False
-    size, rows = leaf.shape[0], share.rows
-    if size is None or not isinstance(rows, int):
-        return size is None
-    return bool(size % max(rows, 1) == 0)
+    return may_be_rows(leaf.shape[0], share.rows)
 
 
 def _counted(leaf: Any, share: Share) -> Any:

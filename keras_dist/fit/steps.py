@@ -64,13 +64,10 @@ def step_overrides(
 
 
 def prepare_steps(model: keras.Model) -> None:
-    """Prepares a model's layers and metrics for steps on replicas."""
-    _check_layers(model)
-    hook_metrics(model)
+    """Prepares a model's metrics for steps on replicas.
 
-
-def _check_layers(model: keras.Model) -> None:
-    """Refuses layers that keep a state for each row of the batch."""
+    Layers that keep a state for each row of the batch are refused.
+    """
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise UnsupportedModelError(
@@ -78,6 +75,7 @@ def _check_layers(model: keras.Model) -> None:
                 "for each row of the batch, and replicas have rows of their "
                 "own. Expected: stateful=False. Or use one device."
             )
+    hook_metrics(model)
 
 
 def _run(

@@ -152,6 +152,16 @@ def is_row_shaped(value: Any) -> bool:
     return len(getattr(value, "shape", ())) > 0
 
 
+def may_be_rows(size: int | None, rows: Any) -> bool:
+    """Returns whether an axis may have one or several values for each row.
+
+    `rows` is a replica's number of rows. In a graph neither may be known.
+    """
+    if size is None or not isinstance(rows, int):
+        return size is None
+    return size % max(rows, 1) == 0
+
+
 def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
     """Concatenates replicas' rows in order, without replicas that have none."""
     kept = [

@@ -261,7 +261,9 @@ def _observed(
     scope = ProbeScope(step, call, attempt.shift, reseeded)
     with opened(scope):
         call.again(args, kwargs)
-    terms = [_to_numpy(ops.sum(_to_float(term))) for term in scope.terms]
+    terms = [
+        _to_numpy(ops.sum(ops.cast(term, "float32"))) for term in scope.terms
+    ]
     changes = {
         key: (
             variable,
@@ -271,10 +273,6 @@ def _observed(
         if not keras_internals.is_seed(variable) and key not in scope.alike
     }
     return terms, changes
-
-
-def _to_float(value: Any) -> Any:
-    return ops.cast(value, "float32")
 
 
 def _to_numpy(value: Any) -> Any:

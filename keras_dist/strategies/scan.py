@@ -64,7 +64,9 @@ def scan_steps(
     array([2., 4.], dtype=float32)
     """
     _check(train_step, steps)
-    strategy = _strategy_of(iterator)
+    strategy: Any = get_strategy()
+    if isinstance(iterator, DistributedIterator):
+        strategy = iterator.strategy or strategy
     if strategy.num_replicas_in_sync > 1:
         check_run_counts(strategy)
     compiler = strategy.executor.compiler
@@ -94,13 +96,6 @@ def _check(train_step: Any, steps: Any) -> None:
             "`scan_steps` takes at least one batch. Received: "
             f"steps={steps!r}. Expected: a positive integer."
         )
-
-
-def _strategy_of(iterator: Any) -> Any:
-    strategy = None
-    if isinstance(iterator, DistributedIterator):
-        strategy = iterator.strategy
-    return get_strategy() if strategy is None else strategy
 
 
 def _taken(iterator: Iterator[Any], steps: int) -> list[tuple[Any, ...]]:

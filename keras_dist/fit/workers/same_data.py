@@ -198,8 +198,9 @@ def _as_numpy(value: Any) -> np.ndarray:
 
 def _means(values: np.ndarray) -> np.ndarray:
     """Returns two weighted means, relative to the mean size of the values."""
-    numbers = np.nan_to_num(np.abs(values) if _is_complex(values) else values)
-    numbers = numbers.astype("float64")
+    if values.dtype.kind == "c":
+        values = np.abs(values)
+    numbers = np.nan_to_num(values).astype("float64")
     largest = np.abs(numbers).max(initial=0.0)
     if not largest:
         return np.zeros(2)
@@ -209,10 +210,6 @@ def _means(values: np.ndarray) -> np.ndarray:
     # So that batches that differ only by a factor are told apart.
     means += np.log1p(largest) * 1e-3
     return means
-
-
-def _is_complex(values: np.ndarray) -> bool:
-    return values.dtype.kind == "c"
 
 
 @functools.cache
