@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -38,12 +37,10 @@ from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.state import current_call
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.variables import adopt
 from keras_dist.replica.variables import check_owner
 from keras_dist.sharding.supported import check_optimizer
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
 
 _ENTRY_POINTS = (
     "fit",
@@ -55,13 +52,13 @@ _ENTRY_POINTS = (
 )
 
 
-def claim_variable(variable: keras.Variable, strategy: "StrategyBase") -> None:
+def claim_variable(variable: keras.Variable, strategy: StrategyBase) -> None:
     """Makes `strategy` the owner of a variable and places its value."""
     claim_variables([variable], strategy)
 
 
 def claim_variables(
-    variables: Sequence[keras.Variable], strategy: "StrategyBase"
+    variables: Sequence[keras.Variable], strategy: StrategyBase
 ) -> None:
     """Makes `strategy` the owner of several variables and places their values.
 
@@ -80,7 +77,7 @@ def claim_variables(
         take_chiefs_values(not_taken(variables), workers)
 
 
-def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
+def _check_layout(variable: keras.Variable, strategy: StrategyBase) -> None:
     """Refuses a variable with a layout from `keras.distribution`."""
     layout = keras_internals.layout_of(variable)
     if layout is not None:
@@ -92,7 +89,7 @@ def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
         )
 
 
-def bind_model(model: keras.Model, strategy: "StrategyBase") -> "Binding":
+def bind_model(model: keras.Model, strategy: StrategyBase) -> "Binding":
     """Binds a model to a strategy, once."""
     binding: Binding | None = model.__dict__.get(BOUND)
     if binding is None:
@@ -115,7 +112,7 @@ class _Entered(threading.local):
 class Binding:
     """The link between a model and its strategy."""
 
-    def __init__(self, model: keras.Model, strategy: "StrategyBase") -> None:
+    def __init__(self, model: keras.Model, strategy: StrategyBase) -> None:
         self._model = weakref.ref(model)
         self.strategy = strategy
         self._claimed_for: object | None = None

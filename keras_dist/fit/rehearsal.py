@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -33,9 +32,7 @@ from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.probe import kept_attributes
 from keras_dist.replica.state import ReplicaStep
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 _ROWS_OF_A_REPLICA = 8
 _ATTEMPTS = 2
@@ -88,7 +85,7 @@ class Rehearsal:
     """The rehearsals of one model's step."""
 
     def __init__(
-        self, model: keras.Model, runner: StepRunner, strategy: "StrategyBase"
+        self, model: keras.Model, runner: StepRunner, strategy: StrategyBase
     ) -> None:
         self._model = weakref.ref(model)
         self._runner = runner
@@ -179,7 +176,7 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def first_batch_held(
-    strategy: "StrategyBase", model: keras.Model
+    strategy: StrategyBase, model: keras.Model
 ) -> Iterator[None]:
     """Keeps the first batch of a `fit` for the rehearsal of its step."""
     executor = strategy.executor
@@ -207,7 +204,7 @@ def first_batch_held(
 _held: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
-def _is_wanted(strategy: "StrategyBase", model: keras.Model) -> bool:
+def _is_wanted(strategy: StrategyBase, model: keras.Model) -> bool:
     plan = strategy.plan
     return (
         plan.num_replicas > 1

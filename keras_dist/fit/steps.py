@@ -7,7 +7,6 @@ return what one device would have returned. The rest of the trainer is Keras'.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -28,13 +27,11 @@ from keras_dist.replica.exchange import join
 from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.state import ReplicaStep
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 def step_overrides(
-    model: keras.Model, runner: StepRunner, strategy: "StrategyBase"
+    model: keras.Model, runner: StepRunner, strategy: StrategyBase
 ) -> dict[str, Callable[..., Any]]:
     """Returns the instance attributes that run a model's steps on replicas."""
     hooks.install()
@@ -82,7 +79,7 @@ def _run(
     model: keras.Model,
     name: str,
     runner: StepRunner,
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     kinds: Kinds,
     data: Any,
 ) -> Any:

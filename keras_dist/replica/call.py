@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
@@ -30,15 +29,12 @@ from keras_dist.replica.replica_context import ReplicaContext
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import calling
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.variables import DistributedVariable
 from keras_dist.replica.variables import MirroredVariable
 from keras_dist.replica.variables import SyncOnReadVariable
 from keras_dist.replica.variables import check_owner
 from keras_dist.replica.variables import written
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
-
 
 T = TypeVar("T")
 
@@ -52,7 +48,7 @@ class ReplicaCall(ReplicaState):
     """
 
     def __init__(
-        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+        self, replica: Replica, runner: ReplicaRunner, strategy: StrategyBase
     ) -> None:
         super().__init__(replica, runner, strategy)
         self.context = ReplicaContext(strategy, replica.id, replica)
@@ -194,7 +190,7 @@ def _check_belongs(variable: Any, strategy: object) -> None:
 
 
 def run_on_replicas(
-    strategy: "StrategyBase", runner: ReplicaRunner, fn: Any
+    strategy: StrategyBase, runner: ReplicaRunner, fn: Any
 ) -> list[Any]:
     """Calls `fn(index)` for each replica, in replica context."""
 
@@ -228,7 +224,7 @@ def check_scope(call: ReplicaCall) -> None:
         )
 
 
-def run_on_one(strategy: "StrategyBase", fn: Any) -> Any:
+def run_on_one(strategy: StrategyBase, fn: Any) -> Any:
     """Calls `fn(0)` in replica context for a strategy with one replica."""
     with (
         strategy.executor.creation_scope(),
@@ -304,7 +300,7 @@ class CopyVariable(VariableComponent):
 
 
 def run_on_copies(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     runner: ReplicaRunner,
     fn: Callable[[int, CopyCall], Any],
 ) -> list[Any]:

@@ -6,7 +6,6 @@ They are rows, means and sums, and what replicas assigned to variables.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
@@ -19,9 +18,7 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import ReplicaGroup
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
 Combine = Callable[[list[Any], list[Share]], Any]
@@ -288,7 +285,7 @@ def check_integers(variable: Any, values: list[Any]) -> None:
 
 def totals(
     given: Sequence[tuple[Any, list[Any], list[Share]]],
-    workers: "Workers | None",
+    workers: Workers | None,
 ) -> list[Any]:
     """Returns the new values of variables that every replica has added to.
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import Self
 
@@ -34,10 +33,8 @@ from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.exchange import sum_over_rows
 from keras_dist.replica.exchange import totals
 from keras_dist.replica.exchange import with_other_workers
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.sums import Kind
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
 
 
 class _Current(threading.local):
@@ -158,7 +155,7 @@ class ReplicaState(ABC):
     is_rehearsal = False
 
     def __init__(
-        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+        self, replica: Replica, runner: ReplicaRunner, strategy: StrategyBase
     ) -> None:
         self.replica = replica
         self.runner = runner
@@ -284,7 +281,7 @@ class ReplicaStep(ReplicaState):
         self,
         replica: Replica,
         runner: ReplicaRunner,
-        strategy: "StrategyBase",
+        strategy: StrategyBase,
         kinds: Any,
     ) -> None:
         super().__init__(replica, runner, strategy)

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -26,19 +25,17 @@ from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.internals.keras_internals import build_from
 from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.randomness import set_state_of_steps
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.backend import Backend
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 
 class Restore(keras.callbacks.Callback):
     """The stand-in for a user's `BackupAndRestore` that restores a backup."""
 
-    def __init__(self, callback: Any, workers: "Workers") -> None:
+    def __init__(self, callback: Any, workers: Workers) -> None:
         super().__init__()
         self._workers = workers
         self._paths = Paths(callback.backup_dir)
@@ -81,8 +78,8 @@ class Save(keras.callbacks.Callback):
         callback: Any,
         restore: Restore,
         others: Sequence[Any],
-        workers: "Workers",
-        backend: "Backend",
+        workers: Workers,
+        backend: Backend,
     ) -> None:
         super().__init__()
         self._is_chief = workers.cluster.is_chief

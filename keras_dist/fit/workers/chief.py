@@ -3,16 +3,13 @@
 import inspect
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
 
 from keras_dist.errors import ClusterError
 from keras_dist.fit.workers.state_file import written_beside
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 # `keras_dist.fit.workers.backup` replaces it on every worker.
 BACKUP = keras.callbacks.BackupAndRestore
@@ -71,7 +68,7 @@ def quiet_callbacks(
 
 
 def save(
-    model: keras.Model, name: str, workers: "Workers", *args: Any, **kwargs: Any
+    model: keras.Model, name: str, workers: Workers, *args: Any, **kwargs: Any
 ) -> None:
     """Calls a model's saving method, on the chief only.
 

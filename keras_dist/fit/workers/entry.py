@@ -6,7 +6,6 @@ import inspect
 import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -23,15 +22,12 @@ from keras_dist.fit.workers.same_data import is_wanted
 from keras_dist.fit.workers.together import Together
 from keras_dist.internals.keras_internals import set_initial_epoch
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.randomness import code_of
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.executor import Executor
-    from keras_dist.plugin.workers import Workers
-
+from keras_dist.plugin.workers import Workers
 
 METHODS = ("fit", "evaluate", "predict")
 UNKNOWN = -1
@@ -96,7 +92,7 @@ def batches_of(data: Any) -> int:
 
 
 def check_agreement(
-    own: Mapping[str, int], workers: "Workers", code: int
+    own: Mapping[str, int], workers: Workers, code: int
 ) -> bool:
     """Compares the calls that workers are about to make, in one collective.
 
@@ -170,7 +166,7 @@ class Entry:
         self,
         name: str,
         model: keras.Model,
-        executor: "Executor",
+        executor: Executor,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         keeps_parts: bool = False,
@@ -295,7 +291,7 @@ def check_batch(
     method: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    workers: "Workers",
+    workers: Workers,
 ) -> None:
     """Compares the data that workers pass to `train_on_batch` or a relative.
 

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -20,10 +19,8 @@ import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.overrides import first_pass_wrapped
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.executor import Executor
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.workers import Workers
 
 # The environment variable that switches the check off, if it is 0.
 VARIABLE = "KERAS_DIST_CHECK_DATA"
@@ -67,7 +64,7 @@ def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
 
 
 def check_arrays(
-    arguments: Mapping[str, Any], workers: "Workers", rows: int | None = None
+    arguments: Mapping[str, Any], workers: Workers, rows: int | None = None
 ) -> None:
     """Compares arrays that workers are about to use, in one collective.
 
@@ -89,7 +86,7 @@ class DataWatch(contextlib.AbstractContextManager["DataWatch"]):
     """
 
     def __init__(
-        self, data: Mapping[str, Any], executor: "Executor", workers: "Workers"
+        self, data: Mapping[str, Any], executor: Executor, workers: Workers
     ) -> None:
         self._data = {
             name: value for name, value in data.items() if _is_read(value)
@@ -126,7 +123,7 @@ def _is_read(data: Any) -> bool:
 
 
 def _compare(
-    values: Mapping[str, Any], numbers: Sequence[int], workers: "Workers"
+    values: Mapping[str, Any], numbers: Sequence[int], workers: Workers
 ) -> None:
     everyone = np.array(workers.concatenate_numbers(list(numbers)), "int64")
     everyone = everyone.reshape(-1, len(values), _SIZE)
@@ -152,7 +149,7 @@ def _compare(
     )
 
 
-def _shown(value: Any, workers: "Workers") -> str:
+def _shown(value: Any, workers: Workers) -> str:
     """Returns a sentence with the first numbers of this worker's data."""
     here = f"On worker {workers.cluster.index}"
     for leaf in keras.tree.flatten(value):

@@ -9,7 +9,6 @@ import json
 import os
 from collections.abc import Iterator
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import BinaryIO
 
@@ -20,10 +19,7 @@ from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.randomness import chiefs_text
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
-
+from keras_dist.plugin.workers import Workers
 
 _NOTES = "keras_dist"
 _SEEDS = "seeds"
@@ -48,7 +44,7 @@ def write_state(
 
 
 def restore_state(
-    model: keras.Model, path: str, workers: "Workers | None"
+    model: keras.Model, path: str, workers: Workers | None
 ) -> dict[str, Any] | None:
     """Restores a model on every worker from the chief's file.
 

@@ -9,7 +9,6 @@ import itertools
 import json
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -19,10 +18,8 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import everyones_texts
+from keras_dist.plugin.workers import Workers
 from keras_dist.replica.variables import SyncOnReadVariable
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
 
 
 def readable_by_chief(
@@ -70,7 +67,7 @@ def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 
 
 def take_chiefs_values(
-    variables: Sequence[keras.Variable], workers: "Workers"
+    variables: Sequence[keras.Variable], workers: Workers
 ) -> None:
     """Gives variables the values that they have on the chief.
 
@@ -107,7 +104,7 @@ class Together(keras.callbacks.Callback):
     same on all workers anyway.
     """
 
-    def __init__(self, workers: "Workers") -> None:
+    def __init__(self, workers: Workers) -> None:
         super().__init__()
         self._workers = workers
 
@@ -139,7 +136,7 @@ def learning_rates(model: keras.Model) -> list[keras.Variable]:
     return [v for v in variables if v.name == "learning_rate"]
 
 
-def raise_explained(error: BaseException, workers: "Workers | None") -> None:
+def raise_explained(error: BaseException, workers: Workers | None) -> None:
     """Raises `WorkerLostError` if a lost worker is the cause of an error."""
     if workers is None or not isinstance(error, Exception):
         return
@@ -148,9 +145,7 @@ def raise_explained(error: BaseException, workers: "Workers | None") -> None:
         raise explained from error
 
 
-def _check_alike(
-    variables: Sequence[keras.Variable], workers: "Workers"
-) -> None:
+def _check_alike(variables: Sequence[keras.Variable], workers: Workers) -> None:
     described = [[v.path, list(v.shape), v.dtype] for v in variables]
     code = zlib.crc32(repr([each[1:] for each in described]).encode()) >> 1
     everyone = workers.concatenate_numbers([len(variables), code])
