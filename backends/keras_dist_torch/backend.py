@@ -21,7 +21,7 @@ from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
-from keras_dist.replica.gradients import is_differentiated
+from keras_dist.replica.gradients import current
 from keras_dist.replica.scopes import Overlay
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.one_device import TorchExecutor
@@ -102,7 +102,7 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
         variables: Sequence[keras.Variable],
         tensors: Sequence[Any],
     ) -> Differentiated:
-        is_nested = is_differentiated()
+        is_nested = current.depth > 0
         with torch.enable_grad():
             # New tensors: `fn` may use the caller's through a closure, and
             # those uses are not differentiated.

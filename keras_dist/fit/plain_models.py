@@ -58,14 +58,6 @@ class DistributedConfig(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def remember(model: keras.Model, origin: str) -> None:
-    """Has a plain model warn when it is trained.
-
-    `origin` is the `repr` of the strategy whose model it was made from.
-    """
-    object.__setattr__(model, _ATTRIBUTE, origin)
-
-
 def forget(model: keras.Model) -> None:
     """Has a plain model train on one device without a warning."""
     vars(model).pop(_ATTRIBUTE, None)
@@ -139,8 +131,7 @@ def strategy_of(thing: Any) -> Any:
 
     `None` if it belongs to none.
     """
-    is_trained = isinstance(thing, keras_internals.Trainer)
-    binding = bound(thing) if is_trained else None
+    binding = bound(thing) if isinstance(thing, Trainer) else None
     if binding is not None:
         return binding.strategy
     for variable in getattr(thing, "variables", ()):
@@ -215,9 +206,12 @@ def _reads_origin(deserialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remember(model: Any, source: str) -> None:
-    is_trained = isinstance(model, keras_internals.Trainer)
-    if is_trained and bound(model) is None:
-        remember(model, source)
+    """Has a plain model warn when it is trained.
+
+    `source` is the `repr` of the strategy whose model it was made from.
+    """
+    if isinstance(model, Trainer) and bound(model) is None:
+        object.__setattr__(model, _ATTRIBUTE, source)
 
 
 _TRAINING = ("fit", "train_on_batch")

@@ -53,25 +53,23 @@ class Differentiates(ABC):
 
 
 class _Current(threading.local):
+    """The number of functions around this code that are differentiated."""
+
     depth = 0
 
 
-_current = _Current()
+# An attribute and no function, because each `strategy.run` looks at it.
+current = _Current()
 
 
 @contextlib.contextmanager
 def differentiating() -> Iterator[None]:
     """Marks that this thread calls a function that is differentiated."""
-    _current.depth += 1
+    current.depth += 1
     try:
         yield
     finally:
-        _current.depth -= 1
-
-
-def is_differentiated() -> bool:
-    """Returns whether this thread runs a function that is differentiated."""
-    return _current.depth > 0
+        current.depth -= 1
 
 
 def check_run_counts(strategy: Any) -> None:
@@ -80,7 +78,7 @@ def check_run_counts(strategy: Any) -> None:
     Replicas read the variables themselves, in threads or in programs of their
     own, so that a tape or replaced values outside of `run` have no effect.
     """
-    if is_differentiated():
+    if current.depth:
         raise UnsupportedModelError(
             "`strategy.run` was called in a function that is being "
             f"differentiated. Received: {strategy!r}, whose "

@@ -39,7 +39,7 @@ from keras_dist.replica.call import run_on_one
 from keras_dist.replica.call import run_on_replicas
 from keras_dist.replica.function import Function
 from keras_dist.replica.gradients import check_run_counts
-from keras_dist.replica.gradients import is_differentiated
+from keras_dist.replica.gradients import current
 from keras_dist.replica.replica_context import refuse_sparse
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.variables import CentralVariable
@@ -95,7 +95,7 @@ class ReplicaMethods(StrategyBase):
         }
         """
         if (
-            is_differentiated() or keras_internals.has_stateless_scope()
+            current.depth or keras_internals.has_stateless_scope()
         ) and self.plan.num_replicas > 1:
             context.check_cross_replica(self, "run")
             check_run_counts(self)

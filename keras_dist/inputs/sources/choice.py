@@ -72,12 +72,8 @@ def _refuse_arrays(data: Any, where: str) -> None:
         )
 
 
-@final
 class IterableSource(Source):
     """The source of an iterable that can be read again, such as a list."""
-
-    def open(self) -> Iterator[Any]:
-        return iter(self._data)
 
     @property
     def cardinality(self) -> int:
@@ -109,22 +105,16 @@ class OneShotSource(Source):
 
 
 @final
-class GrainSource(Source):
+class GrainSource(IterableSource):
     """The source of one of grain's datasets or loaders."""
 
-    def open(self) -> Iterator[Any]:
-        return iter(self._data)
+    is_for_keras = True
 
     @property
     def cardinality(self) -> int:
-        if not isinstance(self._data, Sized):
-            return UNKNOWN
         # A dataset that repeats for ever has the largest possible length.
-        length = len(self._data)
+        length = super().cardinality
         return INFINITE if length >= sys.maxsize // 2 else length
-
-    def keras_data(self) -> Any:
-        return self._data
 
 
 @final
@@ -133,6 +123,8 @@ class PyDatasetSource(Source):
 
     If the dataset has worker threads or processes of its own, they read it.
     """
+
+    is_for_keras = True
 
     def open(self) -> Iterator[Any]:
         self._data.on_epoch_begin()
@@ -163,13 +155,12 @@ class PyDatasetSource(Source):
         num_batches = self._data.num_batches
         return INFINITE if num_batches is None else int(num_batches)
 
-    def keras_data(self) -> Any:
-        return self._data
-
 
 @final
 class TorchLoaderSource(Source):
     """The source of a `DataLoader`; batches that are lists become tuples."""
+
+    is_for_keras = True
 
     def open(self) -> Iterator[Any]:
         for batch in self._data:
@@ -180,9 +171,6 @@ class TorchLoaderSource(Source):
         if isinstance(self._data.dataset, Sized):
             return len(self._data)
         return UNKNOWN
-
-    def keras_data(self) -> Any:
-        return self._data
 
 
 class TooFewFilesError(ValueError):
@@ -205,6 +193,8 @@ class TensorFlowSource(Source):
     If the dataset is a shard, `whole` is the dataset that was divided among
     `num_workers` workers.
     """
+
+    is_for_keras = True
 
     def __init__(
         self, dataset: Any, whole: Any = None, num_workers: int = 1
@@ -285,9 +275,6 @@ class TensorFlowSource(Source):
         return map_nest(_keras_spec, self._data.element_spec)
 
     def trace(self) -> Any:
-        return self._data
-
-    def keras_data(self) -> Any:
         return self._data
 
 
