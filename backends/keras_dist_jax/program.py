@@ -12,7 +12,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from keras_dist.core.tracing import refusing_variables
+from keras_dist.core.context import refusing_variables
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.compiler import TraceLog

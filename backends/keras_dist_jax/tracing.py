@@ -17,7 +17,7 @@ import jax
 import keras
 from jax import numpy as jnp
 
-from keras_dist.core.tracing import inlining
+from keras_dist.core.context import inlining
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import TraceError
 from keras_dist.internals.keras_internals import opened

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.core.tracing import inlines
+from keras_dist.core.context import inlines
 from keras_dist.replica.state import current_replica
 
 

@@ -45,9 +45,9 @@ from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
+from keras_dist_tensorflow.replica import install_tapes
 from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.runtime_internals import tensors_so_far
-from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import install_plain_models

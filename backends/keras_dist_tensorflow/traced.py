@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_dist.core.context import creation_error
+from keras_dist.core.context import inlining
+from keras_dist.core.context import refusing_variables
 from keras_dist.core.nests import held_in
 from keras_dist.core.nests import map_nest
 from keras_dist.core.nests import refuse_result
-from keras_dist.core.tracing import creation_error
-from keras_dist.core.tracing import inlining
-from keras_dist.core.tracing import refusing_variables
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica

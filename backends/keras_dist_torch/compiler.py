@@ -17,9 +17,9 @@ from keras import ops
 from torch.utils import _pytree
 
 from keras_dist.core.context import check_cross_replica
+from keras_dist.core.context import inlining
+from keras_dist.core.context import refusing_variables
 from keras_dist.core.nests import map_nest
-from keras_dist.core.tracing import inlining
-from keras_dist.core.tracing import refusing_variables
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.compiler import Compiler

@@ -23,18 +23,17 @@ from keras_dist.fit.plain_models import forget
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
-from keras_dist.fit.workers.chief import SAVING
-from keras_dist.fit.workers.chief import save
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
+from keras_dist.fit.workers.together import SAVING
 from keras_dist.fit.workers.together import not_taken
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.fit.workers.together import readable_by_chief
+from keras_dist.fit.workers.together import save
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import BOUND
-from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.state import current_call
 from keras_dist.replica.strategy_core import StrategyBase
@@ -224,11 +223,10 @@ class Binding:
                 method, model, *args, **kwargs
             )
             agree = None
-            workers = self.strategy.executor.workers
+            executor = self.strategy.executor
+            workers = executor.workers
             if workers is not None and not each_batch:
-                in_parts = isinstance(self.strategy.executor, KeepsParts)
-                executor = self.strategy.executor
-                entry = Entry(name, model, executor, args, kwargs, in_parts)
+                entry = Entry(name, model, executor, args, kwargs)
                 call, agree = entry.run, entry.agree
             elif workers is not None:
                 agree = functools.partial(

@@ -16,7 +16,6 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
-from keras_dist.core import tracing
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import hooks
@@ -115,7 +114,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if "distribute_strategy" in vars(self):  # `_share_new_variables`
             return
-        tracing.check_creation()
+        context.check_made_in_time()
         with suspended():
             strategy = context.current_strategy()
             # With one device, a replica function may make variables as well.

@@ -69,7 +69,6 @@ from keras.src.utils import module_utils
 from keras.src.utils.backend_utils import in_tf_graph
 
 from keras_dist.core import context
-from keras_dist.core import tracing
 from keras_dist.errors import UnsupportedKerasError
 
 # The class that has `fit` and its relatives. It can be mixed into a layer.
@@ -167,7 +166,7 @@ def make_global_seed() -> None:
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
         state = random.getstate()
         # The generator is no variable of the compiled function that runs now.
-        with context.in_replica(None), tracing.refusing_variables(None):
+        with context.in_replica(None), context.refusing_variables(None):
             global_seed_generator()
         random.setstate(state)
 
@@ -323,7 +322,7 @@ def thread_state() -> dict[str, Any]:
     }
     # Each thread gets a list of its own, which begins with the same names.
     state[_NAMES] = tuple(global_state.get_global_attribute(_NAMES) or ())
-    state[_COMPILATION] = tracing.thread_state()
+    state[_COMPILATION] = context.tracing_state()
     return state
 
 
@@ -335,7 +334,7 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
     """
     for name, value in state.items():
         if name == _COMPILATION:
-            tracing.inherit(value)
+            context.inherit_tracing(value)
             continue
         own = list(value) if name == _NAMES else value
         global_state.set_global_attribute(name, own)

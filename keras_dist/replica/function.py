@@ -11,8 +11,8 @@ import keras
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.context import inlines
 from keras_dist.core.nests import map_nest
-from keras_dist.core.tracing import inlines
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.front_end import CompiledFunction

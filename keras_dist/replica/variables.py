@@ -20,7 +20,7 @@ from keras import ops
 
 from keras_dist.core.components import Component
 from keras_dist.core.components import VariableComponent
-from keras_dist.core.tracing import inlines
+from keras_dist.core.context import inlines
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import PerReplica
 from keras_dist.core.values import framed

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.context import inlines
 from keras_dist.core.nests import always
 from keras_dist.core.nests import check_counts
 from keras_dist.core.nests import map_nest
@@ -27,7 +28,6 @@ from keras_dist.core.reduction import is_zero
 from keras_dist.core.reduction import parse_reduce_op
 from keras_dist.core.reduction import reduce_axes
 from keras_dist.core.strategy_classes import check_args
-from keras_dist.core.tracing import inlines
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica

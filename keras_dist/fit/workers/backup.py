@@ -20,9 +20,9 @@ from keras_dist.fit.workers.state_file import metric_values
 from keras_dist.fit.workers.state_file import restore_state
 from keras_dist.fit.workers.state_file import set_metric_values
 from keras_dist.fit.workers.state_file import write_state
-from keras_dist.fit.workers.state_file import written_beside
 from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
+from keras_dist.fit.workers.together import written_beside
 from keras_dist.internals.keras_internals import build_from
 from keras_dist.internals.keras_internals import set_initial_epoch
 from keras_dist.plugin.backend import Backend

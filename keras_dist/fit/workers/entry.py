@@ -13,16 +13,17 @@ import keras
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
-from keras_dist.fit.workers.chief import BACKUP
-from keras_dist.fit.workers.chief import flat_callbacks
-from keras_dist.fit.workers.chief import quiet_callbacks
 from keras_dist.fit.workers.same_data import DataWatch
 from keras_dist.fit.workers.same_data import check_arrays
 from keras_dist.fit.workers.same_data import is_wanted
+from keras_dist.fit.workers.together import BACKUP
 from keras_dist.fit.workers.together import Together
+from keras_dist.fit.workers.together import flat_callbacks
+from keras_dist.fit.workers.together import quiet_callbacks
 from keras_dist.internals.keras_internals import set_initial_epoch
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.randomness import code_of
 from keras_dist.plugin.randomness import random_state
@@ -157,10 +158,7 @@ _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
 class Entry:
-    """One call of `fit` or a relative, kept the same on all workers.
-
-    With `keeps_parts`, saving takes all workers.
-    """
+    """One call of `fit` or a relative, kept the same on all workers."""
 
     def __init__(
         self,
@@ -169,7 +167,6 @@ class Entry:
         executor: Executor,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        keeps_parts: bool = False,
     ) -> None:
         self._name = name
         self._model = model
@@ -190,7 +187,8 @@ class Entry:
         )
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
-            self._callbacks = quiet_callbacks(self._callbacks, keeps_parts)
+            in_parts = isinstance(executor, KeepsParts)
+            self._callbacks = quiet_callbacks(self._callbacks, in_parts)
 
     def agree(self) -> None:
         """Compares the call with those of other workers, before it begins.

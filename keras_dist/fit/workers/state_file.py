@@ -1,13 +1,9 @@
-"""A file with everything that a model needs to go on training exactly.
-
-It is complete or absent, even if the process or the machine dies.
-"""
+"""A file with everything that a model needs to go on training exactly."""
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 from typing import BinaryIO
@@ -16,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_dist.fit.workers.together import take_chiefs_values
+from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.randomness import chiefs_text
@@ -155,30 +152,6 @@ _SIZE = len(_MARK) + hashlib.sha256().digest_size
 _CHUNK = 1 << 20
 
 
-@contextlib.contextmanager
-def written_beside(path: str) -> Iterator[str]:
-    """Yields the name of a file to write, which then replaces a local file.
-
-    A process that is killed leaves the old file or the new one. So does a power
-    failure: the new file is on the disk before it replaces the old one, and the
-    folder's entry is on the disk when the context ends.
-    """
-    folder, name = os.path.split(path)
-    # Keras chooses the format by the suffix. The name is always the same, so
-    # that a file that a killed process has left is overwritten.
-    beside = os.path.join(folder, f".unfinished-{name}")
-    try:
-        yield beside
-        _to_disk(beside)
-        os.replace(beside, path)
-        # Some network file systems can't do this for folders.
-        with contextlib.suppress(OSError):
-            _to_disk(folder or os.curdir)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(beside)
-
-
 def seal(path: str) -> None:
     """Adds a checksum to the end of a local file, which HDF5 does not read."""
     with open(path, "r+b") as file:
@@ -210,11 +183,3 @@ def _digest(file: BinaryIO, size: int) -> bytes:
         found.update(data)
         size -= len(data)
     return found.digest()
-
-
-def _to_disk(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
