@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_dist.core.components import Component
+from keras_dist.core.context import replaced
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist_tensorflow import keras_internals
@@ -63,14 +64,9 @@ class _Creation(threading.local):
 creation = _Creation()
 
 
-@contextlib.contextmanager
-def one_copy() -> Iterator[None]:
+def one_copy() -> contextlib.AbstractContextManager[None]:
     """Makes variables with one copy, whatever scopes are open."""
-    creation.has_one_copy = True
-    try:
-        yield
-    finally:
-        creation.has_one_copy = False
+    return replaced(creation, has_one_copy=True)
 
 
 class Moves:

@@ -35,6 +35,20 @@ class _Stack(threading.local):
 _stack = _Stack()
 
 
+@contextlib.contextmanager
+def replaced(owner: object, **values: Any) -> Iterator[None]:
+    """Sets attributes of an object, such as a thread's, inside the context."""
+    before = {}
+    for name, value in values.items():
+        before[name] = getattr(owner, name)
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
 def current_strategy() -> Any:
     """Returns the `Strategy` whose scope this thread is in, or `None`."""
     return _stack.scopes[-1] if _stack.scopes else None
@@ -126,14 +140,9 @@ def entered(strategy: object) -> Iterator[None]:
         _stack.scopes.pop()
 
 
-@contextlib.contextmanager
-def left() -> Iterator[None]:
+def left() -> contextlib.AbstractContextManager[None]:
     """Makes this thread leave all scopes for the time of the context."""
-    before, _stack.scopes = _stack.scopes, []
-    try:
-        yield
-    finally:
-        _stack.scopes = before
+    return replaced(_stack, scopes=[])
 
 
 @contextlib.contextmanager
@@ -286,14 +295,9 @@ class _Tracing(threading.local):
 _tracing = _Tracing()
 
 
-@contextlib.contextmanager
-def inlining() -> Iterator[None]:
+def inlining() -> contextlib.AbstractContextManager[None]:
     """Makes inner compiled functions part of the one that is being traced."""
-    before, _tracing.inlines = _tracing.inlines, True
-    try:
-        yield
-    finally:
-        _tracing.inlines = before
+    return replaced(_tracing, inlines=True)
 
 
 def inlines() -> bool:
@@ -301,18 +305,15 @@ def inlines() -> bool:
     return _tracing.inlines
 
 
-@contextlib.contextmanager
-def refusing_variables(name: str | None) -> Iterator[None]:
+def refusing_variables(
+    name: str | None,
+) -> contextlib.AbstractContextManager[None]:
     """Makes `check_made_in_time` raise, for a function after its first call.
 
     `name` is the function's name, for the error; `None` allows variables
     meanwhile.
     """
-    before, _tracing.has_made_all = _tracing.has_made_all, name
-    try:
-        yield
-    finally:
-        _tracing.has_made_all = before
+    return replaced(_tracing, has_made_all=name)
 
 
 def check_made_in_time() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
+from keras_dist.core.context import replaced
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import hooks
@@ -164,23 +165,15 @@ def _check_declaration(variable: keras.Variable) -> None:
 def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, _current.makes_metric_state = _current.makes_metric_state, True
-        try:
+        with replaced(_current, makes_metric_state=True):
             return original(self, *args, **kwargs)
-        finally:
-            _current.makes_metric_state = before
 
     return add_variable
 
 
-@contextlib.contextmanager
-def beside(reference: Any) -> Iterator[None]:
+def beside(reference: Any) -> contextlib.AbstractContextManager[None]:
     """Places variables made inside the context where `reference` is."""
-    before, _current.reference = _current.reference, reference
-    try:
-        yield
-    finally:
-        _current.reference = before
+    return replaced(_current, reference=reference)
 
 
 def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,12 +208,11 @@ def _share_new_variables() -> None:
         def make(everyone: list[Any]) -> Any:
             _check_alike(everyone)
             first_args, first_kwargs = everyone[0]
-            _current.makes_metric_state = is_metric_state
-            try:
-                with call.runner.building():
-                    return cls(*first_args, **first_kwargs)
-            finally:
-                _current.makes_metric_state = False
+            with (
+                replaced(_current, makes_metric_state=is_metric_state),
+                call.runner.building(),
+            ):
+                return cls(*first_args, **first_kwargs)
 
         own = (args, kwargs)
         return call.replica.meet("the creation of a variable", make, own)

@@ -3,19 +3,18 @@
 An update outside of all replicas may belong to a loop that is not distributed.
 """
 
-import contextlib
 import functools
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_dist.core import context
+from keras_dist.core.context import replaced
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import trainable_variables
@@ -151,16 +150,6 @@ class _Here(threading.local):
 _here = _Here()
 
 
-@contextlib.contextmanager
-def _outermost() -> Iterator[bool]:
-    """Yields whether no other `apply` (a wrapper's) has called this one."""
-    before, _here.applies = _here.applies, True
-    try:
-        yield not before
-    finally:
-        _here.applies = before
-
-
 def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps an optimizer's `apply`, to sum replicas' gradients before it."""
 
@@ -170,9 +159,10 @@ def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
         if step is None:
-            with _outermost() as is_outermost:
-                if is_outermost:
-                    _look_at(self, trainable_variables)
+            # Not if another `apply`, a wrapper's, has called this one.
+            if not _here.applies:
+                _look_at(self, trainable_variables)
+            with replaced(_here, applies=True):
                 original(self, grads, trainable_variables)
         elif not step.is_rehearsal:
             update(step, self, original, grads, trainable_variables)

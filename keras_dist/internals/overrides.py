@@ -4,11 +4,11 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 
+from keras_dist.core.context import replaced
 from keras_dist.internals.keras_internals import EpochIterator
 
 # The attribute that marks a wrapped method.
@@ -72,8 +72,7 @@ class _Watching(threading.local):
 _watching = _Watching()
 
 
-@contextlib.contextmanager
-def first_pass_wrapped(wrap: Wrap) -> Iterator[None]:
+def first_pass_wrapped(wrap: Wrap) -> contextlib.AbstractContextManager[None]:
     """Wraps the first pass over data that trainers read inside the context.
 
     This is for trainers of this thread whose iterators are made inside. No data
@@ -81,11 +80,7 @@ def first_pass_wrapped(wrap: Wrap) -> Iterator[None]:
     and returns a callable that wraps the batches of its first pass, or `None`.
     """
     _install()
-    before, _watching.wrap = _watching.wrap, wrap
-    try:
-        yield
-    finally:
-        _watching.wrap = before
+    return replaced(_watching, wrap=wrap)
 
 
 @functools.cache

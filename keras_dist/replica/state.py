@@ -17,6 +17,7 @@ import keras
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.context import replaced
 from keras_dist.core.rows import Share
 from keras_dist.errors import MetricMergeError
 from keras_dist.internals import keras_internals
@@ -59,14 +60,11 @@ def current_call() -> "ReplicaState | None":
     return _current.call
 
 
-@contextlib.contextmanager
-def calling(call: "ReplicaState") -> Iterator[None]:
+def calling(
+    call: "ReplicaState",
+) -> contextlib.AbstractContextManager[None]:
     """Makes a state this thread's, of a replica function, in the context."""
-    before, _current.call = _current.call, call
-    try:
-        yield
-    finally:
-        _current.call = before
+    return replaced(_current, call=call)
 
 
 def current_replica() -> "ReplicaState | None":
@@ -86,17 +84,13 @@ def outside_replicas(
     Variables are read and written directly inside. `state` is the replica's,
     if this thread runs no replica itself.
     """
-    step, call = _current.step, _current.call
-    _current.step = _current.call = None
-    state = step or call or state
-    try:
-        with (
-            opened(None),
-            state.strategy.cross_replica() if state else nullcontext(),
-        ):
-            yield
-    finally:
-        _current.step, _current.call = step, call
+    state = current_replica() or state
+    with (
+        replaced(_current, step=None, call=None),
+        opened(None),
+        state.strategy.cross_replica() if state else nullcontext(),
+    ):
+        yield
 
 
 class LayerScope(keras.StatelessScope):
@@ -296,12 +290,8 @@ class ReplicaStep(ReplicaState):
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        with context.in_replica(self.strategy):
-            _current.step = self
-            try:
-                yield
-            finally:
-                _current.step = None
+        with context.in_replica(self.strategy), replaced(_current, step=self):
+            yield
 
     def check(self, writes: Sequence[Writes]) -> None:
         for variable, values, _ in by_variable(writes, writes):
@@ -374,14 +364,9 @@ class ReplicaStep(ReplicaState):
     def differentiated(self, targets: Any) -> None:
         """Notes losses whose gradients were asked for, in a rehearsal."""
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> contextlib.AbstractContextManager[None]:
         """Has code inside run on gathered rows, as on one device."""
-        _current.step = None
-        try:
-            yield
-        finally:
-            _current.step = self
+        return replaced(_current, step=None)
 
     def exchange(
         self,
