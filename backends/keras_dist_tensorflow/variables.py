@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -121,22 +122,13 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
     A new thread starts without either; there is no other way out of a native
     replica's context.
     """
-    results: list[Any] = []
 
-    def call() -> None:
-        try:
-            with tf.device(native_name(device)):
-                results.extend((fn(), None))
-        except BaseException as error:
-            results.extend((None, error))
+    def call() -> Any:
+        with tf.device(native_name(device)):
+            return fn()
 
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    result, error = results
-    if error is not None:
-        raise error
-    return result
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 class NativeComponent(Component):

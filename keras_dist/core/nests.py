@@ -295,14 +295,12 @@ def hidden_field(value: Any) -> str | None:
     for name, each in fields_of(value).items():
         for leaf in leaves_of(each):
             if isinstance(leaf, _VALUES) or (
-                is_data and hasattr(leaf, "shape") and not _is_alive(leaf)
+                is_data
+                and hasattr(leaf, "shape")
+                and not isinstance(leaf, _ALIVE)
             ):
                 return name
     return None
-
-
-def _is_alive(value: Any) -> bool:
-    return isinstance(value, _ALIVE)
 
 
 def refuse_result(value: Any) -> None:

@@ -263,8 +263,10 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
     Under another launcher than `keras-dist run`, it warns once for each model.
     """
     found = None if _on_purpose.get() or is_independent() else place()
-    if found is None or found[0].number == 1 or _is_deliberate(strategy):
+    if found is None or found[0].number == 1:
         return
+    if strategy is not None and strategy.names_its_device and has_joined():
+        return  # A worker in a cluster asked for one device on purpose.
     if strategy is None and keras.distribution.distribution() is not None:
         return  # Keras distributes it, over processes too.
     if strategy is None:
@@ -293,8 +295,3 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
     if model not in told:
         told.add(model)
         warnings.warn(message, stacklevel=3)
-
-
-def _is_deliberate(strategy: Any) -> bool:
-    """Returns whether a worker in a cluster asked for one device on purpose."""
-    return has_joined() and strategy is not None and strategy.names_its_device

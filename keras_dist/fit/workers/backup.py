@@ -57,8 +57,8 @@ class Restore(keras.callbacks.Callback):
     def _restored(self, model: keras.Model) -> dict[str, Any] | None:
         paths = self._paths
         if self._workers.cluster.is_chief:
-            paths.choose()
-        notes = restore_state(model, paths.chosen, self._workers)
+            paths.restore_previous()
+        notes = restore_state(model, paths.latest, self._workers)
         if notes is None or "epoch" in notes:
             return notes
         return {"epoch": paths.epoch_of_keras(), "step": 0}
@@ -187,7 +187,6 @@ class Paths:
     def __init__(self, folder: Any) -> None:
         self.folder = os.fspath(folder)
         self.latest = os.path.join(self.folder, "latest.weights.h5")
-        self.chosen = self.latest
         self._previous = f"{self.latest}.bkp"
         self._metadata = os.path.join(self.folder, "training_metadata.json")
 
@@ -198,9 +197,8 @@ class Paths:
             with written_beside(self._previous) as beside:
                 shutil.copyfile(self.latest, beside)
 
-    def choose(self) -> None:
-        """Restores the previous file over the latest if that can't be read."""
-        self.chosen = self.latest
+    def restore_previous(self) -> None:
+        """Copies the previous file over the latest if that can't be read."""
         has_previous = os.path.exists(self._previous)
         if has_previous and not is_readable(self.latest):
             shutil.copyfile(self._previous, self.latest)

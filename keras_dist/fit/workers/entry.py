@@ -1,6 +1,5 @@
 """Checks that all workers call `fit`, `evaluate` or `predict` alike."""
 
-import contextlib
 import copy
 import inspect
 import itertools
@@ -13,8 +12,8 @@ import keras
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
-from keras_dist.fit.workers.same_data import DataWatch
 from keras_dist.fit.workers.same_data import check_arrays
+from keras_dist.fit.workers.same_data import data_watched
 from keras_dist.fit.workers.same_data import is_wanted
 from keras_dist.fit.workers.together import BACKUP
 from keras_dist.fit.workers.together import Together
@@ -215,7 +214,8 @@ class Entry:
             self._set("callbacks", self._in_list())
         elif self._callbacks or self._get("callbacks"):
             self._set("callbacks", self._callbacks)
-        watch = contextlib.nullcontext() if not is_wanted() else self._watch()
+        data = _data(self._arguments()) if is_wanted() else {}
+        watch = data_watched(data, self._executor, self._workers)
         try:
             with watch:
                 return self._method(*self._given.args, **self._given.kwargs)
@@ -226,10 +226,6 @@ class Entry:
             if saves:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
-
-    def _watch(self) -> DataWatch:
-        data = _data(self._arguments())
-        return DataWatch(data, self._executor, self._workers)
 
     def _join(self) -> None:
         """Adds the callbacks that keep the workers together."""

@@ -79,41 +79,28 @@ def check_arrays(
     _compare(arguments, numbers, workers)
 
 
-class DataWatch(contextlib.AbstractContextManager["DataWatch"]):
-    """A context in which the first batches of data are compared.
+def data_watched(
+    data: Mapping[str, Any], executor: Executor, workers: Workers
+) -> contextlib.AbstractContextManager[None]:
+    """Compares the first batches of data that is read inside the context.
 
     `data` has arguments of `fit` or a relative, by name. Arrays are left out.
     """
+    waiting = {name: value for name, value in data.items() if _is_read(value)}
 
-    def __init__(
-        self, data: Mapping[str, Any], executor: Executor, workers: Workers
-    ) -> None:
-        self._data = {
-            name: value for name, value in data.items() if _is_read(value)
-        }
-        self._executor = executor
-        self._workers = workers
-        self._stack = contextlib.ExitStack()
+    def see(name: str, batch: Any) -> None:
+        _compare({name: batch}, fingerprint(batch), workers)
 
-    def __enter__(self) -> "DataWatch":
-        if self._data:
-            self._stack.enter_context(first_pass_wrapped(self._wrapping))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    def _wrapping(self, data: Any) -> Callable[[Any], Any] | None:
+    def wrapping(data: Any) -> Callable[[Any], Any] | None:
         """Returns a wrapper of the batches of `data`, once; else `None`."""
-        for name, value in self._data.items():
+        for name, value in waiting.items():
             if value is data:
-                del self._data[name]
-                see = functools.partial(self._see, name)
-                return lambda batches: self._executor.watch_first(batches, see)
+                del waiting[name]
+                own = functools.partial(see, name)
+                return lambda batches: executor.watch_first(batches, own)
         return None
 
-    def _see(self, name: str, batch: Any) -> None:
-        _compare({name: batch}, fingerprint(batch), self._workers)
+    return first_pass_wrapped(wrapping) if waiting else contextlib.nullcontext()
 
 
 def _is_read(data: Any) -> bool:
