@@ -20,9 +20,9 @@ from keras_dist_tensorflow import messages
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
+from keras_dist_tensorflow.cluster import listen_to_own_address
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
-from keras_dist_tensorflow.listening import listen_to_own_address
 from keras_dist_tensorflow.variables import apart
 
 # Default seconds that a collective waits for workers that are alive.
