@@ -55,7 +55,7 @@ def _set_up() -> None:
 
         apply_environment()
     from keras_dist.core import context
-    from keras_dist.fit.alone import watch_training
+    from keras_dist.fit.plain_models import watch_training
     from keras_dist.plugin import front_end
 
     context.register_default(_default_strategy)

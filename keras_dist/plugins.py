@@ -31,7 +31,7 @@ from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
-from keras_dist.replica.differentiation import Differentiates
+from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.state import outside_replicas
 
 __all__ = [

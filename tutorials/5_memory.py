@@ -128,9 +128,9 @@ print(summaries["central"])
 
 # %% [markdown]
 # All strategies next to each other. A device that computes keeps least with
-# central storage, which sends most. Sharding the optimizer's state saves memory.
-# By this estimate it sends no more than mirroring does. That is true on GPUs,
-# TPUs and PyTorch; JAX on CPU devices sends 1.5 times as much.
+# central storage, which sends most. Sharding the optimizer's state saves
+# memory. By this estimate it sends no more than mirroring does. That is true on
+# GPUs, TPUs and PyTorch; JAX on CPU devices sends 1.5 times as much.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1))
@@ -284,8 +284,8 @@ assert 0 < alone - 3 * 4 * num_parameters <= 16
 assert [kept(summaries["central"], d) for d in compute] == [0] * 4
 assert kept(summaries["central"], "cpu:4") == alone
 
-# Sharded: the weights, and a quarter of the optimizer's state. By the estimate it
-# sends as much as an all-reduce does. Or else the backend refuses it.
+# Sharded: the weights, and a quarter of the optimizer's state. By the estimate
+# it sends as much as an all-reduce does. Or else the backend refuses it.
 assert (refusal is None) == ("sharded" in models)
 if refusal is None:
     part = kept(summaries["sharded"], "cpu:0") - 4 * num_parameters

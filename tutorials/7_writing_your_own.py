@@ -232,7 +232,7 @@ class TurnsExecutor(MemoryExecutor, ReplicaRunner):
             round_, [turn(index) for index in range(self.plan.num_replicas)]
         )
 
-    def weighted_sum(self, gradients, weights):
+    def sum_gradients(self, replica, gradients, weights, variables):
         self.meetings.append(len(gradients))
         return [
             sum(w * g for w, g in zip(weights, each, strict=True))

@@ -18,8 +18,8 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import ShardsOptimizerState
-from keras_dist.replica.differentiation import Differentiated
-from keras_dist.replica.differentiation import Differentiates
+from keras_dist.replica.gradients import Differentiated
+from keras_dist.replica.gradients import Differentiates
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.compiler import JaxCompiler

@@ -13,11 +13,11 @@ import keras
 from jax import lax
 
 from keras_dist.errors import TraceError
+from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_internals import stateless_scope
-from keras_dist.internals.stateless import opened
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.replica import Replica
-from keras_dist.replica.differentiation import Differentiated
+from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.scopes import Recording
 from keras_dist.replica.scopes import is_recorded
 from keras_dist.replica.scopes import replay

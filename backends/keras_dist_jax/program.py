@@ -12,9 +12,9 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from keras_dist.core.tracing import refusing_variables
+from keras_dist.core.context import refusing_variables
 from keras_dist.internals.keras_internals import make_global_seed
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays

@@ -23,7 +23,7 @@ from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
@@ -311,8 +311,12 @@ class TracedRunner(ReplicaRunner):
             "the function without `keras_dist.function`."
         )
 
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    def sum_gradients(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         own = gradients[0]
         traced = [self._region.traced(g) for g in own if g is not None]
@@ -367,7 +371,7 @@ class TracedCall(ReplicaCall):
     def sum_gradients(
         self,
         gradients: Sequence[Sequence[Any]],
-        shares: Sequence[Share],
+        weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        return self.runner.weighted_sum(gradients, [])
+        return self.runner.sum_gradients(self.replica, gradients, [], variables)

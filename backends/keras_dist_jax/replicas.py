@@ -70,8 +70,12 @@ class JaxReplicas(ReplicaRunner):
         results: list[T] = self._batons.run(round_, fns)
         return results
 
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
+    def sum_gradients(
+        self,
+        replica: Replica | None,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         totals = [
             self._sum([g for g in each if g is not None])

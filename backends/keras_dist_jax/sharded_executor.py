@@ -137,9 +137,8 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
         check_gradients(
             optimizer, gradients[0], trained, internals.trained_by(optimizer)
         )
-        summed, trained = with_gradients(
-            optimizer, self.weighted_sum(gradients, weights), trained
-        )
+        sums = self.sum_gradients(None, gradients, weights, trained)
+        summed, trained = with_gradients(optimizer, sums, trained)
         for variable, array in self._updates[optimizer](summed, trained):
             if shards.is_sharded(variable):
                 shards.give_back(variable, array)

@@ -10,7 +10,7 @@ import jax
 import keras
 from jax import lax
 
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals

@@ -17,10 +17,10 @@ import jax
 import keras
 import numpy as np
 
+from keras_dist.core.nests import held_in
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
-from keras_dist.core.objects import held_in
-from keras_dist.core.objects import refuse_result
+from keras_dist.core.nests import refuse_result
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout

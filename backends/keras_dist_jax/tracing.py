@@ -17,10 +17,10 @@ import jax
 import keras
 from jax import numpy as jnp
 
-from keras_dist.core.tracing import inlining
+from keras_dist.core.context import inlining
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import TraceError
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.scopes import Overlay
 from keras_dist_jax.gate import Gate

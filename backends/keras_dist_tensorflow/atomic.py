@@ -14,7 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.core.tracing import inlines
+from keras_dist.core.context import inlines
+from keras_dist.core.context import replaced
 from keras_dist.replica.state import current_replica
 
 
@@ -28,8 +29,7 @@ _current = _Current()
 class Barrier:
     """Control dependencies of the assignments in a step's meetings.
 
-    Attributes:
-        checks: List of operations that fail if the step must not go on.
+    `checks` are operations that fail if the step must not go on.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,9 @@ class Barrier:
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Makes new operations wait for the gradients and checks so far."""
-        before, _current.barrier = _current.barrier, self
-        try:
-            with tf.control_dependencies([*self._tensors, *self.checks]):
-                yield
-        finally:
-            _current.barrier = before
+        waits = tf.control_dependencies([*self._tensors, *self.checks])
+        with replaced(_current, barrier=self), waits:
+            yield
 
     def passed(self, tensors: list[Any]) -> None:
         """Sets the tensors that later assignments wait for."""
@@ -105,13 +102,11 @@ def _waiting(original: Any) -> Any:
             return
         grads = list(grads)
         tensors = [_tensor(g) for g in grads if g is not None]
-        barrier, _current.barrier = _current.barrier, None
+        barrier = _current.barrier
         checks = [] if barrier is None else barrier.checks
-        try:
-            with tf.control_dependencies([*tensors, *checks]):
-                original(self, grads, trainable_variables)
-        finally:
-            _current.barrier = barrier
+        waits = tf.control_dependencies([*tensors, *checks])
+        with replaced(_current, barrier=None), waits:
+            original(self, grads, trainable_variables)
         # `None` for an optimizer inside of another one, such as that of
         # `LossScaleOptimizer`: its gradients may be in a branch.
         if barrier is not None:

@@ -17,8 +17,8 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.workers import leave_at_exit
-from keras_dist.replica.differentiation import Differentiated
-from keras_dist.replica.differentiation import Differentiates
+from keras_dist.replica.gradients import Differentiated
+from keras_dist.replica.gradients import Differentiates
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices

@@ -22,24 +22,12 @@ def cut_batch(
 
     A replica with an empty share gets the first row all the same, because
     every replica takes part in every meeting; its share has 0 rows, so that
-    the row has no weight. If the arrays differ in their numbers of rows, the
-    batch axis is ambiguous: then, and with `is_whole`, the first replica's
-    share is the whole batch.
-
-    Args:
-        batch: Nest of arrays, tensors, ragged or sparse tensors.
-        parts: Integer, number of replicas, over all workers.
-        own: Slice of the replicas whose rows are returned.
-        unequal: `UnequalLengths`, which warns of an ambiguous batch.
-        is_whole: Boolean, whether the first replica gets all rows.
-
-    Returns:
-        Tuple of a list of nests like `batch`, a list of `Share`s, and a list
-        with the row where each replica's share begins and, in the end, the
-        number of rows.
-
-    Raises:
-        ValueError: If no leaf has rows.
+    the row has no weight. If the arrays differ in their numbers of rows,
+    the batch axis is ambiguous: then, and with `is_whole`, the first
+    replica's share is the whole batch. `unequal` warns of such a batch.
+    Returns the parts, their shares, and the row where each replica's share
+    begins, with the number of rows at the end. `own` chooses the replicas
+    of the first two.
     """
     leaves = tree.flatten(batch)
     rows = [_row_count(leaf) for leaf in leaves]

@@ -36,8 +36,7 @@ Step = Callable[..., Any]
 class TensorFlowCompiler(Compiler):
     """Keeps the `tf.function`s of each function while the function lives.
 
-    Attributes:
-        scope: Callable that gives a context manager, entered around calls.
+    `scope` gives a context manager that is entered around calls.
     """
 
     def __init__(

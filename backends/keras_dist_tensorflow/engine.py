@@ -38,15 +38,15 @@ from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import FirstSeen
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
-from keras_dist_tensorflow.constant_indices import StepSizes
 from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
+from keras_dist_tensorflow.replica import install_tapes
 from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.runtime_internals import tensors_so_far
-from keras_dist_tensorflow.tapes import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import install_plain_models
@@ -209,26 +209,18 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         rows = [_row_counts(own) for own in each]
         self._sizes = StepSizes(rows, tensors_so_far())
 
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
-    ) -> list[Any]:
-        variables = [None] * len(gradients[0])
-        return self.sum_gradients(None, gradients, weights, variables)
-
     def sum_gradients(
         self,
-        replica: Replica | None,
+        replica: Replica,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
-        variables: Sequence[keras.Variable | None],
+        variables: Sequence[keras.Variable],
     ) -> list[Any]:
         sums = []
         for variable, *column in zip(variables, *gradients, strict=True):
-            home, name = self.plan.primary, ""
-            if variable is not None:
-                home = self.keeper(variable)
-                name = getattr(variable, "path", variable.name)
-            with tf.device(native_name(home)):
+            # An optimizer may have a `tf.Variable`, which has no path.
+            name = getattr(variable, "path", variable.name)
+            with tf.device(native_name(self.keeper(variable))):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
         with tf.device(native_name(self.plan.primary)):
             return sum_over_workers(sums, self.workers)

@@ -19,13 +19,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist_tensorflow.constant_indices import Owner
-from keras_dist_tensorflow.constant_indices import StepSizes
-from keras_dist_tensorflow.constant_indices import owner_of
 from keras_dist_tensorflow.origins import SAME
 from keras_dist_tensorflow.origins import OriginNode
+from keras_dist_tensorflow.origins import Owner
+from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import are_equal
 from keras_dist_tensorflow.origins import depends_on_rows
+from keras_dist_tensorflow.origins import owner_of
 from keras_dist_tensorflow.origins import through
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 

@@ -20,11 +20,7 @@ SUMMED = (
 
 
 def to_words(tensor: Any) -> Any:
-    """Converts a tensor of numbers or booleans to an int32 vector.
-
-    Raises:
-        TypeError: For any other dtype, such as strings.
-    """
+    """Converts a tensor of numbers or booleans to an int32 vector."""
     size = _size(tensor.dtype)
     if tensor.dtype == tf.bool:
         tensor = tf.cast(tensor, tf.uint8)

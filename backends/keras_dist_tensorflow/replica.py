@@ -1,4 +1,10 @@
-"""One replica while its thread traces a step, or runs it eagerly."""
+"""One replica while its thread traces a step, or runs it eagerly.
+
+A tape sums over the elements of a target that has one value for each row. A
+step of `fit` adds gradients up with weights `rows / total`, which is right for
+means over rows; gradients of sums are multiplied by `total / rows` first. And
+each replica remembers its gradients, to notice if a step has changed them.
+"""
 
 import functools
 from abc import abstractmethod
@@ -10,16 +16,21 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
+from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.replica import ALONE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
+from keras_dist.replica.exchange import may_be_rows
+from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaState
+from keras_dist.replica.state import ReplicaStep
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import current_step
 from keras_dist_tensorflow.keras_internals import native_variable
 
 T = TypeVar("T")
@@ -28,11 +39,8 @@ T = TypeVar("T")
 class TensorFlowReplica(Replica):
     """One replica while its thread traces a step, or runs it eagerly.
 
-    Args:
-        round_: The run of all replicas, whose `meet` waits for the others.
-
-    Attributes:
-        derivatives: Dict from id to each gradient that a tape returned to it.
+    `round_` is the run of all replicas, and `derivatives` has, by id, each
+    gradient that a tape returned to it.
     """
 
     def __init__(
@@ -109,15 +117,188 @@ class TensorFlowReplica(Replica):
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         """Does `hold` for a trainable variable, which tapes watch."""
 
-    def _add(self, values: list[Any]) -> Any:
-        check_shapes(values)
-        total = tf.add_n(values)
-        workers = self.group.workers
-        return total if workers is None else workers.sum([total])[0]
-
 
 def capture_thread() -> Callable[[], None]:
     """Captures this thread's state in a function that sets it in another."""
     with tf.init_scope():
         state = thread_state()
     return functools.partial(inherit_thread_state, state)
+
+
+@functools.cache
+def install_tapes() -> None:
+    """Wraps `tf.GradientTape.gradient` and `tf.custom_gradient`."""
+    tape = tf.GradientTape
+    tape.gradient = _in_replicas(tape.gradient)
+    # `keras.ops.custom_gradient` calls this one.
+    tf.custom_gradient = hook_custom_gradient(tf.custom_gradient)
+
+
+def _in_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `gradient` for replicas of a step."""
+
+    @functools.wraps(original)
+    def gradient(
+        self: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        def of(weights: Any) -> Any:
+            return original(
+                self, target, sources, weights, unconnected_gradients
+            )
+
+        step = current_step()
+        if step is None:
+            result = of(output_gradients)
+        elif step.is_rehearsal and any(
+            map(_is_variable, tf.nest.flatten(sources))
+        ):
+            step.differentiated(tf.nest.flatten(target))
+            return tf.nest.map_structure(
+                lambda source: tf.zeros(source.shape, source.dtype), sources
+            )
+        else:
+            result = _counted(step, of, target, sources, output_gradients)
+        _remember(result)
+        return result
+
+    return gradient
+
+
+def _remember(gradients: Any) -> None:
+    """Makes the current replica remember gradients as a tape returned them."""
+    state = current_replica()
+    replica = None if state is None else state.replica
+    if isinstance(replica, TensorFlowReplica):
+        for each in tf.nest.flatten(gradients):
+            replica.derivatives[id(each)] = each
+
+
+def _counted(
+    step: ReplicaStep,
+    of: Callable[[Any], Any],
+    target: Any,
+    sources: Any,
+    output_gradients: Any,
+) -> Any:
+    """Scales gradients of sums over rows by `total / rows`.
+
+    `of` returns the gradients for output gradients.
+    """
+    targets = tf.nest.flatten(target)
+    are_variables = [_is_variable(s) for s in tf.nest.flatten(sources)]
+    if (
+        step.has_global_rows
+        or not any(map(_has_axis, targets))
+        or not any(are_variables)
+    ):
+        return of(output_gradients)
+    are_sums = _are_sums(step, targets)
+    if not any(are_sums):
+        return of(output_gradients)
+    inverse = step.share.inverse
+    if not all(are_variables) and not all(are_sums):
+        raise UnsupportedModelError(
+            "`tape.gradient` was asked at once for gradients of targets "
+            "with a value a row and of targets without, with respect to "
+            f"variables and other tensors. Received: targets of shapes "
+            f"{[tuple(each.shape) for each in targets]}. Expected: "
+            "targets of one of the kinds, for each replica has a share of "
+            "the rows. Call it once for each, with a persistent tape."
+        )
+    if not all(are_variables):
+        result = of(output_gradients)
+        return tf.nest.pack_sequence_as(
+            sources,
+            [
+                _scaled(each, inverse) if is_variable else each
+                for each, is_variable in zip(
+                    tf.nest.flatten(result), are_variables, strict=True
+                )
+            ],
+        )
+    # Scaled before the backward pass and not after: sums over replicas
+    # within it, as those of batch statistics, weigh each replica as if
+    # the target were a mean.
+    weights = [None] * len(targets)
+    if output_gradients is not None:
+        weights = tf.nest.flatten(output_gradients)
+    return of(
+        tf.nest.pack_sequence_as(
+            target,
+            [
+                _scaled(_or_ones(weight, each), inverse if is_sum else 1.0)
+                for each, weight, is_sum in zip(
+                    targets, weights, are_sums, strict=True
+                )
+            ],
+        )
+    )
+
+
+def _has_axis(target: Any) -> bool:
+    shape = getattr(target, "shape", None)
+    return shape is not None and bool(shape.rank)
+
+
+def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
+    """Finds the targets with equally many values for each row everywhere."""
+    rows = step.share.rows
+    may_be = [_may_be_sum(each, step.share) for each in targets]
+    if not isinstance(rows, int):
+        return may_be
+    own = [
+        target.shape[0] / rows if rows and it_may and target.shape[0] else None
+        for target, it_may in zip(targets, may_be, strict=True)
+    ]
+
+    def agree(everyone: list[tuple[list[float | None], list[bool]]]) -> Any:
+        ratios, may_be = zip(*everyone, strict=True)
+        return [
+            all(it_may) and len(set(each) - {None}) <= 1
+            for each, it_may in zip(
+                zip(*ratios, strict=True),
+                zip(*may_be, strict=True),
+                strict=True,
+            )
+        ]
+
+    what = "the gradient of targets with a value a row"
+    result: list[bool] = step.replica.meet(what, agree, (own, may_be))
+    return result
+
+
+def _may_be_sum(target: Any, share: Share) -> bool:
+    """Returns whether a target's elements may belong to rows of the batch.
+
+    The tape's sum over them is a sum over rows then.
+    """
+    if not _has_axis(target) or _is_stack_of_scalars(target):
+        return False
+    return may_be_rows(target.shape[0], share.rows)
+
+
+def _is_stack_of_scalars(target: Any) -> bool:
+    """Returns whether a target is a stack of losses, each over all rows."""
+    if tf.executing_eagerly() or not isinstance(target, tf.Tensor):
+        return False
+    is_stack: bool = target.op.type == "Pack" and target.shape.rank == 1
+    return is_stack
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(source, (keras.Variable, tf.Variable))
+
+
+def _or_ones(weight: Any, target: Any) -> Any:
+    return tf.ones_like(target) if weight is None else weight
+
+
+def _scaled(gradient: Any, factor: Any) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = scaled(gradient.values, factor)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return None if gradient is None else scaled(gradient, factor)

@@ -61,9 +61,9 @@ from tensorflow.python.ops.resource_variable_ops import (
     BaseResourceVariable as BaseResourceVariable,
 )
 
-from keras_dist.core import value_operators
+from keras_dist.core.values import install_arithmetic
 
-value_operators.install_arithmetic(PerReplica, "PerReplica")
+install_arithmetic(PerReplica, "PerReplica")
 
 
 def native_per_replica(values: Sequence[Any]) -> Any:
@@ -208,11 +208,7 @@ def is_healthy(task: str, timeout_ms: int) -> bool:
 
 
 def wait_for_all_workers(name: str, timeout_ms: int) -> None:
-    """Waits at a barrier of all workers, whose name is used only once.
-
-    Raises:
-        tf.errors.OpError: If a worker does not come in time.
-    """
+    """Waits at a barrier of all workers, whose name is used only once."""
     context.context().wait_at_barrier(name, timeout_ms)
 
 

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_dist.core.context import creation_error
+from keras_dist.core.context import inlining
+from keras_dist.core.context import refusing_variables
+from keras_dist.core.nests import held_in
 from keras_dist.core.nests import map_nest
-from keras_dist.core.objects import held_in
-from keras_dist.core.objects import refuse_result
-from keras_dist.core.tracing import creation_error
-from keras_dist.core.tracing import inlining
-from keras_dist.core.tracing import refusing_variables
+from keras_dist.core.nests import refuse_result
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
@@ -206,14 +206,6 @@ def register_values() -> None:
     kinds: tuple[Any, ...] = (PerReplica, Mirrored)
     for kind in kinds:
         # The protocol of `tf.nest` for classes that are no containers.
-        kind.__tf_flatten__ = _flatten
-        kind.__tf_unflatten__ = classmethod(_unflatten)
+        kind.__tf_flatten__ = lambda self: (None, self.values)
+        kind.__tf_unflatten__ = classmethod(lambda cls, _, values: cls(values))
     runtime_internals.register_loop(StepsOfData)
-
-
-def _flatten(self: Any) -> tuple[None, tuple[Any, ...]]:
-    return None, self.values
-
-
-def _unflatten(cls: Any, _: None, components: Any) -> Any:
-    return cls(components)

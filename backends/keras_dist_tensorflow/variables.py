@@ -5,12 +5,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_dist.core.components import Component
+from keras_dist.core.context import replaced
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist_tensorflow import keras_internals
@@ -63,21 +65,15 @@ class _Creation(threading.local):
 creation = _Creation()
 
 
-@contextlib.contextmanager
-def one_copy() -> Iterator[None]:
+def one_copy() -> contextlib.AbstractContextManager[None]:
     """Makes variables with one copy, whatever scopes are open."""
-    creation.has_one_copy = True
-    try:
-        yield
-    finally:
-        creation.has_one_copy = False
+    return replaced(creation, has_one_copy=True)
 
 
 class Moves:
     """Replaced `tf.Variable`s, and the models and optimizers that follow.
 
-    Attributes:
-        so_far: Integer, the number of moves in the process.
+    `so_far` counts the moves in the process.
     """
 
     so_far = 0
@@ -126,22 +122,13 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
     A new thread starts without either; there is no other way out of a native
     replica's context.
     """
-    results: list[Any] = []
 
-    def call() -> None:
-        try:
-            with tf.device(native_name(device)):
-                results.extend((fn(), None))
-        except BaseException as error:
-            results.extend((None, error))
+    def call() -> Any:
+        with tf.device(native_name(device)):
+            return fn()
 
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    result, error = results
-    if error is not None:
-        raise error
-    return result
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
 
 
 class NativeComponent(Component):

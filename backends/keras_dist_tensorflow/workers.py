@@ -20,9 +20,9 @@ from keras_dist_tensorflow import messages
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
+from keras_dist_tensorflow.cluster import listen_to_own_address
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
-from keras_dist_tensorflow.listening import listen_to_own_address
 from keras_dist_tensorflow.variables import apart
 
 # Default seconds that a collective waits for workers that are alive.
@@ -44,11 +44,6 @@ class TensorFlowWorkers(Workers):
     shapes, whatever functions a worker has traced and in which order, and the
     runtime remembers few keys. Collectives with the same key never overlap: a
     token orders all collectives of a worker.
-
-    Raises:
-        ClusterError: If an address is taken or unknown.
-        WorkerLostError: If not all workers came in time.
-        RuntimeError: If TensorFlow has started already.
     """
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:

@@ -1,7 +1,7 @@
 """keras_dist on PyTorch."""
 
 from keras_dist_torch.backend import TorchBackend
-from keras_dist_torch.torch_internals import register_trees
+from keras_dist_torch.compiler import register_trees
 
 __all__ = ["TorchBackend"]
 

@@ -1,6 +1,8 @@
 """The PyTorch plugin: its devices, executors and workers."""
 
+import contextlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +16,14 @@ from keras_dist.core.plan import Plan
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.plugin.workers import leave_at_exit
-from keras_dist.replica.differentiation import Differentiated
-from keras_dist.replica.differentiation import Differentiates
+from keras_dist.replica.gradients import Differentiated
+from keras_dist.replica.gradients import Differentiates
+from keras_dist.replica.gradients import current
+from keras_dist.replica.scopes import Overlay
 from keras_dist_torch.compiler import TorchCompiler
-from keras_dist_torch.differentiation import differentiate
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
@@ -105,4 +109,66 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
         variables: Sequence[keras.Variable],
         tensors: Sequence[Any],
     ) -> Differentiated:
-        return differentiate(fn, variables, tensors)
+        is_nested = current.depth > 0
+        with torch.enable_grad():
+            # New tensors: `fn` may use the caller's through a closure, and
+            # those uses are not differentiated.
+            own = [_argument(tensor) for tensor in tensors]
+            leaves, overlay = _leaves(variables)
+            with overlay:
+                value, aux = fn(*own)
+            gradients = _gradients(value, [*leaves, *own], is_nested)
+        if not is_nested:
+            # No derivative of these will be asked for: free their graphs.
+            value, aux = keras.tree.map_structure(_detached, (value, aux))
+        return value, aux, gradients
+
+
+def _argument(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.requires_grad:
+        return tensor.view_as(tensor)
+    return tensor.detach().requires_grad_()
+
+
+def _leaves(
+    variables: Sequence[keras.Variable],
+) -> tuple[list[torch.Tensor], contextlib.AbstractContextManager[Any]]:
+    """Returns leaves of autograd for variables, and a scope that reads them."""
+    leaves = [variable.value for variable in variables]
+    overlaid = []
+    for index, variable in enumerate(variables):
+        if not leaves[index].requires_grad:
+            # A copy, because `fn` may assign the variable.
+            leaves[index] = leaves[index].detach().clone().requires_grad_()
+            overlaid.append((variable, leaves[index]))
+    if not overlaid:
+        return leaves, contextlib.nullcontext()
+    return leaves, _overlay(overlaid)
+
+
+@contextlib.contextmanager
+def _overlay(overlaid: list[Any]) -> Iterator[None]:
+    hooks = keras_hooks()
+    hooks.install_for_functions()
+    overlay = Overlay(overlaid)
+    try:
+        with hooks.creating(), overlay:
+            yield
+    finally:
+        overlay.release()
+
+
+def _gradients(
+    value: torch.Tensor, sources: list[torch.Tensor], is_nested: bool
+) -> list[Any]:
+    if not value.requires_grad:
+        return [None] * len(sources)
+    return list(
+        torch.autograd.grad(
+            value, sources, allow_unused=True, create_graph=is_nested
+        )
+    )
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

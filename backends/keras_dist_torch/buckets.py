@@ -11,8 +11,8 @@ import torch
 
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
+from keras_dist_torch.gradients import after_accumulation
 from keras_dist_torch.gradients import weighted_sum
-from keras_dist_torch.hooks import after_accumulation
 from keras_dist_torch.workers import TorchWorkers
 
 # Bytes of a bucket, unless options set them.

@@ -4,6 +4,7 @@ Their results are snapshots, which don't change when variables are assigned.
 """
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -13,11 +14,12 @@ from typing import Any
 import keras
 import torch
 from keras import ops
+from torch.utils import _pytree
 
 from keras_dist.core.context import check_cross_replica
+from keras_dist.core.context import inlining
+from keras_dist.core.context import refusing_variables
 from keras_dist.core.nests import map_nest
-from keras_dist.core.tracing import inlining
-from keras_dist.core.tracing import refusing_variables
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.compiler import Compiler
@@ -121,3 +123,21 @@ def snapshot(value: Any) -> Any:
 def value_now(leaf: Any) -> Any:
     """Converts a result of a compiled function; variables become tensors."""
     return snapshot(leaf.value if isinstance(leaf, keras.Variable) else leaf)
+
+
+def register_trees() -> None:
+    """Registers per-replica values as nests with PyTorch's pytrees.
+
+    `torch.utils._pytree` is a private name of PyTorch.
+    """
+    for kind in (PerReplica, Mirrored):
+        _pytree.register_pytree_node(
+            kind,
+            lambda value: (list(value.values), None),
+            functools.partial(_with_values, kind),
+            serialized_type_name=f"keras_dist.{kind.__name__}",
+        )
+
+
+def _with_values(kind: Any, values: Any, _: None) -> Any:
+    return kind(values)

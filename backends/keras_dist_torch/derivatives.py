@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from keras_dist.internals import keras_internals
-from keras_dist.replica.custom_gradients import hook_custom_gradient
+from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 

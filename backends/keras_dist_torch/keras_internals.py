@@ -14,13 +14,7 @@ import torch
 from keras.src.backend.common import global_state
 from keras.src.utils.torch_utils import TorchModuleWrapper
 
-__all__ = [
-    "TorchModuleWrapper",
-    "device_scope",
-    "forget_parameter",
-    "parameter_of",
-    "tensor_of",
-]
+__all__ = ["TorchModuleWrapper"]
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:

@@ -7,10 +7,10 @@ import keras
 import torch
 from keras import ops
 
+from keras_dist.core.context import inlines
 from keras_dist.core.device import Device
 from keras_dist.core.nests import map_nest
 from keras_dist.core.plan import Plan
-from keras_dist.core.tracing import inlines
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.workers import Workers

@@ -1,4 +1,4 @@
-"""One replica of a run, on a thread of its own."""
+"""One replica of a run, on a thread of its own, and its rows of a batch."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -9,17 +9,18 @@ from typing import TypeVar
 import keras
 import torch
 
+from keras_dist.core import nests
 from keras_dist.core.rows import Share
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.threads import Round
+from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import outside_replicas
-from keras_dist_torch.batches import move
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.derivatives import Derivatives
 from keras_dist_torch.gradients import AllSum
-from keras_dist_torch.hooks import check_hooks
+from keras_dist_torch.gradients import check_hooks
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.transfers import Transfers
 
@@ -123,3 +124,50 @@ class TorchReplica(Replica):
         if variable.trainable:
             return held.clone().requires_grad_()
         return held
+
+
+def count_rows(batch: Any) -> tuple[int, bool]:
+    """Counts a batch's rows; also returns whether all arrays have as many."""
+    rows = lengths_of(batch)
+    if not rows:
+        raise ValueError(
+            "A batch must hold at least one array with rows along axis 0. "
+            f"Received: {batch!r}."
+        )
+    return rows[0], len(set(rows)) == 1
+
+
+def lengths_of(batch: Any) -> list[int]:
+    """Returns the numbers of rows of a batch's arrays."""
+    return [
+        int(leaf.shape[0])
+        for leaf in nests.flatten(batch)
+        if is_row_shaped(leaf)
+    ]
+
+
+def cut(batch: Any, rows: slice, device: torch.device) -> Any:
+    """Takes some rows of a batch and moves them to a device."""
+
+    def part(leaf: Any) -> Any:
+        own = leaf[rows] if is_row_shaped(leaf) else leaf
+        if not isinstance(own, torch.Tensor):
+            return own
+        # `data`, because slices of one tensor share a version counter: autograd
+        # would take an in-place change of one, as Keras makes to weights, for
+        # a change of the others.
+        return own.data.to(device)
+
+    return nests.map_leaves(part, batch)
+
+
+def move(value: T, device: torch.device) -> T:
+    """Moves all tensors of a nested value to a device."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and leaf.device != device:
+            return leaf.to(device)
+        return leaf
+
+    result: T = nests.map_leaves(moved, value)
+    return result

@@ -32,9 +32,6 @@ from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
 from keras_dist_torch import transfers
-from keras_dist_torch.batches import count_rows
-from keras_dist_torch.batches import cut
-from keras_dist_torch.batches import lengths_of
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
@@ -45,6 +42,9 @@ from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.replica import Run
 from keras_dist_torch.replica import TorchReplica
+from keras_dist_torch.replica import count_rows
+from keras_dist_torch.replica import cut
+from keras_dist_torch.replica import lengths_of
 from keras_dist_torch.transfers import Transfers
 from keras_dist_torch.workers import TorchWorkers
 
@@ -236,11 +236,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
         return self.creation_scope()
-
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
-    ) -> list[Any]:
-        return weighted_sum(gradients, weights, self._home)
 
     def sum_gradients(
         self,

@@ -35,11 +35,7 @@ def are_apart(here: Device, there: Device) -> bool:
 
 
 class Arrangement:
-    """The offsets of tensors, of any shapes and dtypes, in one byte buffer.
-
-    Attributes:
-        num_bytes: Integer, the size of the buffer.
-    """
+    """The offsets of tensors, of any shapes and dtypes, in one byte buffer."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._places: list[tuple[int, int, torch.dtype, torch.Size]] = []

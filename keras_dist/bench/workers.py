@@ -17,7 +17,7 @@ from keras_dist.bench.portable import PortableLoop
 from keras_dist.bench.report import BenchReport
 from keras_dist.bench.report import Output
 from keras_dist.bench.report import report_of
-from keras_dist.fit.alone import alone_on_purpose
+from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.launch.function import launch
 from keras_dist.plugin.workers import Workers
 from keras_dist.strategies.multi_worker_mirrored import (

@@ -1,4 +1,4 @@
-"""The current strategy and replica of each thread."""
+"""The current strategy and replica of each thread, and what it traces."""
 
 import contextlib
 import threading
@@ -10,6 +10,7 @@ from typing import Protocol
 import keras
 
 from keras_dist.errors import StrategyMismatchError
+from keras_dist.errors import TraceError
 
 
 class HasScope(Protocol):
@@ -32,6 +33,20 @@ class _Stack(threading.local):
 
 
 _stack = _Stack()
+
+
+@contextlib.contextmanager
+def replaced(owner: object, **values: Any) -> Iterator[None]:
+    """Sets attributes of an object, such as a thread's, inside the context."""
+    before = {}
+    for name, value in values.items():
+        before[name] = getattr(owner, name)
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def current_strategy() -> Any:
@@ -125,14 +140,9 @@ def entered(strategy: object) -> Iterator[None]:
         _stack.scopes.pop()
 
 
-@contextlib.contextmanager
-def left() -> Iterator[None]:
+def left() -> contextlib.AbstractContextManager[None]:
     """Makes this thread leave all scopes for the time of the context."""
-    before, _stack.scopes = _stack.scopes, []
-    try:
-        yield
-    finally:
-        _stack.scopes = before
+    return replaced(_stack, scopes=[])
 
 
 @contextlib.contextmanager
@@ -274,3 +284,60 @@ def register_default(make: Callable[[], Any]) -> None:
 def default_strategy() -> Any:
     """Returns the `Strategy` that is current when no other is."""
     return _default[0]()
+
+
+class _Tracing(threading.local):
+    inlines = False
+    # The compiled function that is not to make variables any more.
+    has_made_all: str | None = None
+
+
+_tracing = _Tracing()
+
+
+def inlining() -> contextlib.AbstractContextManager[None]:
+    """Makes inner compiled functions part of the one that is being traced."""
+    return replaced(_tracing, inlines=True)
+
+
+def inlines() -> bool:
+    """Returns true while this thread traces a compiled function."""
+    return _tracing.inlines
+
+
+def refusing_variables(
+    name: str | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Makes `check_made_in_time` raise, for a function after its first call.
+
+    `name` is the function's name, for the error; `None` allows variables
+    meanwhile.
+    """
+    return replaced(_tracing, has_made_all=name)
+
+
+def check_made_in_time() -> None:
+    """Raises `TraceError` under `refusing_variables`."""
+    if _tracing.has_made_all is not None:
+        raise creation_error(_tracing.has_made_all)
+
+
+def creation_error(name: str) -> TraceError:
+    """Returns the error for a function that creates variables too late."""
+    return TraceError(
+        f"The compiled function '{name}' made a `keras.Variable` in a later "
+        "call than its first, or each time it is traced. Expected: variables, "
+        "layers, metrics and optimizers made outside, once, or kept from the "
+        "first call on. Build what is built lazily before it is needed: "
+        "`model.build(shape)`, `optimizer.build(model.trainable_variables)`."
+    )
+
+
+def tracing_state() -> tuple[bool, str | None]:
+    """Returns this thread's state for a helper thread to `inherit_tracing`."""
+    return _tracing.inlines, _tracing.has_made_all
+
+
+def inherit_tracing(state: tuple[bool, str | None]) -> None:
+    """Sets this thread's state to the `tracing_state` of another thread."""
+    _tracing.inlines, _tracing.has_made_all = state

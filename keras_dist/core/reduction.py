@@ -73,12 +73,7 @@ class ReduceOp(enum.Enum):
 
 
 def parse_reduce_op(reduce_op: Any) -> ReduceOp:
-    """Converts a user's `reduce_op` to a `ReduceOp`.
-
-    Raises:
-        ValueError: If a string names no operation.
-        TypeError: If it is neither a string nor an operation.
-    """
+    """Converts a user's `reduce_op` to a `ReduceOp`."""
     if isinstance(reduce_op, ReduceOp):
         return reduce_op
     if isinstance(reduce_op, enum.Enum):  # tf.distribute's own

@@ -1,11 +1,22 @@
-"""Distributed values: values with a component on each replica."""
+"""Distributed values: values with a component on each replica.
 
+In replica context their operators work on the replica's own component. In
+cross-replica context they raise, since a per-replica value is neither a number
+nor an array; the error says what to write instead.
+"""
+
+import operator
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.core import value_operators
+import numpy as np
+from keras import ops
+
+from keras_dist.core import context
+from keras_dist.errors import TraceError
 
 
 class DistributedValues(ABC):
@@ -79,11 +90,138 @@ class Mirrored(_Components):
     _name = "Mirrored"
 
 
-value_operators.install(PerReplica, "PerReplica")
-value_operators.install(Mirrored, "Mirrored")
-
-
 def framed(name: str, components: Sequence[str]) -> str:
     """Formats a distributed value, one line for each component's index."""
     lines = ",\n".join(f"  {i}: {c}" for i, c in enumerate(components))
     return f"{name}:{{\n{lines}\n}}"
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "matmul": operator.matmul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+}
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "abs": abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "round": round,
+    "float": float,
+    "int": int,
+}
+# Not for classes of the framework, whose own code tests for these methods.
+_OF_CONTAINERS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "bool": bool,
+    "len": len,
+    "iter": iter,
+}
+
+
+def misused(name: str, value: Any) -> str:
+    """Returns the message for a distributed value used as a tensor."""
+    return (
+        f"It looks like you are using a {name} object while not inside a "
+        f"replica context. Received: {value!r}. Pass it to `strategy.run`, "
+        "where each replica gets its own component, combine it with "
+        "`strategy.reduce` or `strategy.gather`, or read the components "
+        "with `strategy.experimental_local_results`."
+    )
+
+
+def own_component(value: Any, name: str) -> tuple[bool, Any]:
+    """Returns whether this thread runs a replica, and its component.
+
+    Raises `TraceError` while one program is traced for all replicas.
+    """
+    replica = context.current_replica_context()
+    if replica is None:
+        return False, None
+    plan, values = replica.strategy.plan, value.values
+    index = replica.replica_id_in_sync_group
+    if not isinstance(index, int):
+        raise TraceError(
+            f"A compiled function uses a {name} value that was not passed to "
+            "it. All replicas run one program, in which nothing knows which "
+            f"replica it is. Received: {value!r}. Expected: an argument. Pass "
+            "the value in `args` of `strategy.run`, itself or in a list, "
+            "tuple or dict; each replica gets its component."
+        )
+    if len(values) != plan.num_replicas:  # those of this worker only
+        index -= plan.first_replica
+    return True, values[index]
+
+
+def install(cls: type, name: str) -> None:
+    """Adds all operators to a class of distributed values.
+
+    Arithmetic operators that the class defines itself stay. `name` is the
+    class's name in messages.
+    """
+    install_arithmetic(cls, name)
+    for key, do in _OF_CONTAINERS.items():
+        setattr(cls, f"__{key}__", _method(do, name))
+
+    def with_format(self: Any, spec: str) -> str:
+        return str(formatted(self, spec) if spec else self)
+
+    formatted = _method(format, name)
+    given: Any = cls
+    given.__format__ = with_format
+
+
+def install_arithmetic(cls: type, name: str) -> None:
+    """Adds arithmetic operators that a class does not define itself.
+
+    It suits a class of the framework too, since without them the operations
+    fail anyway. `name` is the class's name in messages.
+    """
+
+    def give(method: str, do: Callable[..., Any]) -> None:
+        defined = getattr(cls, method, None)
+        if defined is None or defined is getattr(object, method, None):
+            setattr(cls, method, _method(do, name))
+
+    for key, do in _BINARY.items():
+        give(f"__{key}__", do)
+        give(f"__r{key}__", _swapped(do))
+    for key, do in _OTHERS.items():
+        give(f"__{key}__", do)
+    if getattr(cls, "__array__", None) is None:
+        cls.__array__ = _array(name)  # type: ignore[attr-defined]
+
+
+def _swapped(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda own, other: do(other, own)
+
+
+def _method(do: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def method(self: Any, *others: Any) -> Any:
+        in_replica, own = own_component(self, name)
+        if not in_replica:
+            raise TypeError(misused(name, self))
+        return do(own, *others)
+
+    return method
+
+
+def _array(name: str) -> Callable[..., Any]:
+    def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        in_replica, own = own_component(self, name)
+        if not in_replica:
+            raise ValueError(misused(name, self))
+        return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
+
+    return __array__
+
+
+install(PerReplica, "PerReplica")
+install(Mirrored, "Mirrored")

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -15,19 +14,17 @@ import numpy as np
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
+from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import own_steps
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 _KERAS_BATCH_SIZE = 32
 _introduced: "weakref.WeakSet[StrategyBase]" = weakref.WeakSet()
 
 
 def introduce(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     model: keras.Model,
     fit: Callable[..., Any],
     args: Sequence[Any],
@@ -53,7 +50,7 @@ def introduce(
 
 
 def banner(
-    strategy: "StrategyBase", batch_size: int, own: Sequence[str] = ()
+    strategy: StrategyBase, batch_size: int, own: Sequence[str] = ()
 ) -> str:
     """Returns the line: backend, devices, replicas, workers and rows of each.
 
@@ -94,7 +91,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def _is_wanted(strategy: "StrategyBase") -> bool:
+def _is_wanted(strategy: StrategyBase) -> bool:
     cluster = strategy.plan.cluster
     return (
         os.environ.get("KERAS_DIST_BANNER") != "0"

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -19,31 +18,28 @@ from keras_dist.core import context
 from keras_dist.core.context import check_no_distribution
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit.banner import introduce
-from keras_dist.fit.origin import DistributedConfig
-from keras_dist.fit.origin import forget
+from keras_dist.fit.plain_models import DistributedConfig
+from keras_dist.fit.plain_models import forget
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
-from keras_dist.fit.workers.chief import SAVING
-from keras_dist.fit.workers.chief import save
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
+from keras_dist.fit.workers.together import SAVING
 from keras_dist.fit.workers.together import not_taken
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.fit.workers.together import readable_by_chief
+from keras_dist.fit.workers.together import save
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import BOUND
-from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.adoption import adopt
 from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.state import current_call
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.sharding.supported import check_optimizer
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
 
 _ENTRY_POINTS = (
     "fit",
@@ -55,24 +51,17 @@ _ENTRY_POINTS = (
 )
 
 
-def claim_variable(variable: keras.Variable, strategy: "StrategyBase") -> None:
-    """Makes `strategy` the owner of a variable and places its value.
-
-    Raises:
-        StrategyMismatchError: If another strategy owns it.
-    """
+def claim_variable(variable: keras.Variable, strategy: StrategyBase) -> None:
+    """Makes `strategy` the owner of a variable and places its value."""
     claim_variables([variable], strategy)
 
 
 def claim_variables(
-    variables: Sequence[keras.Variable], strategy: "StrategyBase"
+    variables: Sequence[keras.Variable], strategy: StrategyBase
 ) -> None:
     """Makes `strategy` the owner of several variables and places their values.
 
     Several workers take the chief's values in one broadcast.
-
-    Raises:
-        StrategyMismatchError: If another strategy owns one of them.
     """
     for variable in variables:
         check_owner(variable, strategy)
@@ -87,7 +76,7 @@ def claim_variables(
         take_chiefs_values(not_taken(variables), workers)
 
 
-def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
+def _check_layout(variable: keras.Variable, strategy: StrategyBase) -> None:
     """Refuses a variable with a layout from `keras.distribution`."""
     layout = keras_internals.layout_of(variable)
     if layout is not None:
@@ -99,21 +88,9 @@ def _check_layout(variable: keras.Variable, strategy: "StrategyBase") -> None:
         )
 
 
-def binding_of(model: keras.Model) -> "Binding | None":
-    """Returns the model's `Binding`, or `None` for a plain model."""
+def bind_model(model: keras.Model, strategy: StrategyBase) -> "Binding":
+    """Binds a model to a strategy, once."""
     binding: Binding | None = model.__dict__.get(BOUND)
-    return binding
-
-
-def bind_model(model: keras.Model, strategy: "StrategyBase") -> "Binding":
-    """Binds a model to a strategy, once.
-
-    Raises:
-        StrategyMismatchError: If it is bound to another strategy.
-        UnsupportedKerasError: If the version of Keras is not supported, or if
-            Keras keeps variables in Flax NNX objects.
-    """
-    binding = binding_of(model)
     if binding is None:
         keras_internals.check_keras()
         binding = Binding(model, strategy)
@@ -134,7 +111,7 @@ class _Entered(threading.local):
 class Binding:
     """The link between a model and its strategy."""
 
-    def __init__(self, model: keras.Model, strategy: "StrategyBase") -> None:
+    def __init__(self, model: keras.Model, strategy: StrategyBase) -> None:
         self._model = weakref.ref(model)
         self.strategy = strategy
         self._claimed_for: object | None = None
@@ -246,11 +223,10 @@ class Binding:
                 method, model, *args, **kwargs
             )
             agree = None
-            workers = self.strategy.executor.workers
+            executor = self.strategy.executor
+            workers = executor.workers
             if workers is not None and not each_batch:
-                in_parts = isinstance(self.strategy.executor, KeepsParts)
-                executor = self.strategy.executor
-                entry = Entry(name, model, executor, args, kwargs, in_parts)
+                entry = Entry(name, model, executor, args, kwargs)
                 call, agree = entry.run, entry.agree
             elif workers is not None:
                 agree = functools.partial(

@@ -19,10 +19,11 @@ import numpy as np
 from keras import ops
 from keras import tree
 
+from keras_dist.core.context import replaced
 from keras_dist.fit.draws import equal_draws
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.replica.probe import FEW_ROWS
 from keras_dist.replica.probe import Attempt
 from keras_dist.replica.probe import ProbeScope
@@ -69,12 +70,8 @@ _num_watched = 0
 @contextlib.contextmanager
 def watched(step: ReplicaStep) -> Iterator[None]:
     """Checks the layers that one replica's step calls inside the context."""
-    with _hooked():
-        _watching.step = step
-        try:
-            yield
-        finally:
-            _watching.step = None
+    with _hooked(), replaced(_watching, step=step):
+        yield
 
 
 @contextlib.contextmanager
@@ -167,11 +164,8 @@ def _coupled(
 
     def recorded(part: slice) -> list[_Called]:
         calls: list[_Called] = []
-        _watching.calls = calls
-        try:
+        with replaced(_watching, calls=calls):
             observed(part)
-        finally:
-            _watching.calls = None
         return calls
 
     are_apart = functools.partial(_are_apart, tolerance_of(call.layer))

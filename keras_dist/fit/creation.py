@@ -10,24 +10,25 @@ import functools
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import keras
 
 from keras_dist.core import context
-from keras_dist.core import tracing
+from keras_dist.core.context import replaced
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import hooks
-from keras_dist.fit import lone_updates
+from keras_dist.fit import updates
 from keras_dist.fit.binding import bind_model
-from keras_dist.fit.binding import binding_of
 from keras_dist.fit.binding import claim_variable
-from keras_dist.fit.origin import notice
-from keras_dist.fit.origin import notice_scope
+from keras_dist.fit.plain_models import notice
+from keras_dist.fit.plain_models import notice_scope
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import all_variables
 from keras_dist.plugin.front_end import KerasHooks
+from keras_dist.plugin.front_end import bound
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
@@ -53,12 +54,12 @@ def creation_hooks() -> Iterator[None]:
     global _open_scopes
     _share_new_variables()
     hooks.install_normalization()
-    lone_updates.install()
+    updates.install()
     with _lock:
         if _open_scopes == 0:
             for cls, method, hook in (
-                (keras.Model, "__init__", _hook_model),
-                (Trainer, "__init__", _hook_trainer),
+                (keras.Model, "__init__", partial(_hook_init, True)),
+                (Trainer, "__init__", partial(_hook_init, False)),
                 (keras.Variable, "__init__", _hook_variable),
                 (keras.Metric, "add_variable", _hook_metric_state),
                 (
@@ -86,31 +87,27 @@ def creation_hooks() -> Iterator[None]:
 HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)
 
 
-def _hook_model(original: Callable[..., None]) -> Callable[..., None]:
+def _hook_init(
+    of_model: bool, original: Callable[..., None]
+) -> Callable[..., None]:
+    """Wraps the `__init__` of models, or of trainers that are no models.
+
+    A `keras.Model` is bound once it is a layer too. Other classes may
+    initialize the trainer before or after the layer.
+    """
+
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _bind(self)
+        strategy = context.current_strategy()
+        if (
+            isinstance(self, keras.Model) is of_model
+            and strategy is not None
+            and context.in_cross_replica_context()
+        ):
+            bind_model(self, strategy)
 
     return __init__
-
-
-def _hook_trainer(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        # `_hook_model` binds a `keras.Model`, once it is a layer too. Other
-        # classes may initialize the trainer before or after the layer.
-        if not isinstance(self, keras.Model):
-            _bind(self)
-
-    return __init__
-
-
-def _bind(model: Any) -> None:
-    strategy = context.current_strategy()
-    if strategy is not None and context.in_cross_replica_context():
-        bind_model(model, strategy)
 
 
 def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
@@ -118,7 +115,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if "distribute_strategy" in vars(self):  # `_share_new_variables`
             return
-        tracing.check_creation()
+        context.check_made_in_time()
         with suspended():
             strategy = context.current_strategy()
             # With one device, a replica function may make variables as well.
@@ -145,12 +142,7 @@ def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_declaration(variable: keras.Variable) -> None:
-    """Refuses a variable that can't be kept in step on replicas.
-
-    Raises:
-        ValueError: If its synchronization is `"none"`, or its aggregation is
-            `"mean"` and its dtype is not float.
-    """
+    """Refuses a variable that can't be kept in step on replicas."""
     if variable.synchronization == "none":
         raise ValueError(
             "`NONE` variable synchronization mode is not supported with "
@@ -171,23 +163,15 @@ def _check_declaration(variable: keras.Variable) -> None:
 def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, _current.makes_metric_state = _current.makes_metric_state, True
-        try:
+        with replaced(_current, makes_metric_state=True):
             return original(self, *args, **kwargs)
-        finally:
-            _current.makes_metric_state = before
 
     return add_variable
 
 
-@contextlib.contextmanager
-def beside(reference: Any) -> Iterator[None]:
+def beside(reference: Any) -> contextlib.AbstractContextManager[None]:
     """Places variables made inside the context where `reference` is."""
-    before, _current.reference = _current.reference, reference
-    try:
-        yield
-    finally:
-        _current.reference = before
+    return replaced(_current, reference=reference)
 
 
 def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,12 +206,11 @@ def _share_new_variables() -> None:
         def make(everyone: list[Any]) -> Any:
             _check_alike(everyone)
             first_args, first_kwargs = everyone[0]
-            _current.makes_metric_state = is_metric_state
-            try:
-                with call.runner.building():
-                    return cls(*first_args, **first_kwargs)
-            finally:
-                _current.makes_metric_state = False
+            with (
+                replaced(_current, makes_metric_state=is_metric_state),
+                call.runner.building(),
+            ):
+                return cls(*first_args, **first_kwargs)
 
         own = (args, kwargs)
         return call.replica.meet("the creation of a variable", make, own)
@@ -238,8 +221,7 @@ def _share_new_variables() -> None:
 def _check_alike(everyone: list[Any]) -> None:
     """Refuses variables made at one point that replicas declare differently.
 
-    Raises:
-        ReplicaDivergenceError: If their arguments differ. Initializers may.
+    Initializers may differ.
     """
     declared = [
         (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})
@@ -283,7 +265,7 @@ def install() -> None:
     @functools.wraps(build)
     def _symbolic_build(self: keras.Model, *args: Any, **kwargs: Any) -> None:
         # Slots for a model of no strategy belong to none, in a scope too.
-        is_plain = binding_of(self) is None
+        is_plain = bound(self) is None
         with context.left() if is_plain else contextlib.nullcontext():
             build(self, *args, **kwargs)
 
@@ -301,7 +283,7 @@ def _looks_at_plain(
 
     @functools.wraps(original)
     def make_function(self: keras.Model, force: bool = False) -> Any:
-        if binding_of(self) is None:
+        if bound(self) is None:
             notice_scope(self)
             # An existing train function was checked; `compile` removes it.
             if trains and not self.train_function:

@@ -32,22 +32,23 @@ _OF_SHAPE = (
 def equal_draws() -> Iterator[set[str]]:
     """Makes Keras draw the same numbers for each row inside the context.
 
-    Yields:
-        Set of the names of the functions that have drawn.
+    Yields the names of the functions that have drawn.
     """
     drawn: set[str] = set()
     module = keras_internals.random_backend
-    given: dict[str, Callable[..., Any]] = {
-        "dropout": _dropout,
-        "categorical": _categorical,
-        "shuffle": _shuffle,
-        **dict.fromkeys(_OF_SHAPE, _of_shape),
+    # By name, the stand-in, and the function of Keras that draws for it.
+    given: dict[str, tuple[Callable[..., Any], str]] = {
+        "dropout": (_dropout, "dropout"),
+        "categorical": (_categorical, "uniform"),
+        "shuffle": (_shuffle, "shuffle"),
+        **{name: (_of_shape, name) for name in _OF_SHAPE},
     }
     originals = {name: getattr(module, name) for name in given}
     seeds = keras.random.SeedGenerator
     next_seed = seeds.next
-    for name, draw in given.items():
-        hook = functools.partial(_noted, drawn, name, draw, originals)
+    for name, (draw, source) in given.items():
+        own = functools.partial(draw, originals[source])
+        hook = functools.partial(_noted, drawn, name, own)
         setattr(module, name, hook)
     # Without the offset that keras_dist adds on each replica.
     seeds.next = getattr(next_seed, "__wrapped__", next_seed)
@@ -63,32 +64,26 @@ def _noted(
     drawn: set[str],
     name: str,
     draw: Callable[..., Any],
-    originals: dict[str, Callable[..., Any]],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     drawn.add(name)
-    return draw(originals, name, *args, **kwargs)
+    return draw(*args, **kwargs)
 
 
 def _of_shape(
-    originals: dict[str, Callable[..., Any]],
-    name: str,
-    shape: Any,
-    *args: Any,
-    **kwargs: Any,
+    original: Callable[..., Any], shape: Any, *args: Any, **kwargs: Any
 ) -> Any:
     whole = _sizes(shape)
     if not whole:
-        return originals[name](shape, *args, **kwargs)
+        return original(shape, *args, **kwargs)
     one_row = (*[1] * (len(whole) - 1), whole[-1] if whole[1:] else 1)
-    value = originals[name](one_row, *args, **kwargs)
+    value = original(one_row, *args, **kwargs)
     return ops.broadcast_to(value, tuple(whole))
 
 
 def _dropout(
-    originals: dict[str, Callable[..., Any]],
-    name: str,
+    original: Callable[..., Any],
     inputs: Any,
     rate: float,
     noise_shape: Any = None,
@@ -99,12 +94,11 @@ def _dropout(
     if noise_shape is not None and noise_shape[-1] is not None:
         last = noise_shape[-1]
     one_row = (*[1] * (sizes - 1), last)
-    return originals[name](inputs, rate, noise_shape=one_row, seed=seed)
+    return original(inputs, rate, noise_shape=one_row, seed=seed)
 
 
 def _categorical(
-    originals: dict[str, Callable[..., Any]],
-    name: str,
+    original: Callable[..., Any],
     logits: Any,
     num_samples: int,
     dtype: str = "int32",
@@ -112,18 +106,14 @@ def _categorical(
 ) -> Any:
     """Takes the largest of logits with Gumbel noise added (Gumbel, 1954)."""
     shape = (1, num_samples, logits.shape[-1])
-    uniform = originals["uniform"](shape, 1e-6, 1.0 - 1e-6, seed=seed)
+    uniform = original(shape, 1e-6, 1.0 - 1e-6, seed=seed)
     noise = ops.cast(-ops.log(-ops.log(uniform)), logits.dtype)
     scores = ops.expand_dims(logits, 1) + noise
     return ops.cast(ops.argmax(scores, axis=-1), dtype)
 
 
 def _shuffle(
-    originals: dict[str, Callable[..., Any]],
-    name: str,
-    x: Any,
-    axis: int = 0,
-    seed: Any = None,
+    original: Callable[..., Any], x: Any, axis: int = 0, seed: Any = None
 ) -> Any:
     """Returns `x` as it is: an order of rows depends on all of them."""
     return x

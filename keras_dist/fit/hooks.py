@@ -1,7 +1,8 @@
-"""Shows a warning that replicas of a step repeat once only."""
+"""Hooks on methods of Keras for replicas, and their installation."""
 
 import functools
 import inspect
+import operator
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,8 +13,8 @@ from keras import ops
 from keras import tree
 
 from keras_dist.core import context
-from keras_dist.fit import lone_updates
 from keras_dist.fit import losses
+from keras_dist.fit import updates
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.replica.probe import ProbeScope
@@ -160,14 +161,15 @@ def install() -> None:
     hook_overrides(keras.losses.Loss, "__call__", losses.hook_own_call)
     module = keras_internals.losses
     _wrap(module, "reduce_weighted_values", losses.hook_reduction)
-    _wrap(module, "scale_loss_for_distribution", losses.hook_scaling)
-    _wrap(module, "unscale_loss_for_distribution", losses.hook_unscaling)
+    for name, by in (("scale", operator.truediv), ("unscale", operator.mul)):
+        hook = functools.partial(losses.hook_scaling, by)
+        _wrap(module, f"{name}_loss_for_distribution", hook)
     install_normalization()
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
     _wrap(warnings, "warn", hook_warn)
     install_losses_of_layers()
     _wrap(keras.Layer, "add_loss", _hook_add_loss)
-    lone_updates.install()
+    updates.install()
 
 
 @functools.cache
@@ -219,17 +221,11 @@ def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
         step, scope = current_replica(), keras_internals.stateless_scope()
         if isinstance(scope, Overlay):
             scope.clear_losses(self)
-            return
-        if step is None:
+        elif step is None:
             original(self)
-            return
-        # Replicas share layers: clear this replica's losses only.
-        scope = step.scope
-        if scope.losses:
-            layers = self._flatten_layers()
-            ids = {i for layer in layers for i in layer._loss_ids}
-            scope.cleared_losses += [x for x in scope.losses if id(x) in ids]
-            scope.losses[:] = [x for x in scope.losses if id(x) not in ids]
+        else:
+            # Replicas share layers: clear this replica's losses only.
+            step.scope.clear_losses(self)
 
     return _clear_losses
 

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -24,7 +23,7 @@ from keras import tree
 
 from keras_dist.fit import hooks
 from keras_dist.fit.draws import equal_draws
-from keras_dist.internals import first_passes
+from keras_dist.internals.overrides import first_pass_wrapped
 from keras_dist.internals.overrides import own_steps
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
@@ -33,9 +32,7 @@ from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.probe import kept_attributes
 from keras_dist.replica.state import ReplicaStep
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 _ROWS_OF_A_REPLICA = 8
 _ATTEMPTS = 2
@@ -51,8 +48,7 @@ _first: "weakref.WeakKeyDictionary[keras.Model, Any]" = (
 class RehearsedStep(ReplicaStep):
     """A step that keeps assignments to itself and updates nothing.
 
-    Attributes:
-        targets: List of the losses that were differentiated, as floats.
+    `targets` are the losses that were differentiated.
     """
 
     is_rehearsal = True
@@ -76,11 +72,7 @@ class RehearsedStep(ReplicaStep):
 class _Parted:
     """A loss that differs between replicas and one device.
 
-    Args:
-        alone: Float, the loss on one device.
-        mean: Float, the mean over rows of the replicas' losses.
-        is_sum: Boolean, whether the sum of the replicas' losses is `alone`.
-        rows: Integer, number of rows compared.
+    `mean` is over the rows of all replicas, and `rows` were compared.
     """
 
     alone: float
@@ -93,7 +85,7 @@ class Rehearsal:
     """The rehearsals of one model's step."""
 
     def __init__(
-        self, model: keras.Model, runner: StepRunner, strategy: "StrategyBase"
+        self, model: keras.Model, runner: StepRunner, strategy: StrategyBase
     ) -> None:
         self._model = weakref.ref(model)
         self._runner = runner
@@ -184,7 +176,7 @@ class Rehearsal:
 
 @contextlib.contextmanager
 def first_batch_held(
-    strategy: "StrategyBase", model: keras.Model
+    strategy: StrategyBase, model: keras.Model
 ) -> Iterator[None]:
     """Keeps the first batch of a `fit` for the rehearsal of its step."""
     executor = strategy.executor
@@ -202,7 +194,7 @@ def first_batch_held(
         lambda batches: executor.watch_first(batches, see)
     ]
     # `fit` reads its training data before any other.
-    with first_passes.wrapped(lambda _: waiting.pop() if waiting else None):
+    with first_pass_wrapped(lambda _: waiting.pop() if waiting else None):
         try:
             yield
         finally:
@@ -212,7 +204,7 @@ def first_batch_held(
 _held: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
-def _is_wanted(strategy: "StrategyBase", model: keras.Model) -> bool:
+def _is_wanted(strategy: StrategyBase, model: keras.Model) -> bool:
     plan = strategy.plan
     return (
         plan.num_replicas > 1

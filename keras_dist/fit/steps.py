@@ -7,29 +7,31 @@ return what one device would have returned. The rest of the trainer is Keras'.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
 
+from keras_dist.core import nests
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit import hooks
 from keras_dist.fit.coupling import watched
+from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.rehearsal import Rehearsal
-from keras_dist.fit.updates import finish
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
+from keras_dist.replica.exchange import detached
+from keras_dist.replica.exchange import is_row_shaped
+from keras_dist.replica.exchange import join
+from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.state import ReplicaStep
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 def step_overrides(
-    model: keras.Model, runner: StepRunner, strategy: "StrategyBase"
+    model: keras.Model, runner: StepRunner, strategy: StrategyBase
 ) -> dict[str, Callable[..., Any]]:
     """Returns the instance attributes that run a model's steps on replicas."""
     hooks.install()
@@ -59,16 +61,9 @@ def step_overrides(
 
 
 def prepare_steps(model: keras.Model) -> None:
-    """Prepares a model's layers and metrics for steps on replicas."""
-    _check_layers(model)
-    hook_metrics(model)
+    """Prepares a model's metrics for steps on replicas.
 
-
-def _check_layers(model: keras.Model) -> None:
-    """Refuses layers that keep a state for each row of the batch.
-
-    Raises:
-        UnsupportedModelError: If there is one.
+    Layers that keep a state for each row of the batch are refused.
     """
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
@@ -77,13 +72,14 @@ def _check_layers(model: keras.Model) -> None:
                 "for each row of the batch, and replicas have rows of their "
                 "own. Expected: stateful=False. Or use one device."
             )
+    hook_metrics(model)
 
 
 def _run(
     model: keras.Model,
     name: str,
     runner: StepRunner,
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     kinds: Kinds,
     data: Any,
 ) -> Any:
@@ -96,6 +92,40 @@ def _run(
             watch = watched if kinds.is_first(name) else nullcontext
             with watch(step):
                 result = method(model, part)
-            return finish(step, result, join_rows=is_predicting)
+            return _finish(step, result, join_rows=is_predicting)
 
     return runner.run(on_replica, data)[0]
+
+
+def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
+    """Ends a step: commits replicas' assignments and joins their results.
+
+    `result` is the step's result on this replica. With `join_rows`, results
+    have rows of the batch, as predictions do. Else they are logs: numbers are
+    averaged over rows, and anything else is the same on each replica. Returns
+    the result that one device would have returned.
+    """
+    flush(step)
+    known = [id(leaf) in step.results for leaf in nests.flatten(result)]
+
+    def end(everyone: list[Any]) -> Any:
+        leaves, shares, writes = zip(*everyone, strict=True)
+        step.commit(writes, shares)
+        if join_rows:
+            each = step.exchange(list(zip(leaves, shares, strict=True)))
+            return join(result, each, mean_over_rows)
+        logs = [list(values) for values in zip(*leaves, strict=True)]
+        unknown = [
+            index
+            for index, values in enumerate(logs)
+            if not known[index] and not is_row_shaped(values[0])
+        ]
+        means = step.means([(logs[i], list(shares)) for i in unknown])
+        found = dict(zip(unknown, means, strict=True))
+        return nests.pack(
+            result,
+            [found.get(i, values[0]) for i, values in enumerate(logs)],
+        )
+
+    own = (detached(result), step.share, step.writes)
+    return step.replica.meet("the end of the step", end, own)

@@ -1,23 +1,33 @@
-"""The meetings that change variables: the update, and the end of a step."""
+"""Updates by optimizers: replicas meet, sum their gradients, update once.
 
+An update outside of all replicas may belong to a loop that is not distributed.
+"""
+
+import functools
+import threading
+import warnings
+import weakref
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_dist.core import nests
+from keras_dist.core import context
+from keras_dist.core.context import replaced
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.changed_gradients import warn_if_changed
-from keras_dist.fit.metrics import flush
+from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.powers import UpdatesParts
-from keras_dist.replica.exchange import detached
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.exchange import join
-from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import Writes
+from keras_dist.replica.state import current_replica
+
+SECTION = "A loop that is not distributed"
+# Optimizers whose gradients have been checked.
+_known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def update(
@@ -43,21 +53,21 @@ def update(
         # The update starts from values that the forward pass assigned, as
         # spectral normalization does.
         step.commit([_of_trainable(own) for own in writes], shares)
-        step.check_owners([*optimizer.variables, *(variables or [])])
-        step.check_trained(variables or trainable_variables(optimizer))
-        _check_gradients_add_up(step, variables, optimizer)
+        trained = variables or trainable_variables(optimizer)
+        step.check_update([*optimizer.variables, *(variables or [])], trained)
+        _check_gradients_add_up(step, trained)
         if not optimizer.built:
             with step.runner.building():
                 optimizer.build(variables)
         runner = step.runner
+        weights = [share.weight for share in shares]
         if isinstance(runner, UpdatesParts):
-            weights = [share.weight for share in shares]
             runner.update_parts(optimizer, gradients, weights, variables)
         else:
             own = variables
             if own is None:
                 own = trainable_variables(optimizer)
-            reduced = step.sum_gradients(gradients, shares, own)
+            reduced = step.sum_gradients(gradients, weights, own)
             with runner.updating(optimizer):
                 apply(optimizer, reduced, variables)
         # Called in the meeting: when a replica goes on, those before it may
@@ -76,14 +86,12 @@ def update(
 
 
 def _check_gradients_add_up(
-    step: ReplicaState,
-    variables: list[keras.Variable] | None,
-    optimizer: keras.optimizers.Optimizer,
+    step: ReplicaState, variables: Sequence[keras.Variable]
 ) -> None:
     """Refuses variables that are overwritten with their gradients."""
     if step.strategy.plan.num_replicas == 1:
         return
-    for variable in variables or trainable_variables(optimizer):
+    for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' is overwritten with its "
@@ -99,47 +107,114 @@ def _of_trainable(writes: Writes) -> Writes:
     return {key: pair for key, pair in writes.items() if pair[0].trainable}
 
 
-def finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
-    """Ends a step: commits replicas' assignments and joins their results.
+def warn_if_changed(
+    step: ReplicaState,
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable] | None,
+) -> None:
+    """Warns, once for each optimizer, of gradients that `train_step` changed.
 
-    `result` is the step's result on this replica. With `join_rows`, results
-    have rows of the batch, as predictions do. Else they are logs: numbers are
-    averaged over rows, and anything else is the same on each replica.
-
-    Returns:
-        The result that one device would have returned.
+    A replica's gradients are those of its own rows. Changes that are not
+    linear, such as clipping by norm, give other numbers there than on one
+    device.
     """
+    if not isinstance(step, ReplicaStep) or optimizer in _known:
+        return
+    if not step.looks_at_gradients:
+        # The next step remembers its gradients, so that they can be compared.
+        step.kinds.looks_at_gradients = True
+        return
+    step.kinds.looks_at_gradients = False
+    _known.add(optimizer)
+    if not step.replica.has_changed(step, gradients, variables or ()):
+        return
+    warnings.warn(
+        f"Optimizer '{optimizer.name}' was given gradients that `train_step` "
+        "has changed. There they are of each replica's own rows, and their "
+        "sum is made in `optimizer.apply`, so what is not linear in them "
+        "(clipping by norm, signs) gives other numbers than on one device. "
+        "Change them in an `apply` of your own, in a subclass of the "
+        "optimizer, which gets their sum, or use its `clipnorm`, "
+        "`global_clipnorm` or `clipvalue`.",
+        stacklevel=2,
+    )
 
-    flush(step)
-    known = [id(leaf) in step.results for leaf in nests.flatten(result)]
 
-    def end(everyone: list[Any]) -> Any:
-        leaves, shares, writes = zip(*everyone, strict=True)
-        step.commit(writes, shares)
-        if join_rows:
-            each = step.exchange(list(zip(leaves, shares, strict=True)))
-            return join(result, each, mean_over_rows)
-        logs = [list(values) for values in zip(*leaves, strict=True)]
-        known_to_all = [
-            is_known or is_row_shaped(values[0])
-            for is_known, values in zip(known, logs, strict=True)
-        ]
-        means = iter(
-            step.means(
-                [
-                    (values, list(shares))
-                    for values, is_known in zip(logs, known_to_all, strict=True)
-                    if not is_known
-                ]
-            )
-        )
-        return nests.pack(
-            result,
-            [
-                values[0] if is_known else next(means)
-                for values, is_known in zip(logs, known_to_all, strict=True)
-            ],
-        )
+class _Here(threading.local):
+    """This thread's flag for an `apply` outside of replicas."""
 
-    own = (detached(result), step.share, step.writes)
-    return step.replica.meet("the end of the step", end, own)
+    applies = False
+
+
+_here = _Here()
+
+
+def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps an optimizer's `apply`, to sum replicas' gradients before it."""
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        step = current_replica()
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+        if step is None:
+            # Not if another `apply`, a wrapper's, has called this one.
+            if not _here.applies:
+                _look_at(self, trainable_variables)
+            with replaced(_here, applies=True):
+                original(self, grads, trainable_variables)
+        elif not step.is_rehearsal:
+            update(step, self, original, grads, trainable_variables)
+
+    return apply
+
+
+@functools.cache
+def install() -> None:
+    """Wraps the `apply` of optimizers, for good."""
+    for optimizer in (
+        keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer,
+    ):
+        optimizer.apply = hook_apply(optimizer.apply)
+    # So a user's own `apply` gets the sum of gradients.
+    hook_overrides(keras.optimizers.Optimizer, "apply", hook_apply)
+
+
+def _look_at(optimizer: Any, variables: Any) -> None:
+    """Warns once of a loop that trains without ever running a replica.
+
+    A single update does not count: a program may make an optimizer's slots by
+    it.
+    """
+    if (
+        context.in_replica_function()
+        or keras_internals.stateless_scope() is not None
+    ):
+        return
+    if variables is None:
+        variables = trainable_variables(optimizer)
+    if not variables or not isinstance(variables[0], keras.Variable):
+        return
+    # A variable outside of layers may belong to something else than a model.
+    if "/" not in variables[0].path:
+        return
+    strategy = vars(variables[0]).get("distribute_strategy")
+    if strategy is None or strategy.has_run or strategy.plan.num_replicas == 1:
+        return
+    # A traced update runs again and again without passing here.
+    strategy.num_lone_updates += 2 if keras_internals.in_tf_graph() else 1
+    if strategy.num_lone_updates < 2:
+        return
+    strategy.has_run = True
+    warnings.warn(
+        f"Nothing is distributed: optimizer '{optimizer.name}' updates "
+        f"variable '{variables[0].path}' of {strategy!r} outside of `fit` and "
+        "of `strategy.run`, which were not called so far, so that one device "
+        "computes it all. Put the step into a function, and call it with "
+        "`strategy.run(step, args=(batch,))`, of a batch from "
+        "`strategy.experimental_distribute_dataset`. See "
+        f"'{SECTION}' in tutorials/errors.md.",
+        stacklevel=4,
+    )

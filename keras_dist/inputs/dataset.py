@@ -20,8 +20,8 @@ from keras_dist.inputs.feeds import GlobalFeed
 from keras_dist.inputs.iterator import BatchPlacement
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
+from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.inputs.sources.choice import source_of
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist.replica.strategy_core import StrategyBase
@@ -284,9 +284,6 @@ def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
     A `DistributedDataset` is replaced by its global batches, and so is a
     `tf.data.Dataset` with the policy `HINT`. Other data is returned as it is,
     since `fit` reads it with the other policies as on one device.
-
-    Raises:
-        ValueError: If each worker has its own dataset, by the policy `OFF`.
     """
     if isinstance(data, DistributedDataset):
         return data.global_batches()

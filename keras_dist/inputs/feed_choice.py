@@ -24,12 +24,12 @@ from keras_dist.inputs.feeds import ParallelFeed
 from keras_dist.inputs.feeds import ShardFeed
 from keras_dist.inputs.feeds import TurnsFeed
 from keras_dist.inputs.feeds import empty
+from keras_dist.inputs.sources.choice import TensorFlowSource
+from keras_dist.inputs.sources.choice import TooFewFilesError
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import own_memory
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
-from keras_dist.inputs.sources.tf_data import TooFewFilesError
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
 

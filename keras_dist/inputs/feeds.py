@@ -20,6 +20,7 @@ from keras_dist.core.rows import describe
 from keras_dist.core.rows import named_leaves
 from keras_dist.core.rows import shape_of
 from keras_dist.core.rows import sliceable
+from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import RepeatableBatches
@@ -27,7 +28,6 @@ from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import like
 from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.inputs.sources.source import own_memory
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
 
 
 class Feed(ABC):

@@ -69,7 +69,6 @@ from keras.src.utils import module_utils
 from keras.src.utils.backend_utils import in_tf_graph
 
 from keras_dist.core import context
-from keras_dist.core import tracing
 from keras_dist.errors import UnsupportedKerasError
 
 # The class that has `fit` and its relatives. It can be mixed into a layer.
@@ -107,67 +106,18 @@ _COMPILATION = "keras_dist_compilation"
 _CALL_CONTEXT = "current_call_ctx"
 _LAYER_CALL = inspect.unwrap(keras.Layer.__call__).__code__
 
+# Names of Keras that other modules import from here.
 __all__ = [
     "EpochIterator",
     "GeneratorDataAdapter",
-    "OneBatch",
-    "LayerCall",
     "Saveable",
-    "Trainer",
-    "all_metrics",
-    "all_variables",
-    "build_from",
-    "build_without_values",
-    "check_keras",
-    "compile_arguments",
-    "get_mask",
-    "global_seed",
-    "hook_cloning",
-    "hook_files",
     "in_tf_graph",
-    "is_grain_dataset",
-    "is_tf_dataset",
-    "is_torch_dataloader",
-    "inherit_thread_state",
-    "innermost_call",
-    "is_of_keras",
-    "is_seed",
-    "kept_call_context",
-    "learning_rate_of",
     "losses",
-    "make_global_seed",
-    "name_counts",
-    "random_backend",
-    "read_with_workers",
-    "set_global_seed",
-    "set_initial_epoch",
-    "set_mask",
-    "set_name_counts",
-    "tf_dataset_of_rows",
-    "has_value",
-    "name_like",
-    "set_learning_rate_of",
-    "set_stateless_scope",
-    "set_uninitialized",
-    "set_value",
-    "stateless_scope",
-    "thread_state",
-    "track_variable",
-    "trainable_variables",
-    "update_with",
-    "uses_weight_decay",
-    "value_of",
-    "with_gradients",
 ]
 
 
 def check_keras() -> None:
-    """Refuses a Keras that keras_dist does not support.
-
-    Raises:
-        UnsupportedKerasError: If its version is outside of the range that we
-            test, or if its NNX mode is on.
-    """
+    """Refuses a Keras that keras_dist does not support."""
     version = tuple(int(part) for part in keras.__version__.split(".")[:2])
     if not OLDEST_KERAS <= version < FIRST_KERAS_TOO_NEW:
         oldest, too_new = (
@@ -216,7 +166,7 @@ def make_global_seed() -> None:
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
         state = random.getstate()
         # The generator is no variable of the compiled function that runs now.
-        with context.in_replica(None), tracing.refusing_variables(None):
+        with context.in_replica(None), context.refusing_variables(None):
             global_seed_generator()
         random.setstate(state)
 
@@ -372,7 +322,7 @@ def thread_state() -> dict[str, Any]:
     }
     # Each thread gets a list of its own, which begins with the same names.
     state[_NAMES] = tuple(global_state.get_global_attribute(_NAMES) or ())
-    state[_COMPILATION] = tracing.thread_state()
+    state[_COMPILATION] = context.tracing_state()
     return state
 
 
@@ -384,7 +334,7 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
     """
     for name, value in state.items():
         if name == _COMPILATION:
-            tracing.inherit(value)
+            context.inherit_tracing(value)
             continue
         own = list(value) if name == _NAMES else value
         global_state.set_global_attribute(name, own)
@@ -440,6 +390,16 @@ def set_stateless_scope(
     before = stateless_scope()
     global_state.set_global_attribute("stateless_scope", scope)
     return before
+
+
+@contextlib.contextmanager
+def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
+    """Makes a stateless scope, or none, this thread's inside the context."""
+    before = set_stateless_scope(scope)
+    try:
+        yield
+    finally:
+        set_stateless_scope(before)
 
 
 def set_uninitialized(

@@ -13,10 +13,10 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_dist.core.nests import hidden_field
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.nests import regroup
-from keras_dist.core.objects import hidden_field
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica

@@ -35,21 +35,6 @@ class ReplicaRunner(ABC):
         """
 
     @abstractmethod
-    def weighted_sum(
-        self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
-    ) -> list[Any]:
-        """Sums gradients over all replicas, in as few collectives as possible.
-
-        Args:
-            gradients: For each local replica, its gradients, `None` where there
-                is none.
-            weights: For each local replica, a float or float scalar tensor.
-
-        Returns:
-            List with a gradient for each variable, `None` where no replica has
-            one.
-        """
-
     def sum_gradients(
         self,
         replica: Replica,
@@ -57,18 +42,21 @@ class ReplicaRunner(ABC):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """Sums gradients as `weighted_sum` does, in a meeting of a step.
+        """Sums gradients over all replicas, in as few collectives as possible.
+
+        It is called once, in a meeting of the replicas.
 
         Args:
-            replica: One of the step's replicas.
-            gradients: As for `weighted_sum`.
-            weights: As for `weighted_sum`.
+            replica: One of them.
+            gradients: For each local replica, its gradients, `None` where there
+                is none.
+            weights: For each local replica, a float or float scalar tensor.
             variables: Sequence of the gradients' variables.
 
         Returns:
-            As `weighted_sum`.
+            List with a gradient for each variable, `None` where no replica has
+            one.
         """
-        return self.weighted_sum(gradients, weights)
 
     def updating(
         self, optimizer: keras.optimizers.Optimizer

@@ -130,12 +130,13 @@ def _divergence(variable: Any, values: Sequence[Any]) -> Exception:
     return ReplicaDivergenceError(
         f"Replicas left different values in variable '{variable.path}', whose "
         "aggregation is 'none'. Received: "
-        f"{[_summary(value) for value in values]}. Expected: the same value "
+        f"{[summary(value) for value in values]}. Expected: the same value "
         "on each replica. Make the variable with `aggregation='mean'`, "
         "'sum' or 'only_first_replica', or with `synchronization='on_read'` "
         "for a value of each replica's own."
     )
 
 
-def _summary(value: Any) -> str:
+def summary(value: Any) -> str:
+    """Shows a tensor's numbers in an error, the first and last of many."""
     return np.array2string(ops.convert_to_numpy(value), threshold=6)

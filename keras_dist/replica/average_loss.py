@@ -188,10 +188,7 @@ def _average(total: Any, rows: Any, size: Any) -> Any:
     elif size is not None and step is not None:
         # In `fit`, gradients are weighted by the replica's share of the rows.
         total = scaled(total, step.share.inverse)
-    return _quotient(total, rows if size is None else size)
-
-
-def _quotient(total: Any, size: Any) -> Any:
+    size = rows if size is None else size
     if isinstance(size, (int, np.integer)):
         return total / max(int(size), 1)
     return ops.divide_no_nan(total, ops.cast(size, total.dtype))

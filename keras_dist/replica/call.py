@@ -4,12 +4,10 @@ import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
 import keras
-import numpy as np
 
 from keras_dist.core import context
 from keras_dist.core.components import VariableComponent
@@ -20,25 +18,23 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.aggregation import aggregate
 from keras_dist.replica.aggregation import agreed_value
 from keras_dist.replica.aggregation import set_all_components
+from keras_dist.replica.aggregation import summary
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.replica_context import ReplicaContext
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import Writes
-from keras_dist.replica.state import current_call
-from keras_dist.replica.state import set_current_call
+from keras_dist.replica.state import calling
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.variables import DistributedVariable
 from keras_dist.replica.variables import MirroredVariable
 from keras_dist.replica.variables import written
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
-
 
 T = TypeVar("T")
 
@@ -52,20 +48,15 @@ class ReplicaCall(ReplicaState):
     """
 
     def __init__(
-        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+        self, replica: Replica, runner: ReplicaRunner, strategy: StrategyBase
     ) -> None:
         super().__init__(replica, runner, strategy)
         self.context = ReplicaContext(strategy, replica.id, replica)
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        before = current_call()
-        with context.in_replica(self.strategy, self.context):
-            set_current_call(self)
-            try:
-                yield
-            finally:
-                set_current_call(before)
+        with context.in_replica(self.strategy, self.context), calling(self):
+            yield
 
     def read(self, variable: keras.Variable) -> Any:
         check_owner(variable, self.strategy)
@@ -78,7 +69,7 @@ class ReplicaCall(ReplicaState):
     def write(self, variable: keras.Variable, value: Any) -> None:
         check_owner(variable, self.strategy)
         if not isinstance(variable, (MirroredVariable, SyncOnReadVariable)):
-            with self.suspended():
+            with opened(None):
                 variable.assign(value)
         elif isinstance(variable, SyncOnReadVariable):
             self.replica.check_write(variable)
@@ -89,15 +80,6 @@ class ReplicaCall(ReplicaState):
             if held is not None:  # `None`: it was written in place
                 self.scope.state_mapping[id(variable)] = value = held
             self.writes[id(variable)] = (variable, value)
-
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Reads and writes variables directly, outside the replica's scope."""
-        scope = keras_internals.set_stateless_scope(None)
-        try:
-            yield
-        finally:
-            keras_internals.set_stateless_scope(scope)
 
     def assign(
         self, variable: MirroredVariable, method: str, value: Any
@@ -142,20 +124,24 @@ class ReplicaCall(ReplicaState):
         self.scope.state_mapping.clear()
         return result
 
-    def check_owners(self, variables: Sequence[keras.Variable]) -> None:
-        for variable in variables:
+    def check_update(
+        self,
+        changed: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+    ) -> None:
+        for variable in changed:
             check_owner(variable, self.strategy)
-
-    def check_trained(self, variables: Sequence[keras.Variable]) -> None:
-        for variable in variables:
-            check_belongs(variable, self.strategy)
+        for variable in trained:
+            _check_belongs(variable, self.strategy)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
-        written = {key: own[key][0] for own in writes for key in own}
+        written: dict[int, Any] = {
+            key: own[key][0] for own in writes for key in own
+        }
         agreed, on_read = [], []
         for key, variable in written.items():
             values = [
-                own[key][1] if key in own else self._unwritten(variable, index)
+                own[key][1] if key in own else variable.component_value(index)
                 for index, own in enumerate(writes)
             ]
             if isinstance(variable, SyncOnReadVariable):
@@ -170,11 +156,11 @@ class ReplicaCall(ReplicaState):
     def sum_gradients(
         self,
         gradients: Sequence[Sequence[Any]],
-        shares: Sequence[Share],
+        weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
         if self.strategy.cross_device_ops is None:
-            return super().sum_gradients(gradients, shares, variables)
+            return super().sum_gradients(gradients, weights, variables)
         columns = [
             [gradient for gradient in each if gradient is not None]
             for each in zip(*gradients, strict=True)
@@ -188,16 +174,9 @@ class ReplicaCall(ReplicaState):
         """Returns a mirrored variable's new value, given each replica's."""
         return agreed_value(variable, values)
 
-    def _unwritten(self, variable: Any, index: int) -> Any:
-        return variable.component_value(index)
 
-
-def check_belongs(variable: Any, strategy: object) -> None:
-    """Refuses to train a Keras variable that belongs to no strategy.
-
-    Raises:
-        StrategyMismatchError: If it was made outside of any scope.
-    """
+def _check_belongs(variable: Any, strategy: object) -> None:
+    """Refuses to train a Keras variable that was made outside of any scope."""
     # The framework's own variables, such as a `tf.Variable`, are allowed.
     is_keras = isinstance(variable, keras.Variable)
     if is_keras and "distribute_strategy" not in vars(variable):
@@ -211,13 +190,9 @@ def check_belongs(variable: Any, strategy: object) -> None:
 
 
 def run_on_replicas(
-    strategy: "StrategyBase", runner: ReplicaRunner, fn: Any
+    strategy: StrategyBase, runner: ReplicaRunner, fn: Any
 ) -> list[Any]:
-    """Calls `fn(index)` once for each replica, in replica context.
-
-    Returns:
-        List of its results, in replica order.
-    """
+    """Calls `fn(index)` for each replica, in replica context."""
 
     def on_replica(replica: Replica) -> Any:
         with ReplicaCall(replica, runner, strategy) as call:
@@ -237,9 +212,7 @@ def run_on_replicas(
 def check_scope(call: ReplicaCall) -> None:
     """Refuses a replica function that removed or replaced its replica's scope.
 
-    Raises:
-        UnsupportedModelError: After `keras.utils.clear_session`, or with a
-            `keras.StatelessScope` left open.
+    `keras.utils.clear_session` removes it.
     """
     if keras_internals.stateless_scope() is not call.scope:
         raise UnsupportedModelError(
@@ -251,7 +224,7 @@ def check_scope(call: ReplicaCall) -> None:
         )
 
 
-def run_on_one(strategy: "StrategyBase", fn: Any) -> Any:
+def run_on_one(strategy: StrategyBase, fn: Any) -> Any:
     """Calls `fn(0)` in replica context for a strategy with one replica."""
     with (
         strategy.executor.creation_scope(),
@@ -270,13 +243,8 @@ class CopyCall(ReplicaCall):
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        before = current_call()
-        with self.strategy.cross_replica():
-            set_current_call(self)
-            try:
-                yield
-            finally:
-                set_current_call(before)
+        with self.strategy.cross_replica(), calling(self):
+            yield
 
     def read(self, variable: keras.Variable) -> Any:
         if isinstance(variable, DistributedVariable):
@@ -288,7 +256,7 @@ class CopyCall(ReplicaCall):
             self.scope.state_mapping[id(variable)] = value
             self.writes[id(variable)] = (variable, value)
         else:
-            with self.suspended():
+            with opened(None):
                 variable.assign(value)
 
     def assign(self, variable: Any, method: str, value: Any) -> Any:
@@ -296,10 +264,7 @@ class CopyCall(ReplicaCall):
 
     def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
         def error() -> Exception:
-            each = [
-                np.array2string(keras.ops.convert_to_numpy(v), threshold=6)
-                for v in values
-            ]
+            each = [summary(value) for value in values]
             return ReplicaDivergenceError(
                 f"An update left the copies of variable '{variable.path}' "
                 f"different. Received: {each}. Expected: the same value for "
@@ -335,16 +300,13 @@ class CopyVariable(VariableComponent):
 
 
 def run_on_copies(
-    strategy: "StrategyBase",
+    strategy: StrategyBase,
     runner: ReplicaRunner,
     fn: Callable[[int, CopyCall], Any],
 ) -> list[Any]:
     """Calls `fn(index, call)` for each replica's copies, on its device.
 
-    `call` is the `CopyCall` of the replica.
-
-    Returns:
-        List of its results, in replica order.
+    `call` is the `CopyCall` of the replica. Returns the results in order.
     """
 
     def on_replica(replica: Replica) -> Any:

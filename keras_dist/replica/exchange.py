@@ -6,7 +6,6 @@ They are rows, means and sums, and what replicas assigned to variables.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
@@ -19,9 +18,7 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import ReplicaGroup
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
 Combine = Callable[[list[Any], list[Share]], Any]
@@ -152,6 +149,16 @@ def is_row_shaped(value: Any) -> bool:
     return len(getattr(value, "shape", ())) > 0
 
 
+def may_be_rows(size: int | None, rows: Any) -> bool:
+    """Returns whether an axis may have one or several values for each row.
+
+    `rows` is a replica's number of rows. In a graph neither may be known.
+    """
+    if size is None or not isinstance(rows, int):
+        return size is None
+    return size % max(rows, 1) == 0
+
+
 def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
     """Concatenates replicas' rows in order, without replicas that have none."""
     kept = [
@@ -177,9 +184,6 @@ def with_other_workers(
     `alike`, so are those of this worker's replicas, so that results computed
     from the entries are the same everywhere to the last digit. `combine` joins
     values without rows, given values and shares.
-
-    Returns:
-        List of entries, in replica order.
     """
     workers = group.workers
     if workers is None:
@@ -281,7 +285,7 @@ def check_integers(variable: Any, values: list[Any]) -> None:
 
 def totals(
     given: Sequence[tuple[Any, list[Any], list[Share]]],
-    workers: "Workers | None",
+    workers: Workers | None,
 ) -> list[Any]:
     """Returns the new values of variables that every replica has added to.
 

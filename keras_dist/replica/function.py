@@ -11,8 +11,8 @@ import keras
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.context import inlines
 from keras_dist.core.nests import map_nest
-from keras_dist.core.tracing import inlines
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.front_end import CompiledFunction
@@ -70,17 +70,14 @@ class Function(CompiledFunction):
     def _key_of(self, instance: Any) -> object:
         found = self._bound.get(id(instance))
         if found is None or found[0]() is not instance:
-            forget = functools.partial(_forget, self._bound, id(instance))
+            # Called with the reference, as the default of `pop`.
+            forget = functools.partial(self._bound.pop, id(instance))
             found = weakref.ref(instance, forget), _Key()
             self._bound[id(instance)] = found
         return found[1]
 
     def __repr__(self) -> str:
         return f"<keras_dist.function {self.name}>"
-
-
-def _forget(bound: dict[int, Any], key: int, _: object) -> None:
-    bound.pop(key, None)
 
 
 class _Key:

@@ -1,15 +1,103 @@
 """Gradients with respect to Keras variables and tensors, on each backend."""
 
+import contextlib
+import functools
+import threading
+from abc import ABC
+from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
+from keras import tree
 
+from keras_dist.core.rows import scaled
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.backend import get_backend
-from keras_dist.replica.differentiation import Differentiates
-from keras_dist.replica.differentiation import differentiating
+from keras_dist.replica.scopes import values_are_replaced
+from keras_dist.replica.state import current_step
+
+# The value, the function's other result, and the gradients: first those of the
+# variables, then those of the tensors.
+Differentiated = tuple[Any, Any, list[Any]]
+
+
+class Differentiates(ABC):
+    """A `Backend` that can differentiate functions of Keras variables."""
+
+    @abstractmethod
+    def differentiate(
+        self,
+        fn: Callable[..., tuple[Any, Any]],
+        variables: Sequence[keras.Variable],
+        tensors: Sequence[Any],
+    ) -> Differentiated:
+        """Calls `fn(*tensors)` once, and differentiates its first result.
+
+        Values that `fn` assigns to variables are in place when this returns.
+
+        Args:
+            fn: Callable. Returns a tuple of a float scalar and anything.
+            variables: Sequence of different float variables.
+            tensors: Sequence of float tensors.
+
+        Returns:
+            Tuple of the scalar, the other result of `fn`, and a list of
+            gradients, those of the variables first: `None` for each that `fn`
+            did not use.
+        """
+
+
+class _Current(threading.local):
+    """The number of functions around this code that are differentiated."""
+
+    depth = 0
+
+
+# An attribute and no function, because each `strategy.run` looks at it.
+current = _Current()
+
+
+@contextlib.contextmanager
+def differentiating() -> Iterator[None]:
+    """Marks that this thread calls a function that is differentiated."""
+    current.depth += 1
+    try:
+        yield
+    finally:
+        current.depth -= 1
+
+
+def check_run_counts(strategy: Any) -> None:
+    """Refuses `strategy.run` where a derivative would not reach the replicas.
+
+    Replicas read the variables themselves, in threads or in programs of their
+    own, so that a tape or replaced values outside of `run` have no effect.
+    """
+    if current.depth:
+        raise UnsupportedModelError(
+            "`strategy.run` was called in a function that is being "
+            f"differentiated. Received: {strategy!r}, whose "
+            f"{strategy.num_replicas_in_sync} replicas no gradient from "
+            "outside reaches. Expected: `keras_dist.gradient` or "
+            "`value_and_grad` in the function that `strategy.run` calls, on "
+            "each replica, and the gradients summed after that: "
+            "`strategy.reduce('SUM', strategy.run(lambda: "
+            "keras_dist.gradient(loss_fn, variables)), axis=None)`, or "
+            "`optimizer.apply` in the replica function."
+        )
+    if values_are_replaced():
+        raise UnsupportedModelError(
+            "`strategy.run` was called in a `keras.StatelessScope`, whose "
+            "values of variables replicas would not see. Received: "
+            f"{strategy!r}, with {strategy.num_replicas_in_sync} replicas. "
+            "Expected: no scope around `run`. Open it in the function that "
+            "`strategy.run` calls, on each replica."
+        )
 
 
 def value_and_grad(
@@ -211,3 +299,56 @@ def _scalar(value: Any) -> Any:
             "Reduce it, for instance with keras_dist.compute_average_loss."
         )
     return value
+
+
+def hook_custom_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a framework's `custom_gradient`, to rescale on replicas."""
+
+    @functools.wraps(original)
+    def custom_gradient(f: Callable[..., Any]) -> Any:
+        if (getattr(f, "__module__", None) or "").startswith("keras_dist"):
+            return original(f)  # keras_dist's own are linear.
+
+        @functools.wraps(f)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            found = f(*args, **kwargs)
+            step = current_step()
+            if step is None or not isinstance(found, tuple) or len(found) != 2:
+                return found
+            weight, inverse = step.share.weight, step.share.inverse
+            if isinstance(weight, float) and weight == 1.0:
+                return found
+            outputs, backward = found
+            return outputs, _of_one_device(backward, weight, inverse)
+
+        return original(forward)
+
+    return custom_gradient
+
+
+def _of_one_device(
+    backward: Callable[..., Any], weight: Any, inverse: Any
+) -> Callable[..., Any]:
+    @functools.wraps(backward)
+    def weighed(*args: Any, **kwargs: Any) -> Any:
+        # PyTorch passes gradients by name, after the inputs.
+        if "upstream" in kwargs:
+            kwargs["upstream"] = _scaled(kwargs["upstream"], weight)
+        else:
+            args = tuple(_scaled(each, weight) for each in args)
+        return _scaled(backward(*args, **kwargs), inverse)
+
+    return weighed
+
+
+def _scaled(nest: Any, factor: Any) -> Any:
+    def one(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype"):
+            return leaf
+        if hasattr(leaf, "dense_shape"):  # a sparse gradient
+            values = scaled(leaf.values, factor)
+            return type(leaf)(values, leaf.indices, leaf.dense_shape)
+        dtype = keras.backend.standardize_dtype(leaf.dtype)
+        return scaled(leaf, factor) if "float" in dtype else leaf
+
+    return tree.map_structure(one, nest)

@@ -8,7 +8,6 @@ again on a few rows.
 import re
 import warnings
 import weakref
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -18,15 +17,13 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.plugin.randomness import everyones_texts
+from keras_dist.plugin.workers import Workers
 from keras_dist.replica.exchange import is_float
 from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.probe import probe
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.sums import Found
 from keras_dist.replica.sums import Kind
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
 
 _OF_KERAS = "Exception encountered when calling"
 _PROVE = "`strategy.verify(model, x, y)` compares with one device."
@@ -79,9 +76,6 @@ class Kinds:
         """Scales a layer's loss so that its mean over rows is the global loss.
 
         `owner` is the layer whose `add_loss` was called.
-
-        Raises:
-            UnsupportedModelError: If it is neither a sum nor a mean over rows.
         """
         call = keras_internals.innermost_call()
         kind = Kind.UNKNOWN
@@ -167,7 +161,7 @@ class Kinds:
     def _agree(
         self,
         step: ReplicaStep,
-        workers: "Workers",
+        workers: Workers,
         layer: keras.Layer,
         found: Found,
     ) -> None:

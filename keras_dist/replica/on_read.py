@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 from keras_dist.core.components import Component
-from keras_dist.core.tracing import inlines
+from keras_dist.core.context import inlines
 from keras_dist.internals import keras_internals
 from keras_dist.replica.aggregation import set_all_components
 from keras_dist.replica.variables import DistributedVariable

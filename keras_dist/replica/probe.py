@@ -14,7 +14,7 @@ from keras import tree
 
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.state import ReplicaStep
@@ -261,7 +261,9 @@ def _observed(
     scope = ProbeScope(step, call, attempt.shift, reseeded)
     with opened(scope):
         call.again(args, kwargs)
-    terms = [_to_numpy(ops.sum(_to_float(term))) for term in scope.terms]
+    terms = [
+        _to_numpy(ops.sum(ops.cast(term, "float32"))) for term in scope.terms
+    ]
     changes = {
         key: (
             variable,
@@ -271,10 +273,6 @@ def _observed(
         if not keras_internals.is_seed(variable) and key not in scope.alike
     }
     return terms, changes
-
-
-def _to_float(value: Any) -> Any:
-    return ops.cast(value, "float32")
 
 
 def _to_numpy(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -13,8 +12,8 @@ from keras_dist.core import context
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import like
 from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import refuse_objects
 from keras_dist.core.nests import regroup
-from keras_dist.core.objects import refuse_objects
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_numbers
@@ -23,9 +22,7 @@ from keras_dist.core.reduction import parse_reduce_op
 from keras_dist.plugin.replica import OnlyReplica
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.state import current_step
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 class ReplicaContext:
@@ -53,7 +50,7 @@ class ReplicaContext:
 
     def __init__(
         self,
-        strategy: "StrategyBase",
+        strategy: StrategyBase,
         replica_id_in_sync_group: int,
         replica: Replica | None = None,
     ) -> None:
@@ -62,7 +59,7 @@ class ReplicaContext:
         self._replica = replica or OnlyReplica(strategy.cross_replica)
 
     @property
-    def strategy(self) -> "StrategyBase":
+    def strategy(self) -> StrategyBase:
         """The strategy that runs the replica."""
         return self._strategy
 

@@ -14,14 +14,15 @@ from typing import Any
 import keras
 
 from keras_dist.internals import keras_internals
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
+from keras_dist.replica.state import LayerScope
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_replica
 
 Eagerly = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
-class Overlay(keras.StatelessScope):
+class Overlay(LayerScope):
     """Values of some variables over those of the scope that is open.
 
     Assignments go to the scope below at once. `values` are pairs of a variable
@@ -41,13 +42,10 @@ class Overlay(keras.StatelessScope):
         values: Iterable[tuple[keras.Variable, Any]] = (),
         eagerly: Eagerly = contextlib.nullcontext,
     ) -> None:
-        super().__init__(collect_losses=True, initialize_variables=False)
+        super().__init__()
         self.below = keras_internals.stateless_scope()
         self.eagerly = eagerly
         self.was_read: set[int] = set()
-        # Layers know losses by `id`, so cleared ones are kept: no other loss
-        # may get the same `id` meanwhile.
-        self.cleared_losses: list[Any] = []
         for variable, value in values:
             self.state_mapping[id(variable)] = value
 
@@ -65,21 +63,6 @@ class Overlay(keras.StatelessScope):
     def forget(self, variable: keras.Variable) -> None:
         """Removes a variable's value, so that it is read from below."""
         self.state_mapping.pop(id(variable), None)
-
-    def clear_losses(self, layer: keras.Layer) -> None:
-        """Clears a layer's losses, as `Layer._clear_losses`, in this scope."""
-        if self.losses:
-            ids = {
-                i for each in layer._flatten_layers() for i in each._loss_ids
-            }
-            self.cleared_losses += [x for x in self.losses if id(x) in ids]
-            self.losses[:] = [x for x in self.losses if id(x) not in ids]
-
-    def release(self) -> None:
-        """Drops all values and losses that the overlay holds."""
-        self.state_mapping.clear()
-        self.losses.clear()
-        self.cleared_losses.clear()
 
 
 class Recording(Overlay):

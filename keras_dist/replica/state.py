@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
 from typing import Any
 from typing import Self
 
@@ -17,9 +17,11 @@ import keras
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.context import replaced
 from keras_dist.core.rows import Share
 from keras_dist.errors import MetricMergeError
 from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.exchange import Combine
@@ -32,10 +34,8 @@ from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.exchange import sum_over_rows
 from keras_dist.replica.exchange import totals
 from keras_dist.replica.exchange import with_other_workers
+from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.sums import Kind
-
-if TYPE_CHECKING:
-    from keras_dist.replica.strategy_core import StrategyBase
 
 
 class _Current(threading.local):
@@ -60,9 +60,11 @@ def current_call() -> "ReplicaState | None":
     return _current.call
 
 
-def set_current_call(call: "ReplicaState | None") -> None:
-    """Sets this thread's state in a replica function."""
-    _current.call = call
+def calling(
+    call: "ReplicaState",
+) -> contextlib.AbstractContextManager[None]:
+    """Makes a state this thread's, of a replica function, in the context."""
+    return replaced(_current, call=call)
 
 
 def current_replica() -> "ReplicaState | None":
@@ -82,30 +84,46 @@ def outside_replicas(
     Variables are read and written directly inside. `state` is the replica's,
     if this thread runs no replica itself.
     """
-    step, call = _current.step, _current.call
-    _current.step = _current.call = None
-    scope = keras_internals.set_stateless_scope(None)
-    try:
-        with contextlib.ExitStack() as stack:
-            state = step or call or state
-            if state is not None:
-                stack.enter_context(context.in_replica(None))
-                stack.enter_context(context.entered(state.strategy))
-            yield
-    finally:
-        keras_internals.set_stateless_scope(scope)
-        _current.step, _current.call = step, call
+    state = current_replica() or state
+    with (
+        replaced(_current, step=None, call=None),
+        opened(None),
+        state.strategy.cross_replica() if state else nullcontext(),
+    ):
+        yield
 
 
-class ReplicaScope(keras.StatelessScope):
+class LayerScope(keras.StatelessScope):
+    """A scope in which layers add losses, and clear their own."""
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True, initialize_variables=False)
+        # Losses removed from `losses` live on until the scope ends: layers know
+        # theirs by `id`, which no other loss must get meanwhile.
+        self._cleared_losses: list[Any] = []
+
+    def clear_losses(self, layer: keras.Layer) -> None:
+        """Clears a layer's losses, as `Layer._clear_losses`, in this scope."""
+        if self.losses:
+            ids = {
+                i for each in layer._flatten_layers() for i in each._loss_ids
+            }
+            self._cleared_losses += [x for x in self.losses if id(x) in ids]
+            self.losses[:] = [x for x in self.losses if id(x) not in ids]
+
+    def release(self) -> None:
+        """Drops all values and losses that the scope holds."""
+        self.state_mapping.clear()
+        self.losses.clear()
+        self._cleared_losses.clear()
+
+
+class ReplicaScope(LayerScope):
     """The scope through which a replica reads and assigns variables."""
 
     def __init__(self, state: "ReplicaState") -> None:
-        super().__init__(collect_losses=True, initialize_variables=False)
+        super().__init__()
         self._state = state
-        # Losses removed from `losses` live on until the step ends: layers know
-        # theirs by `id`, which no other loss must get meanwhile.
-        self.cleared_losses: list[Any] = []
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = self.state_mapping.get(id(variable))
@@ -117,12 +135,6 @@ class ReplicaScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         self._state.write(*update)
-
-    def forget(self) -> None:
-        """Drops all values and losses that the scope holds."""
-        self.state_mapping.clear()
-        self.losses.clear()
-        self.cleared_losses.clear()
 
 
 class ReplicaState(ABC):
@@ -137,7 +149,7 @@ class ReplicaState(ABC):
     is_rehearsal = False
 
     def __init__(
-        self, replica: Replica, runner: ReplicaRunner, strategy: "StrategyBase"
+        self, replica: Replica, runner: ReplicaRunner, strategy: StrategyBase
     ) -> None:
         self.replica = replica
         self.runner = runner
@@ -153,14 +165,13 @@ class ReplicaState(ABC):
     def __enter__(self) -> Self:
         self._exits = contextlib.ExitStack()
         self._exits.enter_context(self._entered())
-        before = keras_internals.set_stateless_scope(self.scope)
-        self._exits.callback(keras_internals.set_stateless_scope, before)
+        self._exits.enter_context(opened(self.scope))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._exits.close()
         # The scope refers back to this object: free its tensors now.
-        self.scope.forget()
+        self.scope.release()
         self.writes = {}
 
     @abstractmethod
@@ -193,15 +204,14 @@ class ReplicaState(ABC):
     def sum_gradients(
         self,
         gradients: Sequence[Sequence[Any]],
-        shares: Sequence[Share],
+        weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """Sums gradients over replicas, weighted by their shares.
+        """Sums gradients over replicas, weighted by replica, in a meeting.
 
-        Called once in a meeting. `gradients` has a sequence of each replica,
-        with `None` where there is none.
+        `gradients` has a sequence of each replica, with `None` where there is
+        none.
         """
-        weights = [share.weight for share in shares]
         return self.runner.sum_gradients(
             self.replica, gradients, weights, variables
         )
@@ -232,11 +242,12 @@ class ReplicaState(ABC):
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
         """Notes variables that each replica gives the same values."""
 
-    def check_owners(self, variables: Sequence[keras.Variable]) -> None:
-        """Refuses to update variables of another strategy, or does nothing."""
-
-    def check_trained(self, variables: Sequence[keras.Variable]) -> None:
-        """Refuses to train variables of no strategy, or does nothing."""
+    def check_update(
+        self,
+        changed: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+    ) -> None:
+        """Refuses variables of others to change, or of none to train."""
 
     def forget(self, variables: Iterable[keras.Variable]) -> None:
         """Has variables read again, because a meeting has changed them."""
@@ -264,7 +275,7 @@ class ReplicaStep(ReplicaState):
         self,
         replica: Replica,
         runner: ReplicaRunner,
-        strategy: "StrategyBase",
+        strategy: StrategyBase,
         kinds: Any,
     ) -> None:
         super().__init__(replica, runner, strategy)
@@ -279,12 +290,8 @@ class ReplicaStep(ReplicaState):
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        with context.in_replica(self.strategy):
-            _current.step = self
-            try:
-                yield
-            finally:
-                _current.step = None
+        with context.in_replica(self.strategy), replaced(_current, step=self):
+            yield
 
     def check(self, writes: Sequence[Writes]) -> None:
         for variable, values, _ in by_variable(writes, writes):
@@ -357,14 +364,9 @@ class ReplicaStep(ReplicaState):
     def differentiated(self, targets: Any) -> None:
         """Notes losses whose gradients were asked for, in a rehearsal."""
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> contextlib.AbstractContextManager[None]:
         """Has code inside run on gathered rows, as on one device."""
-        _current.step = None
-        try:
-            yield
-        finally:
-            _current.step = self
+        return replaced(_current, step=None)
 
     def exchange(
         self,

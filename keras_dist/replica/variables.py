@@ -21,7 +21,7 @@ from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import PerReplica
 from keras_dist.core.values import framed
 from keras_dist.internals import keras_internals
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.home import ShardedHome
 from keras_dist.replica.scopes import Overlay

@@ -12,7 +12,7 @@ import keras
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
-from keras_dist.internals.stateless import opened
+from keras_dist.internals.keras_internals import opened
 from keras_dist.sharding.parts import Parts
 from keras_dist.sharding.supported import inner_of
 from keras_dist.sharding.supported import settings_of

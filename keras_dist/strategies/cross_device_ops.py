@@ -147,7 +147,10 @@ class CrossDeviceOps:
         options: CommunicationOptions,
     ) -> Any:
         """Implements `reduce`, with checked arguments; subclasses define it."""
-        raise self._lacks("reduce_implementation")
+        raise NotImplementedError(
+            "A cross-device operation has to define `reduce_implementation`. "
+            f"Received: {type(self).__name__}, which does not."
+        )
 
     def batch_reduce_implementation(
         self,
@@ -165,12 +168,6 @@ class CrossDeviceOps:
         """Implements `broadcast`; by default the backend copies the tensor."""
         executor = executor_for(tensor, destinations)
         return spread(tensor, devices_at(destinations, executor), executor)
-
-    def _lacks(self, method: str) -> NotImplementedError:
-        return NotImplementedError(
-            f"A cross-device operation has to define `{method}`. Received: "
-            f"{type(self).__name__}, which does not."
-        )
 
 
 class ReductionToOneDevice(CrossDeviceOps):

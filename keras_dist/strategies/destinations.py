@@ -44,10 +44,6 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
     `destinations` is a device's name, a variable (for the devices of its
     copies), a per-replica value or a tensor (for its devices), or a list or
     tuple of those.
-
-    Raises:
-        DeviceError: If a device is unreadable or absent.
-        ValueError: If the list or tuple is empty.
     """
     if isinstance(destinations, (list, tuple)):
         if not destinations:

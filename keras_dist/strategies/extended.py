@@ -22,8 +22,8 @@ from keras_dist.fit.creation import beside
 from keras_dist.replica.call import CopyCall
 from keras_dist.replica.call import CopyVariable
 from keras_dist.replica.call import run_on_copies
-from keras_dist.replica.multi_step import MultiStepContext
 from keras_dist.replica.variables import CentralVariable
+from keras_dist.strategies.deprecated import MultiStepContext
 from keras_dist.strategies.destinations import devices_at
 from keras_dist.strategies.extended_base import ExtendedBase
 

@@ -129,12 +129,16 @@ class ExtendedBase:
         pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None,
     ) -> list[Any]:
+        executor = self._strategy.executor
         results: dict[int, Any] = {}
         to_combine: dict[int, tuple[Any, Any]] = {}
         for index, (value, to) in enumerate(pairs):
             values = self._strategy.to_combine(op, value)
             if values is None:
-                results[index] = self._spread(self._strategy.plain(value), to)
+                plain = self._strategy.plain(value)
+                results[index] = spread(
+                    plain, devices_at(to, executor), executor
+                )
             else:
                 to_combine[index] = (PerReplica(values), to)
         combining = list(to_combine.values())
@@ -168,7 +172,3 @@ class ExtendedBase:
     @property
     def _ops(self) -> Any:
         return self._strategy.cross_device_ops or _BY_BACKEND
-
-    def _spread(self, value: Any, destinations: Any) -> Any:
-        executor = self._strategy.executor
-        return spread(value, devices_at(destinations, executor), executor)

@@ -12,12 +12,13 @@ import numpy as np
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.context import inlines
 from keras_dist.core.nests import always
 from keras_dist.core.nests import check_counts
 from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import refuse_objects
 from keras_dist.core.nests import regroup
 from keras_dist.core.nests import select
-from keras_dist.core.objects import refuse_objects
 from keras_dist.core.options import ValueContext
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
@@ -27,7 +28,6 @@ from keras_dist.core.reduction import is_zero
 from keras_dist.core.reduction import parse_reduce_op
 from keras_dist.core.reduction import reduce_axes
 from keras_dist.core.strategy_classes import check_args
-from keras_dist.core.tracing import inlines
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
@@ -37,9 +37,9 @@ from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
 from keras_dist.replica.call import run_on_one
 from keras_dist.replica.call import run_on_replicas
-from keras_dist.replica.differentiation import check_run_counts
-from keras_dist.replica.differentiation import current
 from keras_dist.replica.function import Function
+from keras_dist.replica.gradients import check_run_counts
+from keras_dist.replica.gradients import current
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.replica_context import refuse_sparse
 from keras_dist.replica.strategy_core import StrategyBase

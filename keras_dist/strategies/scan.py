@@ -14,8 +14,8 @@ from keras_dist.core.values import DistributedValues
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.plugin.compiler import concatenate_steps
-from keras_dist.replica.differentiation import check_run_counts
 from keras_dist.replica.function import Function
+from keras_dist.replica.gradients import check_run_counts
 from keras_dist.strategies.default import get_strategy
 
 # Attribute of a train step with its `Function`: the two live equally long.
@@ -64,7 +64,9 @@ def scan_steps(
     array([2., 4.], dtype=float32)
     """
     _check(train_step, steps)
-    strategy = _strategy_of(iterator)
+    strategy: Any = get_strategy()
+    if isinstance(iterator, DistributedIterator):
+        strategy = iterator.strategy or strategy
     if strategy.num_replicas_in_sync > 1:
         check_run_counts(strategy)
     compiler = strategy.executor.compiler
@@ -94,13 +96,6 @@ def _check(train_step: Any, steps: Any) -> None:
             "`scan_steps` takes at least one batch. Received: "
             f"steps={steps!r}. Expected: a positive integer."
         )
-
-
-def _strategy_of(iterator: Any) -> Any:
-    strategy = None
-    if isinstance(iterator, DistributedIterator):
-        strategy = iterator.strategy
-    return get_strategy() if strategy is None else strategy
 
 
 def _taken(iterator: Iterator[Any], steps: int) -> list[tuple[Any, ...]]:

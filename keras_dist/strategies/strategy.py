@@ -17,11 +17,11 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.strategy_classes import check_arguments
 from keras_dist.core.strategy_classes import scope_method
 from keras_dist.fit import creation
-from keras_dist.fit import duplicates
-from keras_dist.fit.alone import watch_training
+from keras_dist.fit import plain_models
 from keras_dist.fit.binding import bind_model
 from keras_dist.fit.binding import claim_variable
 from keras_dist.fit.creation import creation_hooks
+from keras_dist.fit.plain_models import watch_training
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import executor_of
@@ -348,4 +348,4 @@ class Strategy(DeprecatedMethods):
 
 
 # Models may be loaded before a strategy is made.
-duplicates.install()
+plain_models.install()

@@ -11,13 +11,13 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import default_devices
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
-from keras_dist.fit.binding import binding_of
 from keras_dist.internals import keras_internals
 from keras_dist.planning.estimates import Flat
 from keras_dist.planning.estimates import Kept
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import Placement
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.front_end import bound
 from keras_dist.replica.on_read import SyncOnReadVariable
 
 GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -157,7 +157,7 @@ def kept_of(model: keras.Model) -> dict[str, Kept] | None:
 
     The result is `None` if each device has a copy.
     """
-    binding = binding_of(model)
+    binding = bound(model)
     if binding is None or not binding.strategy.plan.is_central:
         return None
     home = binding.strategy.executor.home
@@ -174,7 +174,7 @@ def kept_of(model: keras.Model) -> dict[str, Kept] | None:
 
 def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
     """Returns a row for each variable of a model."""
-    binding = binding_of(model)
+    binding = bound(model)
     strategy = None if binding is None else binding.strategy
     plain = _PlainDevices() if strategy is None else None
     groups = grouped(model)

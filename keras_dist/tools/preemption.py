@@ -17,9 +17,9 @@ import keras
 from keras_dist.core import context
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.errors import RESTART_EXIT_CODE
-from keras_dist.fit.binding import binding_of
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
@@ -274,9 +274,10 @@ def _workers_of(checkpoint: Any, resolver: Any) -> Workers | None:
     """Returns the workers of the model, else of the scope or the resolver."""
     binding = None
     if isinstance(checkpoint, keras.Model):
-        binding = binding_of(checkpoint)
+        binding = bound(checkpoint)
     if binding is not None:
-        return binding.strategy.executor.workers
+        workers: Workers | None = binding.strategy.executor.workers
+        return workers
     strategy: StrategyBase | None = context.current_strategy()
     if strategy is not None:
         return strategy.executor.workers

@@ -11,10 +11,10 @@ from typing import final
 import keras
 
 from keras_dist.errors import ClusterError
-from keras_dist.fit.workers.durable import written_beside
 from keras_dist.fit.workers.state_file import restore_state
 from keras_dist.fit.workers.state_file import write_state
 from keras_dist.fit.workers.together import readable_by_chief
+from keras_dist.fit.workers.together import written_beside
 from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.workers import Workers
 

@@ -14,10 +14,10 @@ from rich.console import ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-from keras_dist.fit.binding import binding_of
 from keras_dist.planning import tables
 from keras_dist.planning.estimates import Transfer
 from keras_dist.planning.estimates import transfers
+from keras_dist.plugin.front_end import bound
 from keras_dist.tools.counting import GROUPS
 from keras_dist.tools.counting import VariableRow
 from keras_dist.tools.counting import check_built
@@ -270,7 +270,7 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
             f"{max_rows}. Expected: an integer from 0, or `None` for all."
         )
     rows = rows_of(model)
-    binding = binding_of(model)
+    binding = bound(model)
     if binding is None:
         names = tuple(dict.fromkeys(d for row in rows for d in row.devices))
         notes = (*_notes(model), _PLAIN)

@@ -14,8 +14,8 @@ from keras import ops
 
 from keras_dist.core import context
 from keras_dist.fit import hooks
-from keras_dist.fit.alone import alone_on_purpose
 from keras_dist.fit.draws import equal_draws
+from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend

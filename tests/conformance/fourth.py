@@ -133,7 +133,7 @@ class FourthReplicas(FourthExecutor, StepRunner):
         ]
         return self.play(fns, [Share(len(each), total) for each in rows])
 
-    def weighted_sum(self, gradients, weights):
+    def sum_gradients(self, replica, gradients, weights, variables):
         return [
             total(
                 weight * gradient

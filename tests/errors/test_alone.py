@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.fit import alone
+from keras_dist.fit import plain_models
 from keras_dist.plugin import workers
 
 X = np.ones((4, 2), "float32")
@@ -27,7 +27,7 @@ def two_addresses(monkeypatch):
 
 def made(name):
     """A model, made as a script does that knows nothing of workers."""
-    alone.watch_training()  # importing keras_dist calls it
+    plain_models.watch_training()  # importing keras_dist calls it
     strategy = STRATEGIES[name]
 
     def model():
@@ -77,7 +77,7 @@ def test_what_trains_nothing_is_no_concern(monkeypatch):
 def test_one_that_is_alone_on_purpose(monkeypatch):
     two_addresses(monkeypatch)
     model = made("none")
-    with alone.alone_on_purpose():
+    with plain_models.alone_on_purpose():
         fit(model)
     monkeypatch.setenv("KERAS_DIST_INDEPENDENT", "1")
     fit(model)

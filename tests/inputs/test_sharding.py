@@ -23,8 +23,8 @@ from inputs.workers import strategies_of
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.inputs.dataset import distribute_dataset
 from keras_dist.inputs.feed_choice import AutoShardPolicy
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
-from keras_dist.inputs.sources.tf_data import TooFewFilesError
+from keras_dist.inputs.sources.choice import TensorFlowSource
+from keras_dist.inputs.sources.choice import TooFewFilesError
 
 pytestmark = installed("tensorflow")
 OFF, AUTO, FILE, DATA, HINT = AutoShardPolicy

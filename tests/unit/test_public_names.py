@@ -81,7 +81,7 @@ def test_a_completion_shows_the_public_names_only():
         "import keras_dist.plugins",
         "import keras_dist.core.context",
         "import keras_dist.cluster_resolver.base",
-        "import keras_dist.fit.alone",
+        "import keras_dist.fit.plain_models",
         "import keras_dist\nkeras_dist.CommunicationOptions",
     ],
 )

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_dist.fit.workers.skipping import Skipping
+from keras_dist.fit.workers.backup import Skipping
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() == "torch",

@@ -30,8 +30,8 @@ from keras_dist.bench.tasks import Task
 from keras_dist.bench.tasks import on_device
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Cluster
-from keras_dist.fit.binding import binding_of
 from keras_dist.internals.keras_internals import all_variables
+from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import Workers
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
@@ -323,7 +323,7 @@ class TorchBenchmarks(Benchmarks):
 
 def _keepers(model: keras.Model) -> dict[int, Device]:
     """Maps the addresses of the variables' storages to their devices."""
-    binding = binding_of(model)
+    binding = bound(model)
     if binding is None:
         return {}
     strategy = binding.strategy

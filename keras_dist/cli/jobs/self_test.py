@@ -25,7 +25,7 @@ from keras_dist.cluster_resolver import detect
 from keras_dist.cluster_resolver.tasks import cluster_of
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.alone import alone_on_purpose
+from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.launch.function import launch
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import list_devices

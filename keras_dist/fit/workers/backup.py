@@ -8,14 +8,13 @@ random states, so that data is shuffled as without the interruption.
 import json
 import os
 import shutil
+from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
 
-from keras_dist.fit.workers.durable import written_beside
-from keras_dist.fit.workers.skipping import Skipping
 from keras_dist.fit.workers.state_file import is_readable
 from keras_dist.fit.workers.state_file import metric_values
 from keras_dist.fit.workers.state_file import restore_state
@@ -23,21 +22,20 @@ from keras_dist.fit.workers.state_file import set_metric_values
 from keras_dist.fit.workers.state_file import write_state
 from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
+from keras_dist.fit.workers.together import written_beside
 from keras_dist.internals.keras_internals import build_from
 from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.randomness import set_state_of_steps
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.backend import Backend
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 
 class Restore(keras.callbacks.Callback):
     """The stand-in for a user's `BackupAndRestore` that restores a backup."""
 
-    def __init__(self, callback: Any, workers: "Workers") -> None:
+    def __init__(self, callback: Any, workers: Workers) -> None:
         super().__init__()
         self._workers = workers
         self._paths = Paths(callback.backup_dir)
@@ -59,8 +57,8 @@ class Restore(keras.callbacks.Callback):
     def _restored(self, model: keras.Model) -> dict[str, Any] | None:
         paths = self._paths
         if self._workers.cluster.is_chief:
-            paths.choose()
-        notes = restore_state(model, paths.chosen, self._workers)
+            paths.restore_previous()
+        notes = restore_state(model, paths.latest, self._workers)
         if notes is None or "epoch" in notes:
             return notes
         return {"epoch": paths.epoch_of_keras(), "step": 0}
@@ -80,8 +78,8 @@ class Save(keras.callbacks.Callback):
         callback: Any,
         restore: Restore,
         others: Sequence[Any],
-        workers: "Workers",
-        backend: "Backend",
+        workers: Workers,
+        backend: Backend,
     ) -> None:
         super().__init__()
         self._is_chief = workers.cluster.is_chief
@@ -189,7 +187,6 @@ class Paths:
     def __init__(self, folder: Any) -> None:
         self.folder = os.fspath(folder)
         self.latest = os.path.join(self.folder, "latest.weights.h5")
-        self.chosen = self.latest
         self._previous = f"{self.latest}.bkp"
         self._metadata = os.path.join(self.folder, "training_metadata.json")
 
@@ -200,9 +197,8 @@ class Paths:
             with written_beside(self._previous) as beside:
                 shutil.copyfile(self.latest, beside)
 
-    def choose(self) -> None:
-        """Restores the previous file over the latest if that can't be read."""
-        self.chosen = self.latest
+    def restore_previous(self) -> None:
+        """Copies the previous file over the latest if that can't be read."""
         has_previous = os.path.exists(self._previous)
         if has_previous and not is_readable(self.latest):
             shutil.copyfile(self._previous, self.latest)
@@ -218,3 +214,83 @@ class Paths:
             return 0
         with open(self._metadata) as file:
             return int(json.load(file)["epoch"])
+
+
+_METHODS = ("on_train_batch_begin", "on_train_batch_end")
+_ABSENT = object()
+
+
+class Skipping:
+    """A stand-in for a train function that skips the first steps.
+
+    The data of these steps is read, and `callbacks` are not told of them.
+    `then` is called once after the last of them, before any other data is read.
+    It is given the last batch, or `None` if the trainer read it itself.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[Any],
+        steps: int,
+        then: Callable[[Any], None],
+    ) -> None:
+        self._model = model
+        self._steps = self._left = steps
+        self._then = then
+        self._original = model.train_function
+        self._before = [
+            (callback, name, vars(callback).get(name, _ABSENT))
+            for callback in callbacks
+            for name in _METHODS
+        ]
+        model.train_function = self._train
+        for callback, name, _ in self._before:
+            setattr(callback, name, self._unless_skipped(callback, name))
+
+    def end(self) -> None:
+        """Restores the model and its callbacks; further calls do nothing."""
+        for callback, name, before in self._before:
+            if before is _ABSENT:
+                delattr(callback, name)
+            else:
+                setattr(callback, name, before)
+        self._before = []
+        if self._model.train_function == self._train:
+            self._model.train_function = self._original
+
+    def _unless_skipped(self, callback: Any, name: str) -> Callable[..., None]:
+        original = getattr(callback, name)
+
+        def method(batch: int, logs: Any = None) -> None:
+            if batch >= self._steps:
+                original(batch, logs=logs)
+
+        return method
+
+    def _train(self, *args: Any) -> Any:
+        """Stands in for the train function of any backend's trainer.
+
+        The last argument is the data, either a batch or an iterator. The
+        arguments before it are state that the function returns after its logs.
+        """
+        if self._left <= 0:
+            self.end()
+            return self._original(*args)
+        executions = self._model.steps_per_execution
+        self._left -= executions
+        *state, data = args
+        batch = None
+        if hasattr(data, "__next__"):
+            batch = _last_of(data, executions)
+        if self._left <= 0:
+            self._then(batch)
+        return ({}, *state) if state else {}
+
+
+def _last_of(data: Iterator[Any], executions: int) -> Any:
+    """Reads the batches of an execution; the last of data may have fewer."""
+    batch = next(data)
+    for _ in range(executions - 1):
+        batch = next(data, batch)
+    return batch

@@ -1,12 +1,10 @@
 """Checks that all workers call `fit`, `evaluate` or `predict` alike."""
 
-import contextlib
 import copy
 import inspect
 import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -14,24 +12,22 @@ import keras
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
-from keras_dist.fit.workers.chief import BACKUP
-from keras_dist.fit.workers.chief import flat_callbacks
-from keras_dist.fit.workers.chief import quiet_callbacks
-from keras_dist.fit.workers.same_data import DataWatch
 from keras_dist.fit.workers.same_data import check_arrays
+from keras_dist.fit.workers.same_data import data_watched
 from keras_dist.fit.workers.same_data import is_wanted
+from keras_dist.fit.workers.together import BACKUP
 from keras_dist.fit.workers.together import Together
+from keras_dist.fit.workers.together import flat_callbacks
+from keras_dist.fit.workers.together import quiet_callbacks
 from keras_dist.internals.keras_internals import set_initial_epoch
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.randomness import code_of
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.executor import Executor
-    from keras_dist.plugin.workers import Workers
-
+from keras_dist.plugin.workers import Workers
 
 METHODS = ("fit", "evaluate", "predict")
 UNKNOWN = -1
@@ -96,17 +92,12 @@ def batches_of(data: Any) -> int:
 
 
 def check_agreement(
-    own: Mapping[str, int], workers: "Workers", code: int
+    own: Mapping[str, int], workers: Workers, code: int
 ) -> bool:
     """Compares the calls that workers are about to make, in one collective.
 
     `own` comes from `described`. `code` is an integer that may differ.
-
-    Returns:
-        Boolean, whether `code` is the same on all workers.
-
-    Raises:
-        ReplicaDivergenceError: On every worker, if `own` differs between two.
+    Returns whether `code` is the same on all workers.
     """
     numbers = workers.concatenate_numbers([*own.values(), code])
     size = len(own) + 1
@@ -166,19 +157,15 @@ _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
 class Entry:
-    """One call of `fit` or a relative, kept the same on all workers.
-
-    With `keeps_parts`, saving takes all workers.
-    """
+    """One call of `fit` or a relative, kept the same on all workers."""
 
     def __init__(
         self,
         name: str,
         model: keras.Model,
-        executor: "Executor",
+        executor: Executor,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        keeps_parts: bool = False,
     ) -> None:
         self._name = name
         self._model = model
@@ -199,16 +186,13 @@ class Entry:
         )
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
-            self._callbacks = quiet_callbacks(self._callbacks, keeps_parts)
+            in_parts = isinstance(executor, KeepsParts)
+            self._callbacks = quiet_callbacks(self._callbacks, in_parts)
 
     def agree(self) -> None:
         """Compares the call with those of other workers, before it begins.
 
         Global random states that differ become the chief's.
-
-        Raises:
-            ReplicaDivergenceError: If workers make another call, or make it
-                with other data.
         """
         arguments = self._arguments()
         own = described(self._name, arguments)
@@ -230,7 +214,8 @@ class Entry:
             self._set("callbacks", self._in_list())
         elif self._callbacks or self._get("callbacks"):
             self._set("callbacks", self._callbacks)
-        watch = contextlib.nullcontext() if not is_wanted() else self._watch()
+        data = _data(self._arguments()) if is_wanted() else {}
+        watch = data_watched(data, self._executor, self._workers)
         try:
             with watch:
                 return self._method(*self._given.args, **self._given.kwargs)
@@ -241,10 +226,6 @@ class Entry:
             if saves:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
-
-    def _watch(self) -> DataWatch:
-        data = _data(self._arguments())
-        return DataWatch(data, self._executor, self._workers)
 
     def _join(self) -> None:
         """Adds the callbacks that keep the workers together."""
@@ -304,14 +285,11 @@ def check_batch(
     method: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    workers: "Workers",
+    workers: Workers,
 ) -> None:
     """Compares the data that workers pass to `train_on_batch` or a relative.
 
     `method` is that of the model's class, and `args` begin with the model.
-
-    Raises:
-        ReplicaDivergenceError: If workers pass different data.
     """
     if is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments

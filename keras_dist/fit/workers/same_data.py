@@ -12,18 +12,15 @@ import zlib
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals import first_passes
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.executor import Executor
-    from keras_dist.plugin.workers import Workers
+from keras_dist.internals.overrides import first_pass_wrapped
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.workers import Workers
 
 # The environment variable that switches the check off, if it is 0.
 VARIABLE = "KERAS_DIST_CHECK_DATA"
@@ -47,12 +44,9 @@ def is_wanted() -> bool:
 def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
     """Returns numbers that tell one batch from another.
 
-    Floats count by weighted means, so that rounding on other hardware does not
-    matter; everything else counts exactly. At most `rows` of the first rows
-    count, and as many of the last.
-
-    Returns:
-        List of four integers below 2**31.
+    Floats count by weighted means, so that rounding on other hardware does
+    not matter; everything else counts exactly. At most `rows` of the first
+    rows count, and as many of the last. They are four integers below 2**31.
     """
     form, exact, means = 0, 0, np.zeros(2)
     leaves = keras.tree.flatten(data)
@@ -70,15 +64,12 @@ def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
 
 
 def check_arrays(
-    arguments: Mapping[str, Any], workers: "Workers", rows: int | None = None
+    arguments: Mapping[str, Any], workers: Workers, rows: int | None = None
 ) -> None:
     """Compares arrays that workers are about to use, in one collective.
 
     Data that must be read to be known is left out. `rows` is the batch size, or
     `None` for Keras' default.
-
-    Raises:
-        ReplicaDivergenceError: On every worker, if arrays differ.
     """
     rows = rows if isinstance(rows, int) and rows > 0 else _ROWS
     numbers = []
@@ -88,41 +79,28 @@ def check_arrays(
     _compare(arguments, numbers, workers)
 
 
-class DataWatch(contextlib.AbstractContextManager["DataWatch"]):
-    """A context in which the first batches of data are compared.
+def data_watched(
+    data: Mapping[str, Any], executor: Executor, workers: Workers
+) -> contextlib.AbstractContextManager[None]:
+    """Compares the first batches of data that is read inside the context.
 
     `data` has arguments of `fit` or a relative, by name. Arrays are left out.
     """
+    waiting = {name: value for name, value in data.items() if _is_read(value)}
 
-    def __init__(
-        self, data: Mapping[str, Any], executor: "Executor", workers: "Workers"
-    ) -> None:
-        self._data = {
-            name: value for name, value in data.items() if _is_read(value)
-        }
-        self._executor = executor
-        self._workers = workers
-        self._stack = contextlib.ExitStack()
+    def see(name: str, batch: Any) -> None:
+        _compare({name: batch}, fingerprint(batch), workers)
 
-    def __enter__(self) -> "DataWatch":
-        if self._data:
-            self._stack.enter_context(first_passes.wrapped(self._wrapping))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
-    def _wrapping(self, data: Any) -> Callable[[Any], Any] | None:
+    def wrapping(data: Any) -> Callable[[Any], Any] | None:
         """Returns a wrapper of the batches of `data`, once; else `None`."""
-        for name, value in self._data.items():
+        for name, value in waiting.items():
             if value is data:
-                del self._data[name]
-                see = functools.partial(self._see, name)
-                return lambda batches: self._executor.watch_first(batches, see)
+                del waiting[name]
+                own = functools.partial(see, name)
+                return lambda batches: executor.watch_first(batches, own)
         return None
 
-    def _see(self, name: str, batch: Any) -> None:
-        _compare({name: batch}, fingerprint(batch), self._workers)
+    return first_pass_wrapped(wrapping) if waiting else contextlib.nullcontext()
 
 
 def _is_read(data: Any) -> bool:
@@ -132,7 +110,7 @@ def _is_read(data: Any) -> bool:
 
 
 def _compare(
-    values: Mapping[str, Any], numbers: Sequence[int], workers: "Workers"
+    values: Mapping[str, Any], numbers: Sequence[int], workers: Workers
 ) -> None:
     everyone = np.array(workers.concatenate_numbers(list(numbers)), "int64")
     everyone = everyone.reshape(-1, len(values), _SIZE)
@@ -158,7 +136,7 @@ def _compare(
     )
 
 
-def _shown(value: Any, workers: "Workers") -> str:
+def _shown(value: Any, workers: Workers) -> str:
     """Returns a sentence with the first numbers of this worker's data."""
     here = f"On worker {workers.cluster.index}"
     for leaf in keras.tree.flatten(value):
@@ -204,8 +182,9 @@ def _as_numpy(value: Any) -> np.ndarray:
 
 def _means(values: np.ndarray) -> np.ndarray:
     """Returns two weighted means, relative to the mean size of the values."""
-    numbers = np.nan_to_num(np.abs(values) if _is_complex(values) else values)
-    numbers = numbers.astype("float64")
+    if values.dtype.kind == "c":
+        values = np.abs(values)
+    numbers = np.nan_to_num(values).astype("float64")
     largest = np.abs(numbers).max(initial=0.0)
     if not largest:
         return np.zeros(2)
@@ -215,10 +194,6 @@ def _means(values: np.ndarray) -> np.ndarray:
     # So that batches that differ only by a factor are told apart.
     means += np.log1p(largest) * 1e-3
     return means
-
-
-def _is_complex(values: np.ndarray) -> bool:
-    return values.dtype.kind == "c"
 
 
 @functools.cache

@@ -1,25 +1,22 @@
 """A file with everything that a model needs to go on training exactly."""
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from typing import Any
+from typing import BinaryIO
 
 import keras
 import numpy as np
 
-from keras_dist.fit.workers.durable import is_damaged
-from keras_dist.fit.workers.durable import seal
-from keras_dist.fit.workers.durable import written_beside
 from keras_dist.fit.workers.together import take_chiefs_values
+from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.randomness import chiefs_text
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 _NOTES = "keras_dist"
 _SEEDS = "seeds"
@@ -44,18 +41,13 @@ def write_state(
 
 
 def restore_state(
-    model: keras.Model, path: str, workers: "Workers | None"
+    model: keras.Model, path: str, workers: Workers | None
 ) -> dict[str, Any] | None:
     """Restores a model on every worker from the chief's file.
 
-    `path` comes from `write_state`, or has weights that Keras wrote. Only the
-    chief needs the file.
-
-    Returns:
-        The notes, empty for a file of Keras'; `None` if there is no file.
-
-    Raises:
-        OSError: On the chief, if the file can't be read or is damaged.
+    `path` comes from `write_state`, or has weights that Keras wrote. Only
+    the chief needs the file. Returns the notes, empty for a file of Keras',
+    or `None` without a file.
     """
     is_chief = workers is None or workers.cluster.is_chief
     found = os.path.exists(path) if is_chief else None
@@ -105,8 +97,7 @@ def metric_values(model: keras.Model) -> list[Any]:
 def set_metric_values(model: keras.Model, values: list[Any]) -> bool:
     """Restores the values from `metric_values`, if the metrics are built.
 
-    Returns:
-        Boolean, whether they were restored.
+    Returns whether they are.
     """
     variables = _metric_variables(model)
     if len(variables) != len(values):
@@ -154,3 +145,41 @@ def _metric_variables(model: keras.Model) -> list[keras.Variable]:
 
 def _listed(variable: keras.Variable) -> Any:
     return keras.ops.convert_to_numpy(variable.value).tolist()
+
+
+_MARK = b"keras_dist sealed "
+_SIZE = len(_MARK) + hashlib.sha256().digest_size
+_CHUNK = 1 << 20
+
+
+def seal(path: str) -> None:
+    """Adds a checksum to the end of a local file, which HDF5 does not read."""
+    with open(path, "r+b") as file:
+        digest = _digest(file, os.path.getsize(path))
+        file.seek(0, os.SEEK_END)
+        file.write(_MARK + digest)
+
+
+def is_damaged(path: str) -> bool:
+    """Returns whether a local file's content differs from its checksum.
+
+    A file without a checksum is not damaged.
+    """
+    size = os.path.getsize(path) - _SIZE
+    if size < 0:
+        return False
+    with open(path, "rb") as file:
+        digest = _digest(file, size)
+        end = file.read()
+    return end.startswith(_MARK) and end != _MARK + digest
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    found = hashlib.sha256()
+    while size > 0:
+        data = file.read(min(size, _CHUNK))
+        if not data:
+            break
+        found.update(data)
+        size -= len(data)
+    return found.digest()

@@ -1,28 +1,31 @@
-"""Makes an optimizer in parts whole while the chief saves or loads it.
+"""Several workers as one: the same values, decisions, and files of the chief's.
 
-Every worker enters these contexts together. They do nothing if variables are
-whole anyway.
+An optimizer in parts is made whole while the chief saves or loads it: every
+worker enters these contexts together. They do nothing if variables are whole
+anyway. Progress bars and writing are left to the chief.
 """
 
 import contextlib
+import inspect
 import itertools
 import json
+import os
 import zlib
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import everyones_texts
+from keras_dist.plugin.workers import Workers
 from keras_dist.replica.on_read import SyncOnReadVariable
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.workers import Workers
 
 
 def readable_by_chief(
@@ -70,15 +73,12 @@ def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 
 
 def take_chiefs_values(
-    variables: Sequence[keras.Variable], workers: "Workers"
+    variables: Sequence[keras.Variable], workers: Workers
 ) -> None:
     """Gives variables the values that they have on the chief.
 
     Each worker has to pass variables in the same order. Left out are variables
     with a value for each replica, strings, and variables without a value.
-
-    Raises:
-        ReplicaDivergenceError: If workers have different variables.
     """
     chosen = [
         variable
@@ -110,7 +110,7 @@ class Together(keras.callbacks.Callback):
     same on all workers anyway.
     """
 
-    def __init__(self, workers: "Workers") -> None:
+    def __init__(self, workers: Workers) -> None:
         super().__init__()
         self._workers = workers
 
@@ -142,7 +142,7 @@ def learning_rates(model: keras.Model) -> list[keras.Variable]:
     return [v for v in variables if v.name == "learning_rate"]
 
 
-def raise_explained(error: BaseException, workers: "Workers | None") -> None:
+def raise_explained(error: BaseException, workers: Workers | None) -> None:
     """Raises `WorkerLostError` if a lost worker is the cause of an error."""
     if workers is None or not isinstance(error, Exception):
         return
@@ -151,9 +151,7 @@ def raise_explained(error: BaseException, workers: "Workers | None") -> None:
         raise explained from error
 
 
-def _check_alike(
-    variables: Sequence[keras.Variable], workers: "Workers"
-) -> None:
+def _check_alike(variables: Sequence[keras.Variable], workers: Workers) -> None:
     described = [[v.path, list(v.shape), v.dtype] for v in variables]
     code = zlib.crc32(repr([each[1:] for each in described]).encode()) >> 1
     everyone = workers.concatenate_numbers([len(variables), code])
@@ -187,3 +185,130 @@ def _variable(described: list[Any] | None) -> str:
         return "none"
     path, shape, dtype = described
     return f"'{path}' of shape {tuple(shape)} and {dtype}"
+
+
+# `keras_dist.fit.workers.backup` replaces it on every worker.
+BACKUP = keras.callbacks.BackupAndRestore
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+_TALKERS = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+)
+SAVING = ("save", "save_weights", "export")
+
+
+def flat_callbacks(callbacks: Any) -> list[Any]:
+    """Returns the given callbacks as a list: none, one, or a nest of them."""
+    flat = keras.tree.flatten(callbacks) if callbacks else []
+    orbax = getattr(keras.callbacks, "OrbaxCheckpoint", ())
+    for callback in flat:
+        if isinstance(callback, orbax):
+            raise ClusterError(
+                "OrbaxCheckpoint can't be used on several workers, because "
+                f"each of them would write. Received: {callback!r}. Expected: "
+                "keras.callbacks.BackupAndRestore or ModelCheckpoint."
+            )
+    return flat
+
+
+def quiet_callbacks(
+    callbacks: list[Any], keeps_parts: bool = False
+) -> list[Any]:
+    """Returns the callbacks that run on a worker that is not the chief.
+
+    Keras' callbacks that write are left out, and so are subclasses of them.
+    Those that only print stay, without printing. All other callbacks stay as
+    they are, and ask `strategy.extended.should_checkpoint` themselves.
+
+    With `keeps_parts`, saving takes all workers: callbacks that save the model
+    stay too, and write nothing here.
+    """
+    savers = (keras.callbacks.ModelCheckpoint,) if keeps_parts else ()
+    kept = [
+        each
+        for each in callbacks
+        if isinstance(each, savers) or not isinstance(each, _WRITERS)
+    ]
+    talkers: Any = (*_TALKERS, *savers)
+    for callback in kept:
+        if isinstance(callback, talkers):
+            callback.verbose = 0
+    return kept
+
+
+def save(
+    model: keras.Model, name: str, workers: Workers, *args: Any, **kwargs: Any
+) -> None:
+    """Calls a model's saving method, on the chief only.
+
+    `name` is one of `SAVING`. A single local file is complete at any time: the
+    new one is written beside the old one and then replaces it.
+    """
+    if not workers.cluster.is_chief:
+        return
+    original = getattr(type(model), name)
+    given = inspect.signature(original).bind(model, *args, **kwargs)
+    path = _local_file(name, given.arguments)
+    if path is None:
+        original(*given.args, **given.kwargs)
+        return
+    with written_beside(path) as beside:
+        given.arguments["filepath"] = beside
+        original(*given.args, **given.kwargs)
+
+
+def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
+    """Returns the path of a local file that is written without asking.
+
+    `None` if there are several files, or if the user is asked.
+    """
+    path = arguments.get("filepath")
+    if name == "export" or not isinstance(path, (str, os.PathLike)):
+        return None
+    text: str = os.fspath(path)
+    asks = not arguments.get("overwrite", True) and os.path.exists(text)
+    is_one_file = (
+        text.endswith((".keras", ".h5"))
+        and arguments.get("max_shard_size") is None
+    )
+    is_local = "://" not in text
+    return text if is_one_file and is_local and not asks else None
+
+
+@contextlib.contextmanager
+def written_beside(path: str) -> Iterator[str]:
+    """Yields the name of a file to write, which then replaces a local file.
+
+    A process that is killed leaves the old file or the new one. So does a power
+    failure: the new file is on the disk before it replaces the old one, and the
+    folder's entry is on the disk when the context ends.
+    """
+    folder, name = os.path.split(path)
+    # Keras chooses the format by the suffix. The name is always the same, so
+    # that a file that a killed process has left is overwritten.
+    beside = os.path.join(folder, f".unfinished-{name}")
+    try:
+        yield beside
+        _to_disk(beside)
+        os.replace(beside, path)
+        # Some network file systems can't do this for folders.
+        with contextlib.suppress(OSError):
+            _to_disk(folder or os.curdir)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(beside)
+
+
+def _to_disk(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

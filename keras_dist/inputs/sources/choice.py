@@ -1,4 +1,4 @@
-"""Choice of the `Source` for a user's data, and the smaller sources."""
+"""Choice of the `Source` for a user's data, and a class for each kind."""
 
 import contextlib
 import itertools
@@ -14,14 +14,15 @@ import keras
 import numpy as np
 
 from keras_dist.core.nests import map_nest
+from keras_dist.core.rows import check_batched
 from keras_dist.core.rows import readable
 from keras_dist.inputs.sources.numpy_data import NumpyDataset
 from keras_dist.inputs.sources.numpy_data import NumpySource
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.inputs.sources.source import one_shot_batches
-from keras_dist.inputs.sources.tf_data import TensorFlowSource
 from keras_dist.internals import keras_internals
 
 KINDS = (
@@ -71,12 +72,8 @@ def _refuse_arrays(data: Any, where: str) -> None:
         )
 
 
-@final
 class IterableSource(Source):
     """The source of an iterable that can be read again, such as a list."""
-
-    def open(self) -> Iterator[Any]:
-        return iter(self._data)
 
     @property
     def cardinality(self) -> int:
@@ -108,22 +105,16 @@ class OneShotSource(Source):
 
 
 @final
-class GrainSource(Source):
+class GrainSource(IterableSource):
     """The source of one of grain's datasets or loaders."""
 
-    def open(self) -> Iterator[Any]:
-        return iter(self._data)
+    is_for_keras = True
 
     @property
     def cardinality(self) -> int:
-        if not isinstance(self._data, Sized):
-            return UNKNOWN
         # A dataset that repeats for ever has the largest possible length.
-        length = len(self._data)
+        length = super().cardinality
         return INFINITE if length >= sys.maxsize // 2 else length
-
-    def keras_data(self) -> Any:
-        return self._data
 
 
 @final
@@ -132,6 +123,8 @@ class PyDatasetSource(Source):
 
     If the dataset has worker threads or processes of its own, they read it.
     """
+
+    is_for_keras = True
 
     def open(self) -> Iterator[Any]:
         self._data.on_epoch_begin()
@@ -162,13 +155,12 @@ class PyDatasetSource(Source):
         num_batches = self._data.num_batches
         return INFINITE if num_batches is None else int(num_batches)
 
-    def keras_data(self) -> Any:
-        return self._data
-
 
 @final
 class TorchLoaderSource(Source):
     """The source of a `DataLoader`; batches that are lists become tuples."""
+
+    is_for_keras = True
 
     def open(self) -> Iterator[Any]:
         for batch in self._data:
@@ -180,5 +172,122 @@ class TorchLoaderSource(Source):
             return len(self._data)
         return UNKNOWN
 
-    def keras_data(self) -> Any:
+
+class TooFewFilesError(ValueError):
+    """There are more workers than files that they could read."""
+
+    def __init__(self, num_workers: int) -> None:
+        super().__init__(
+            "There are fewer files than workers. Received: a "
+            "`tf.data.Dataset` with the `auto_shard_policy` FILE, on "
+            f"{num_workers} workers. Expected: at least {num_workers} files, "
+            "or the policy AUTO or DATA, with which each worker reads all "
+            "files and takes its own rows."
+        )
+
+
+@final
+class TensorFlowSource(Source):
+    """The source of a `tf.data.Dataset`, read eagerly.
+
+    If the dataset is a shard, `whole` is the dataset that was divided among
+    `num_workers` workers.
+    """
+
+    is_for_keras = True
+
+    def __init__(
+        self, dataset: Any, whole: Any = None, num_workers: int = 1
+    ) -> None:
+        super().__init__(dataset)
+        # Kept alive, because the shard uses functions of the whole dataset.
+        self._whole = whole
+        self._num_workers = num_workers
+
+    def open(self) -> Iterator[Any]:
+        try:
+            yield from self._data
+        except Exception as error:
+            if "FILE based sharding" not in str(error):
+                raise
+            raise TooFewFilesError(self._num_workers) from error
+
+    @property
+    def cardinality(self) -> int:
+        # `tf.data` has the same numbers for infinite and unknown.
+        return int(self._data.cardinality())
+
+    @property
+    def policy(self) -> int:
+        """The value of the dataset's `auto_shard_policy`."""
+        options = self._data.options().experimental_distribute
+        return int(options.auto_shard_policy.value)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows of a whole batch; 0 if batches differ."""
+        # TensorFlow is loaded, because there is a dataset of its own.
+        tf = sys.modules["tensorflow"]
+        dataset = self._data if self._whole is None else self._whole
+        variant = tf.data.experimental.to_variant(dataset)
+        size = tf.raw_ops.ComputeBatchSize(input_dataset=variant)
+        return max(int(size), 0)
+
+    def shard(
+        self, policy: int, num_workers: int, index: int
+    ) -> "TensorFlowSource":
+        """Returns the source of the shard that worker `index` reads.
+
+        Raises `ValueError` if the policy needs files and there are none.
+        """
+        tf = sys.modules["tensorflow"]
+        spec = self._data.element_spec
+        tensors = [
+            leaf
+            if isinstance(leaf, tf.TensorSpec)
+            else tf.TensorSpec(None, tf.variant)
+            for leaf in tf.nest.flatten(spec)
+            if not isinstance(leaf, tf.NoneTensorSpec)
+        ]
+        try:
+            variant = tf.raw_ops.AutoShardDataset(
+                input_dataset=tf.data.experimental.to_variant(self._data),
+                num_workers=num_workers,
+                index=index,
+                auto_shard_policy=policy,
+                output_types=[leaf.dtype for leaf in tensors],
+                output_shapes=[leaf.shape for leaf in tensors],
+            )
+        except tf.errors.NotFoundError as error:
+            raise ValueError(
+                "The dataset can't be sharded by files. Received: a "
+                "`tf.data.Dataset` that reads no files, with the "
+                "`auto_shard_policy` FILE. Expected: a reader of files such as "
+                "`tf.data.TFRecordDataset`, or the policy AUTO or DATA."
+            ) from error
+        dataset = tf.data.experimental.from_variant(variant, spec)
+        return TensorFlowSource(dataset, self._data, num_workers)
+
+    def check_batched(self) -> None:
+        check_batched(self.known_spec())
+
+    def known_spec(self) -> Any:
+        return map_nest(_keras_spec, self._data.element_spec)
+
+    def trace(self) -> Any:
         return self._data
+
+
+def _keras_spec(spec: Any) -> Any:
+    """Converts a `tf.TypeSpec` to a `keras.KerasTensor` where possible."""
+    if type(spec).__name__ == "NoneTensorSpec":
+        return None
+    shape = getattr(spec, "shape", None)
+    if shape is None or shape.rank is None or not hasattr(spec, "dtype"):
+        return spec
+    return keras.KerasTensor(
+        tuple(shape),
+        dtype_name(spec.dtype.name),
+        sparse=type(spec).__name__ == "SparseTensorSpec",
+        ragged=type(spec).__name__ == "RaggedTensorSpec",
+    )

@@ -240,9 +240,6 @@ class NumpySource(Source):
 
     _data: NumpyDataset
 
-    def open(self) -> Iterator[Any]:
-        return iter(self._data)
-
     @property
     def cardinality(self) -> int:
         return self._data.cardinality

@@ -1,8 +1,6 @@
 """Source: a common interface to all kinds of users' data."""
 
 import itertools
-from abc import ABC
-from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +19,7 @@ INFINITE = -1
 UNKNOWN = -2
 
 
-class Source(ABC):
+class Source:
     """Data that is read in passes, one element after another.
 
     An element is a nest of NumPy arrays and tensors of the framework. `data` is
@@ -30,18 +28,20 @@ class Source(ABC):
     Attributes:
         restarts: Boolean, true if each pass starts anew. If false, a pass
             continues where the previous one stopped.
+        is_for_keras: Boolean, true if `fit` reads the data as it is.
     """
 
     restarts = True
+    is_for_keras = False
 
     def __init__(self, data: Any) -> None:
         self._data = data
         self._begun: Iterator[Any] | None = None
         self._seen: Any = None
 
-    @abstractmethod
     def open(self) -> Iterator[Any]:
         """Begins a pass; yields the user's elements unchanged."""
+        return iter(self._data)
 
     @property
     def cardinality(self) -> int:
@@ -108,6 +108,8 @@ class Source(ABC):
 
     def keras_data(self) -> Any:
         """Returns the same batches in a form for `fit`."""
+        if self.is_for_keras:
+            return self._data
         return RepeatableBatches(self.read, self.cardinality)
 
 

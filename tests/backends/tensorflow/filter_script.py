@@ -7,7 +7,7 @@ import socket
 import sys
 
 from keras_dist.core.plan import Cluster
-from keras_dist_tensorflow.listening import listen_to_own_address
+from keras_dist_tensorflow.cluster import listen_to_own_address
 from workers.two_hosts import ADDRESSES
 from workers.two_hosts import OTHER
 

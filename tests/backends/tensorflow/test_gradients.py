@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from keras_dist_tensorflow.constant_indices import StepSizes
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.origins import StepSizes
 
 
 @pytest.mark.parametrize("convert", [float, tf.constant])

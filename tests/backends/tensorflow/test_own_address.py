@@ -6,7 +6,7 @@ import pytest
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
-from keras_dist_tensorflow import listening
+from keras_dist_tensorflow import cluster as addresses
 
 ADDRESSES = ("here:9000", "there:9000")
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
@@ -19,13 +19,13 @@ def narrowed(monkeypatch):
     def attach(answers):
         calls = []
         monkeypatch.setattr(
-            listening, "ip_addresses", lambda host: answers.get(host, [])
+            addresses, "ip_addresses", lambda host: answers.get(host, [])
         )
         monkeypatch.setattr(
-            listening, "_narrow", lambda *given: calls.append(given)
+            addresses, "_narrow", lambda *given: calls.append(given)
         )
         cluster = Cluster(0, ADDRESSES[0], ADDRESSES)
-        listening.listen_to_own_address(cluster)
+        addresses.listen_to_own_address(cluster)
         return bool(calls)
 
     return attach

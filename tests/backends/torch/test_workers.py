@@ -9,7 +9,7 @@ import pytest
 
 import keras_dist
 from keras_dist.core.plan import Cluster
-from keras_dist_torch import store
+from keras_dist_torch import workers
 from workers import count_jobs
 
 STEPS = 4
@@ -139,4 +139,4 @@ def _has_address(host):
 )
 def test_a_worker_without_an_address_finds_its_own(leader, own):
     cluster = Cluster(1, leader, (leader, ""))
-    assert store.own_host(cluster) == own
+    assert workers.own_host(cluster) == own

@@ -1,0 +1,297 @@
+"""Warnings about plain models that were perhaps meant to be distributed.
+
+A model that is loaded, unpickled or made from a configuration outside of any
+scope belongs to no strategy: its data may come from another process. It
+remembers its origin, and warns when it begins to train on one device. A plain
+model that is used while a scope is open warns at once. Each warns once. A
+model that each of several workers would train alone is refused.
+
+A copy that is made in this process, by `copy.deepcopy` or
+`keras.models.clone_model`, belongs to the strategy of its original.
+"""
+
+import contextlib
+import contextvars
+import copy
+import functools
+import json
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import keras
+
+from keras_dist.cluster_resolver.detection import place
+from keras_dist.cluster_resolver.environment import WORKERS
+from keras_dist.core import context
+from keras_dist.errors import StrategyMismatchError
+from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import Trainer
+from keras_dist.plugin.front_end import bound
+from keras_dist.plugin.workers import has_joined
+from keras_dist.plugin.workers import is_independent
+
+SECTION = "A loop that is not distributed"
+_ATTRIBUTE = "_keras_dist_origin"
+# Models that have warned already.
+told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+
+
+class DistributedConfig(dict[str, Any]):
+    """The configuration of a distributed model, from its `get_config`.
+
+    Attributes:
+        origin: String, the `repr` of the model's strategy.
+    """
+
+    def __init__(self, config: dict[str, Any], strategy: Any) -> None:
+        super().__init__(config)
+        self.origin = repr(strategy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies and pickles are plain dicts, as without keras_dist.
+        return dict, (dict(self),)
+
+
+def forget(model: keras.Model) -> None:
+    """Has a plain model train on one device without a warning."""
+    vars(model).pop(_ATTRIBUTE, None)
+
+
+def notice(model: keras.Model) -> None:
+    """Warns, once, if a plain model came from a distributed one."""
+    origin = vars(model).pop(_ATTRIBUTE, None)
+    if origin is not None:
+        warnings.warn(
+            f"Model '{model.name}' trains on one device. Received: a model "
+            "that was made, outside of any scope, from what was saved or "
+            f"described of a model that {origin} distributed. Expected, to "
+            "train it distributed too: make it inside of `with "
+            "strategy.scope():`, or call `strategy.distribute(model)` before "
+            "its first `fit`.",
+            stacklevel=_users_level(),
+        )
+
+
+def notice_scope(model: keras.Model) -> None:
+    """Warns, once, if a plain model is used where a scope is open."""
+    if not context.in_cross_replica_context() or model in told:
+        return
+    strategy: Any = context.current_strategy()
+    if strategy is None or strategy.plan.num_replicas == 1:
+        return
+    told.add(model)
+    forget(model)
+    warnings.warn(
+        f"Model '{model.name}' runs on one device, though the scope of "
+        f"{strategy!r} is open. Received: a model that was made outside of "
+        "any scope. Expected, to distribute it: make it inside of `with "
+        "strategy.scope():`, or call `strategy.distribute(model)` before its "
+        "first `fit`. If one device is meant, use it outside of the scope. "
+        f"See '{SECTION}' in tutorials/errors.md.",
+        stacklevel=_users_level(),
+    )
+
+
+def _users_level() -> int:
+    """Returns the `stacklevel` at which a warning names the user's call."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and _is_ours(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.split(".")[0].startswith("keras")
+
+
+# The key of the origin in the configuration that files and pickles hold.
+_KEY = "keras_dist_origin"
+
+
+@functools.cache
+def install() -> None:
+    """Hooks Keras' copying, cloning, saving and loading for good."""
+    keras_internals.hook_cloning(_in_scope)
+    keras_internals.hook_files(_writes_origin, _reads_origin)
+    keras_internals.Saveable.__deepcopy__ = _in_scope(_deepcopy)
+    for cls in (keras.Model, keras.Sequential):
+        original = vars(cls)["from_config"].__func__
+        cls.from_config = classmethod(_remembers(original))
+
+
+def strategy_of(thing: Any) -> Any:
+    """Returns the strategy that a model, layer, optimizer or metric belongs to.
+
+    `None` if it belongs to none.
+    """
+    binding = bound(thing) if isinstance(thing, Trainer) else None
+    if binding is not None:
+        return binding.strategy
+    for variable in getattr(thing, "variables", ()):
+        owner = vars(variable).get("distribute_strategy")
+        if owner is not None:
+            return owner
+    return None
+
+
+def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a copying function, so that a copy joins its original's strategy.
+
+    The original is the function's first argument. Under a scope that is open
+    already, a copy belongs to that scope's strategy.
+    """
+
+    @functools.wraps(method)
+    def wrapped(original: Any, *args: Any, **kwargs: Any) -> Any:
+        is_outside = not (
+            context.has_strategy() or context.in_replica_function()
+        )
+        strategy = strategy_of(original) if is_outside else None
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            return method(original, *args, **kwargs)
+
+    return wrapped
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """Copies an object by `__reduce_ex__`, as `copy.deepcopy` does."""
+    reconstruct = copy._reconstruct  # type: ignore[attr-defined]
+    return reconstruct(self, memo, *self.__reduce_ex__(4))
+
+
+def _remembers(from_config: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(from_config)
+    def wrapped(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        model = from_config(cls, config, *args, **kwargs)
+        if isinstance(config, DistributedConfig):
+            _remember(model, config.origin)
+        return model
+
+    return wrapped
+
+
+def _writes_origin(serialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that returns a model's configuration as JSON first."""
+
+    @functools.wraps(serialize)
+    def wrapped(model: Any) -> Any:
+        config, *rest = serialize(model)
+        strategy = strategy_of(model)
+        if strategy is not None and not strategy.plan.is_one_device:
+            config = json.dumps({**json.loads(config), _KEY: repr(strategy)})
+        return config, *rest
+
+    return wrapped
+
+
+def _reads_origin(deserialize: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that makes a model from a configuration in JSON."""
+
+    @functools.wraps(deserialize)
+    def wrapped(config: Any, *args: Any, **kwargs: Any) -> Any:
+        model = deserialize(config, *args, **kwargs)
+        source = json.loads(config).get(_KEY)
+        if source is not None:
+            _remember(model, source)
+        return model
+
+    return wrapped
+
+
+def _remember(model: Any, source: str) -> None:
+    """Has a plain model warn when it is trained.
+
+    `source` is the `repr` of the strategy whose model it was made from.
+    """
+    if isinstance(model, Trainer) and bound(model) is None:
+        object.__setattr__(model, _ATTRIBUTE, source)
+
+
+_TRAINING = ("fit", "train_on_batch")
+_on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
+
+
+def watch_training() -> None:
+    """Checks each model that begins to train, if a launcher started workers.
+
+    Called when keras_dist is imported and when a strategy is made: a script may
+    set the variables of its cluster between the two.
+    """
+    found = place()
+    if found is not None and found[0].number > 1:
+        _install()
+
+
+@contextlib.contextmanager
+def alone_on_purpose() -> Iterator[None]:
+    """Allows each worker to train models of its own inside the context."""
+    token = _on_purpose.set(True)
+    try:
+        yield
+    finally:
+        _on_purpose.reset(token)
+
+
+@functools.cache
+def _install() -> None:
+    for name in _TRAINING:
+        setattr(Trainer, name, _checked(getattr(Trainer, name), name))
+
+
+def _checked(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        binding = bound(self)
+        strategy = None if binding is None else binding.strategy
+        if strategy is None or strategy.executor.workers is None:
+            _check(self, strategy, name)
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def _check(model: keras.Model, strategy: Any, method: str) -> None:
+    """Refuses to train a model that other workers don't train.
+
+    Under another launcher than `keras-dist run`, it warns once for each model.
+    """
+    found = None if _on_purpose.get() or is_independent() else place()
+    if found is None or found[0].number == 1:
+        return
+    if strategy is not None and strategy.names_its_device and has_joined():
+        return  # A worker in a cluster asked for one device on purpose.
+    if strategy is None and keras.distribution.distribution() is not None:
+        return  # Keras distributes it, over processes too.
+    if strategy is None:
+        what = "a model that was made before, or outside of, any scope"
+        mend = (
+            "Make the model, its layers and its optimizer inside of that "
+            "scope, or adopt the model with `strategy.distribute(model)`."
+        )
+    else:
+        what = f"a model of {strategy!r}, which knows no other worker"
+        mend = (
+            "Use `MultiWorkerMirroredStrategy` in place of "
+            f"`{type(strategy).__name__}`."
+        )
+    where, known_by = found
+    message = (
+        f"`{method}` of model '{model.name}' would train it on this worker "
+        f"alone. Received: {what}, in a process of several workers "
+        f"({known_by}: {where}). Expected: a model made under "
+        f"`keras_dist.MultiWorkerMirroredStrategy().scope()`. {mend} Where "
+        "each worker is to train alone, say so: `keras-dist run "
+        "--independent`, or KERAS_DIST_INDEPENDENT=1."
+    )
+    if os.environ.get(WORKERS):
+        raise StrategyMismatchError(message)
+    if model not in told:
+        told.add(model)
+        warnings.warn(message, stacklevel=3)
