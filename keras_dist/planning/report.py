@@ -132,7 +132,7 @@ def show(
     console.print(tables.memory_table(title, of_devices))
     console.print()
     if sent:
-        console.print(tables.transfer_sheet(sent))
+        console.print(tables.transfer_table(sent))
     else:
         console.print("A step sends nothing to other devices.")
     console.print()

@@ -40,6 +40,10 @@ from keras_dist.verification.runs import Pair
 from keras_dist.verification.runs import RecordedStep
 from keras_dist.verification.runs import pair_of
 
+_PLAIN_FAILED = (
+    "`{name}` was not compared: on one device it raised {error}: {message}."
+)
+
 
 def verify(
     strategy: StrategyBase,
@@ -132,11 +136,6 @@ def _everything_put_back() -> Iterator[None]:
     finally:
         set_random_state(backend, state)
         keras_internals.set_name_counts(names)
-
-
-_PLAIN_FAILED = (
-    "`{name}` was not compared: on one device it raised {error}: {message}."
-)
 
 
 class TrialFindings:
