@@ -176,13 +176,9 @@ def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
                 Text(f"{each['name']}: {each['problem']}. Try: {each['fix']}")
             )
     works = [each for each in found if each["works"]]
-    accelerators = any(not all(_is_cpu(d) for d in e["devices"]) for e in works)
-    if works and not accelerators:
+    devices = [device for each in works for device in each["devices"]]
+    if works and all(device.startswith("cpu:") for device in devices):
         console.print("No backend sees an accelerator.")
-
-
-def _is_cpu(device: str) -> bool:
-    return device.startswith("cpu:")
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:

@@ -283,20 +283,10 @@ def _of_logs(logs: dict[str, Any]) -> dict[Key, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two copies that start alike.
-
-    `own` is plain Keras on one device, `other` is under the strategy.
-    """
-
-    own: Copy
-    other: Copy
-    num_replicas: int
-
-
-def pair_of(strategy: StrategyBase, model: Any, batch: Batch) -> Pair:
-    """Makes both copies, with the state of the user's model.
+def copies_of(
+    strategy: StrategyBase, model: Any, batch: Batch
+) -> tuple[Copy, Copy]:
+    """Makes a copy on one device and one under the strategy, which start alike.
 
     `model` is a compiled `keras.Model`, or a function that makes one. Layers
     that wait for a batch are built with `batch`.
@@ -319,22 +309,16 @@ def pair_of(strategy: StrategyBase, model: Any, batch: Batch) -> Pair:
     own, other = copies
     given = variables_of(own.model)
     _check_same(given, variables_of(other.model))
-    values, names = values_of(given), [v.path for v in given]
+    users = {}
     if isinstance(model, keras.Model) and model.built:
         users = _of_user(own.model, model)
-        chosen = [users.get(id(v)) for v in given]
-        names = [
-            name if variable is None else variable.path
-            for name, variable in zip(names, chosen, strict=True)
-        ]
-        values = [
-            value if variable is None else values_of([variable])[0]
-            for value, variable in zip(values, chosen, strict=True)
-        ]
+    # The user's model has the state and the names, if it has the variable.
+    sources = [users.get(id(v), v) for v in given]
+    values, names = values_of(sources), [v.path for v in sources]
     state = random_state(backend)
     for copy in copies:
         copy.begin(values, names, state)
-    return Pair(own, other, strategy.num_replicas_in_sync)
+    return own, other
 
 
 def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:

@@ -36,9 +36,9 @@ from keras_dist.verification.compare import depends_on_order
 from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
-from keras_dist.verification.runs import Pair
+from keras_dist.verification.runs import Copy
 from keras_dist.verification.runs import RecordedStep
-from keras_dist.verification.runs import pair_of
+from keras_dist.verification.runs import copies_of
 
 _PLAIN_FAILED = (
     "`{name}` was not compared: on one device it raised {error}: {message}."
@@ -86,12 +86,12 @@ def verify(
 
 
 def _run(strategy: StrategyBase, model: Any, batches: list[Batch]) -> Report:
-    pair = pair_of(strategy, model, batches[0])
-    trial = Trial(pair, batches)
+    own, other = copies_of(strategy, model, batches[0])
+    trial = Trial(own, other, strategy.num_replicas_in_sync, batches)
     found = trial.run()
     name = model.name if isinstance(model, keras.Model) else None
     return Report(
-        name or pair.own.model.name,
+        name or own.model.name,
         repr(strategy).strip("<>"),
         found.compared(),
         found.first,
@@ -190,13 +190,17 @@ def _weight(each: Difference) -> tuple[bool, bool, float]:
 class Trial:
     """The steps of both copies, one phase after another.
 
+    `own` is plain Keras on one device, `other` is under the strategy.
     `notes` has sentences on what else the user should know.
     """
 
-    def __init__(self, pair: Pair, batches: list[Batch]) -> None:
-        self._pair = pair
+    def __init__(
+        self, own: Copy, other: Copy, num_replicas: int, batches: list[Batch]
+    ) -> None:
+        self._own, self._other = own, other
+        self._num_replicas = num_replicas
         self._batches = batches
-        self._tolerance = Tolerance.of(pair.own.model)
+        self._tolerance = Tolerance.of(own.model)
         self._found = TrialFindings()
         self._adding: list[str] = []
         self._is_random = False
@@ -205,7 +209,7 @@ class Trial:
 
     def run(self) -> TrialFindings:
         """Runs all phases, and returns the differences."""
-        parts = self._pair.num_replicas
+        parts = self._num_replicas
         rows = [batch.rows for batch in self._batches]
         if parts > 1 and not any(count % parts for count in rows):
             self.notes.append(
@@ -223,7 +227,7 @@ class Trial:
             self._without_training("evaluate")
             keeps_order = self._gradients()
             self._training(keeps_order)
-            self._double(self._pair.own.evaluate, "evaluate")
+            self._double(self._own.evaluate, "evaluate")
         if drawn:
             self.notes.append(
                 "Random draws were made the same for each row, in both: "
@@ -236,7 +240,7 @@ class Trial:
         first = self._found.first
         if first is None:
             return None
-        model = self._pair.own.model
+        model = self._own.model
         return cause_of(
             first,
             Clues(
@@ -250,12 +254,12 @@ class Trial:
 
     def _without_training(self, name: str) -> None:
         # An uneven batch, if there is one.
-        parts = self._pair.num_replicas
+        parts = self._num_replicas
         uneven = [i for i, b in enumerate(self._batches) if b.rows % parts]
         index = uneven[0] if uneven else min(1, len(self._batches) - 1)
         batch = self._batches[index]
         try:
-            own = getattr(self._pair.own, name)(batch, index)
+            own = getattr(self._own, name)(batch, index)
         except Exception as error:
             message = " ".join(str(error).split())[:200]
             kind = type(error).__name__
@@ -265,13 +269,13 @@ class Trial:
             return
         noisy = None
         if name == "evaluate" and (turned := batch.reordered()) is not None:
-            noisy = self._pair.own.evaluate(turned, index)
-        other = getattr(self._pair.other, name)(batch, index)
+            noisy = self._own.evaluate(turned, index)
+        other = getattr(self._other, name)(batch, index)
         self._found.add(compare(own, other, noisy, self._tolerance))
 
     def _gradients(self) -> bool:
         """Compares first steps; returns false if the order of rows matters."""
-        own, other = self._pair.own, self._pair.other
+        own, other = self._own, self._other
         kept, others = own.recorders(), other.recorders()
         keeps_order = True
         for index, batch in enumerate(self._batches):
@@ -296,13 +300,13 @@ class Trial:
         return keeps_order
 
     def _training(self, keeps_order: bool) -> None:
-        own = self._pair.own.train(self._batches)
+        own = self._own.train(self._batches)
         noisy: list[RecordedStep | None] = [None] * len(own)
         turned = [batch.reordered() for batch in self._batches]
         known = [batch for batch in turned if batch is not None]
         if keeps_order and len(known) == len(turned):
-            noisy = [*self._pair.own.train(known)]
-        other = self._pair.other.train(self._batches)
+            noisy = [*self._own.train(known)]
+        other = self._other.train(self._batches)
         for step, theirs, noise in zip(own, other, noisy, strict=True):
             self._found.add(compare(step, theirs, noise, self._tolerance))
 
