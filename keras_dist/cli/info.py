@@ -17,12 +17,12 @@ from keras_dist.cli.child import ChildError
 from keras_dist.cli.variables import Masks
 from keras_dist.cli.variables import cluster_variables
 from keras_dist.cli.variables import other_variables
+from keras_dist.environment.machine import num_cores
 from keras_dist.environment.packages import BACKEND_VARIABLE
 from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
 from keras_dist.environment.packages import picked_by_keras
 from keras_dist.environment.packages import related
-from keras_dist.launch.environment import num_cores
 from keras_dist.planning import tables
 
 _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"

@@ -90,10 +90,10 @@ def run(
     first; 1 if a worker ended without having joined the others, 2 if nothing
     could be started.
     """
-    from keras_dist.environment.gpus import GpusError
+    from keras_dist.environment.machine import GpusError
+    from keras_dist.environment.machine import with_threads
     from keras_dist.launch.addresses import AddressLayout
     from keras_dist.launch.addresses import parse_hosts
-    from keras_dist.launch.environment import with_threads
     from keras_dist.launch.job import Job
     from keras_dist.launch.job import python
     from keras_dist.launch.job import run_job
