@@ -1,6 +1,5 @@
 """The command `keras-dist run`."""
 
-import dataclasses
 import os
 import sys
 import tempfile
@@ -130,23 +129,23 @@ def run(
     screen = Screen(sys.stdout, sys.stderr)
     if notice is not None:
         screen.say(notice)
-    job = Job(
-        command=python(*(["-m"] if module else []), *script),
-        layout=layout,
-        backend=chosen,
-        environment=environment,
-        devices=devices,
-        log_dir=log_dir,
-        max_restarts=max_restarts,
-        grace=grace,
-    )
     own = layout.num_local
     of = "" if own == workers else f" of {workers}"
     screen.wait(f"Starting {own}{of} worker{'' if workers == 1 else 's'}")
     try:
         with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
-            joined = None if independent else Path(folder)
-            code = run_job(dataclasses.replace(job, joined=joined), screen)
+            job = Job(
+                command=python(*(["-m"] if module else []), *script),
+                layout=layout,
+                backend=chosen,
+                environment=environment,
+                devices=devices,
+                log_dir=log_dir,
+                max_restarts=max_restarts,
+                grace=grace,
+                joined=None if independent else Path(folder),
+            )
+            code = run_job(job, screen)
     except GpusError as error:
         fail(str(error))
     finally:
