@@ -55,6 +55,11 @@ T = TypeVar("T")
 # A job is given a function to call after each of its rounds.
 Job = Callable[[Callable[[], None]], T]
 
+_FOLDER = "/proc/self/fd"
+# The offset of `tcpi_bytes_sent`, an unsigned 64 bit integer, in Linux'
+# `struct tcp_info`, and the bytes to read of that.
+_OFFSET, _SIZE = 200, 256
+
 
 class LossMismatchError(KerasDistError, RuntimeError):
     """Raised when two arms compute different things, so times mean nothing."""
@@ -272,12 +277,6 @@ def steps_that_take(arm: Loop, seconds: float) -> int:
         if steps >= 2**16:
             return steps
         steps, before = 2 * steps, after
-
-
-_FOLDER = "/proc/self/fd"
-# The offset of `tcpi_bytes_sent`, an unsigned 64 bit integer, in Linux'
-# `struct tcp_info`, and the bytes to read of that.
-_OFFSET, _SIZE = 200, 256
 
 
 class Profile:

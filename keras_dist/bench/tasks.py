@@ -9,10 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import ModelSize
-from keras_dist.bench.loops import Scope
-from keras_dist.bench.loops import Setting
+from keras_dist.bench import loops
 from keras_dist.plugin.backend import list_devices
 from keras_dist.tools.users_function import called
 from keras_dist.tools.users_function import function_of
@@ -28,7 +25,7 @@ class Task:
 
     def __init__(
         self,
-        size: ModelSize,
+        size: loops.ModelSize,
         make: Callable[[], keras.Model],
         x: Any,
         y: Any,
@@ -69,9 +66,9 @@ class Task:
         ]
 
 
-def task_of(size: ModelSize) -> Task:
+def task_of(size: loops.ModelSize) -> Task:
     """Returns the task of one of our models, with other commands' batches."""
-    setting = Setting(size, ("cpu:0",))
+    setting = loops.Setting(size, ("cpu:0",))
     x, y = (
         np.concatenate(each) for each in zip(*setting.batches(), strict=True)
     )
@@ -101,7 +98,7 @@ def users_task(spec: str, rows: int) -> Task:
             f"rows. Expected: at least {rows}."
         )
     task = Task(
-        ModelSize(spec, rows, ()), lambda: called(spec, function)[0], x, y
+        loops.ModelSize(spec, rows, ()), lambda: called(spec, function)[0], x, y
     )
     _try(spec, model, task)
     return task
@@ -150,7 +147,7 @@ def _check(spec: str, given: Any) -> None:
             )
 
 
-class ModelLoop(Loop):
+class ModelLoop(loops.Loop):
     """A loop around a compiled Keras model.
 
     `step` is the Python function that a step runs, or traces.
@@ -174,8 +171,8 @@ class FitLoop(ModelLoop):
     def __init__(
         self,
         task: Task,
-        built_in: Scope = contextlib.nullcontext,
-        runs_in: Scope = contextlib.nullcontext,
+        built_in: loops.Scope = contextlib.nullcontext,
+        runs_in: loops.Scope = contextlib.nullcontext,
     ) -> None:
         with built_in():
             super().__init__(task.model())

@@ -4,7 +4,6 @@ import functools
 import os
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -38,18 +37,6 @@ ALONE = "Keras"
 _LACK = "has no distribution over workers to compare with"
 
 
-@dataclass(frozen=True)
-class WorkersResult:
-    """The result of one worker.
-
-    `measured` has an item for each model; `native_text` describes the native
-    loop.
-    """
-
-    measured: list[measure.Measurement]
-    native_text: str
-
-
 def run_workers(
     workers: int,
     models: Sequence[str],
@@ -65,13 +52,14 @@ def run_workers(
     sizes = [loops.size_of(name) for name in models]
     settings = [loops.Setting(size, ("cpu:0",) * workers) for size in sizes]
     loops.check_shares(settings)
-    if get_benchmarks(_LACK).native_workers is None:
+    native_workers = get_benchmarks(_LACK).native_workers
+    if native_workers is None:
         raise lacking(_LACK)
     load = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
     title = f"{', '.join(models)}, {workers} workers"
 
-    def start(on_round: object) -> WorkersResult:
-        found: list[WorkersResult] = launch(
+    def start(on_round: object) -> list[measure.Measurement]:
+        found: list[list[measure.Measurement]] = launch(
             measure_on_worker,
             (settings, rounds, seconds),
             workers=workers,
@@ -79,17 +67,19 @@ def run_workers(
         )
         return found[0]
 
-    (result,) = measure.in_turn({title: start})
-    output.publish(report_of_workers(result, load))
+    (measured,) = measure.in_turn({title: start})
+    output.publish(report_of_workers(measured, native_workers.text, load))
 
 
 def report_of_workers(
-    result: WorkersResult, load: list[float] | None
+    measured: Sequence[measure.Measurement],
+    native: str,
+    load: list[float] | None,
 ) -> BenchReport:
     """Returns the report: ratios, then times and traffic, then explanations.
 
-    `load` has the load averages over 1, 5 and 15 minutes before the workers
-    were started, where the system tells them.
+    `native` describes the native loop. `load` has the load averages over 1, 5
+    and 15 minutes before the workers were started, where the system tells them.
     """
     text = [ARMS]
     if load is not None:
@@ -98,14 +88,12 @@ def report_of_workers(
             f"Load: {load[0]:.2f} in the minute before; the workers add "
             "theirs. With other programs at work, ratios are those of waiting.",
         )
-    return report_of(
-        "workers", result.measured, result.native_text, text, load=load
-    )
+    return report_of("workers", measured, native, text, load=load)
 
 
 def measure_on_worker(
     settings: Sequence[loops.Setting], rounds: int, seconds: float
-) -> WorkersResult:
+) -> list[measure.Measurement]:
     """Measures all settings; each worker calls it.
 
     Settings have one device of each worker. A block of the native loop takes
@@ -118,13 +106,10 @@ def measure_on_worker(
     assert workers is not None and native_workers is not None
     native = native_workers(workers)
     try:
-        return WorkersResult(
-            [
-                _measure(strategy, workers, native, setting, rounds, seconds)
-                for setting in settings
-            ],
-            native.text,
-        )
+        return [
+            _measure(strategy, workers, native, setting, rounds, seconds)
+            for setting in settings
+        ]
     finally:
         native.close()
 

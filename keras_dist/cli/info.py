@@ -17,12 +17,12 @@ from keras_dist.cli.child import ChildError
 from keras_dist.cli.variables import Masks
 from keras_dist.cli.variables import cluster_variables
 from keras_dist.cli.variables import other_variables
+from keras_dist.environment.machine import num_cores
 from keras_dist.environment.packages import BACKEND_VARIABLE
 from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
 from keras_dist.environment.packages import picked_by_keras
 from keras_dist.environment.packages import related
-from keras_dist.launch.environment import num_cores
 from keras_dist.planning import tables
 
 _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
@@ -176,13 +176,9 @@ def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
                 Text(f"{each['name']}: {each['problem']}. Try: {each['fix']}")
             )
     works = [each for each in found if each["works"]]
-    accelerators = any(not all(_is_cpu(d) for d in e["devices"]) for e in works)
-    if works and not accelerators:
+    devices = [device for each in works for device in each["devices"]]
+    if works and all(device.startswith("cpu:") for device in devices):
         console.print("No backend sees an accelerator.")
-
-
-def _is_cpu(device: str) -> bool:
-    return device.startswith("cpu:")
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:

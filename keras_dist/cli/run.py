@@ -1,6 +1,5 @@
 """The command `keras-dist run`."""
 
-import dataclasses
 import os
 import sys
 import tempfile
@@ -90,10 +89,10 @@ def run(
     first; 1 if a worker ended without having joined the others, 2 if nothing
     could be started.
     """
-    from keras_dist.environment.gpus import GpusError
+    from keras_dist.environment.machine import GpusError
+    from keras_dist.environment.machine import with_threads
     from keras_dist.launch.addresses import AddressLayout
     from keras_dist.launch.addresses import parse_hosts
-    from keras_dist.launch.environment import with_threads
     from keras_dist.launch.job import Job
     from keras_dist.launch.job import python
     from keras_dist.launch.job import run_job
@@ -130,23 +129,23 @@ def run(
     screen = Screen(sys.stdout, sys.stderr)
     if notice is not None:
         screen.say(notice)
-    job = Job(
-        command=python(*(["-m"] if module else []), *script),
-        layout=layout,
-        backend=chosen,
-        environment=environment,
-        devices=devices,
-        log_dir=log_dir,
-        max_restarts=max_restarts,
-        grace=grace,
-    )
     own = layout.num_local
     of = "" if own == workers else f" of {workers}"
     screen.wait(f"Starting {own}{of} worker{'' if workers == 1 else 's'}")
     try:
         with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
-            joined = None if independent else Path(folder)
-            code = run_job(dataclasses.replace(job, joined=joined), screen)
+            job = Job(
+                command=python(*(["-m"] if module else []), *script),
+                layout=layout,
+                backend=chosen,
+                environment=environment,
+                devices=devices,
+                log_dir=log_dir,
+                max_restarts=max_restarts,
+                grace=grace,
+                joined=None if independent else Path(folder),
+            )
+            code = run_job(job, screen)
     except GpusError as error:
         fail(str(error))
     finally:

@@ -70,39 +70,38 @@ def self_test(
     # Imported late, so that a command that can't run ends at once.
     from rich.console import Console
 
-    from keras_dist.cli.info import problem_of
-    from keras_dist.cli.info import show_problem
-    from keras_dist.cli.trial import OWN_MODEL
-    from keras_dist.cli.trial import CommandTrial
-    from keras_dist.cli.trial import RowResult
-    from keras_dist.cli.trial import Settings
-    from keras_dist.cli.trial import Status
-    from keras_dist.cli.trial_report import Bar
-    from keras_dist.cli.trial_report import as_json
-    from keras_dist.cli.trial_report import number_of
-    from keras_dist.cli.trial_report import show
-    from keras_dist.cli.trial_report import states_of
+    from keras_dist.cli import info
+    from keras_dist.cli import trial
+    from keras_dist.cli import trial_report
 
     console = Console(highlight=False)
-    settings = Settings(workers, devices, timeout, model or OWN_MODEL)
-    results: list[RowResult] = []
+    settings = trial.Settings(
+        workers, devices, timeout, model or trial.OWN_MODEL
+    )
+    results: list[trial.RowResult] = []
     seen: dict[str, Any] = {}
-    with Bar(console) as bar:
+    with trial_report.Bar(console) as bar:
 
-        def end(result: RowResult) -> None:
+        def end(result: trial.RowResult) -> None:
             results.append(result)
             bar.end(result)
 
         for each in chosen:
-            seen[each.name] = CommandTrial(each, settings, bar.begin, end).run()
+            seen[each.name] = trial.CommandTrial(
+                each, settings, bar.begin, end
+            ).run()
     _say_what_there_is(console, seen)
-    show(console, results)
-    problem = problem_of(picked or None, states_of(results, list(seen)))
-    show_problem(console, problem)
+    trial_report.show(console, results)
+    problem = info.problem_of(
+        picked or None, trial_report.states_of(results, list(seen))
+    )
+    info.show_problem(console, problem)
     if json is not None:
-        content = as_json(results, seen, _versions(chosen), problem)
+        content = trial_report.as_json(
+            results, seen, _versions(chosen), problem
+        )
         json.write_text(json_module.dumps(content, indent=2) + "\n")
-    failed = problem or number_of(results, Status.FAILED)
+    failed = problem or trial_report.number_of(results, trial.Status.FAILED)
     raise typer.Exit(1 if failed else 0)
 
 

@@ -9,9 +9,9 @@ from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
 from keras_dist.cluster_resolver.spec import ClusterSpec
-from keras_dist.environment.gpus import VISIBLE
-from keras_dist.environment.gpus import listed_gpus
-from keras_dist.environment.gpus import visible_gpus
+from keras_dist.environment.machine import VISIBLE
+from keras_dist.environment.machine import listed_gpus
+from keras_dist.environment.machine import visible_gpus
 from keras_dist.errors import ClusterError
 
 _ONE_HOST = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")

@@ -15,10 +15,9 @@ from keras_dist.launch.function import launch
 
 # The other modules start the workers of a job, watch over them, and end them:
 #
-# job.py          a job, starting its workers again when they failed, and
-#                 signals to the launcher, passed on
+# job.py          a job: the environment variables of its workers, their start
+#                 again after a failure, and signals passed on to them
 # addresses.py    the address of each worker
-# environment.py  the environment variables of each worker
 # group.py        all processes that were started together
 # member.py       one process of a group, with all that it started
 # failures.py     the failure that came first, and its report

@@ -72,9 +72,11 @@ def launch(
     ['worker 0', 'worker 1']
     """
     _check(fn, workers, devices, start_method)
+    # Imported late: `python -m` runs some of these modules as programs, which
+    # the import of this package must not have loaded before.
+    from keras_dist.environment.machine import with_threads
     from keras_dist.launch import call
     from keras_dist.launch.addresses import AddressLayout
-    from keras_dist.launch.environment import with_threads
     from keras_dist.launch.job import Job
     from keras_dist.launch.job import python
     from keras_dist.launch.output import Screen

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from keras_dist.environment.gpus import gpus
-from keras_dist.environment.gpus import share
+from keras_dist.environment.machine import VISIBLE
+from keras_dist.environment.machine import gpus
+from keras_dist.environment.machine import share
 from keras_dist.launch import coordinator
 from keras_dist.launch.addresses import Addresses
 from keras_dist.launch.addresses import AddressLayout
-from keras_dist.launch.environment import worker_environment
 from keras_dist.launch.failures import Failure
 from keras_dist.launch.group import ProcessGroup
 from keras_dist.launch.member import Command
@@ -24,6 +24,10 @@ from keras_dist.launch.output import Sink
 from keras_dist.launch.output import on_screen
 
 GRACE = 10.0
+
+# Environment variables that some workers have.
+COORDINATOR = "KERAS_DIST_COORDINATOR"
+JOINED = "KERAS_DIST_JOINED_FILE"
 
 # Signals to the launcher that its workers get.
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -89,20 +93,42 @@ class Job:
         joined = None
         if self.joined is not None and self.layout.num_workers > 1:
             joined = self.joined / f"{restarts}-{index}"
-        environment = worker_environment(
-            self.environment,
-            index,
-            addresses,
-            has_coordinator,
-            restarts,
-            self.devices,
-            self._gpus[index],
-            joined,
-        )
+        environment = self._environment(index, addresses, restarts, joined)
+        if has_coordinator:
+            environment[COORDINATOR] = addresses.coordinator
         log = self._log(f"worker-{index}", restarts)
         return Command(
             name, self.command, environment, stdout, stderr, log, joined
         )
+
+    def _environment(
+        self,
+        index: int,
+        addresses: Addresses,
+        restarts: int,
+        joined: Path | None,
+    ) -> dict[str, str]:
+        """Returns the environment variables of one worker.
+
+        Variables of other launchers are left as they are, because strategies
+        look for those of keras_dist first. The worker makes the file `joined`
+        once it has joined the others.
+        """
+        environment = dict(self.environment)
+        environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
+        environment["KERAS_DIST_WORKER_INDEX"] = str(index)
+        environment["KERAS_DIST_RESTARTS"] = str(restarts)
+        for name in (COORDINATOR, JOINED):
+            environment.pop(name, None)
+        if joined is not None:
+            environment[JOINED] = str(joined)
+        if self.devices is not None:
+            environment["KERAS_DIST_VIRTUAL_DEVICES"] = str(self.devices)
+        if self._gpus[index]:
+            environment[VISIBLE] = ",".join(self._gpus[index])
+        # Lines are shown when they are written, not when a buffer is full.
+        environment["PYTHONUNBUFFERED"] = "1"
+        return environment
 
     @functools.cached_property
     def _gpus(self) -> dict[int, list[str]]:

@@ -87,19 +87,16 @@ class Choice:
         return SHARDED if self.is_sharded else "mirrored"
 
     @property
-    def num_devices(self) -> int:
-        """The number of devices that compute on each worker."""
-        return self.devices or (1 if self.strategy == "one-device" else 8)
-
-    @property
     def placements(self) -> dict[str, Placement]:
         """All placements on as many devices, by name."""
         workers = self.workers or (2 if self.strategy == "multi-worker" else 1)
-        devices = tuple(f"device {i}" for i in range(self.num_devices))
+        count = self.devices or (1 if self.strategy == "one-device" else 8)
+        devices = tuple(f"device {i}" for i in range(count))
         keepers: tuple[str, ...] = ("parameter device",)
         if self.parameter_devices > 1:
-            count = self.parameter_devices
-            keepers = tuple(f"parameter device {i}" for i in range(count))
+            keepers = tuple(
+                f"parameter device {i}" for i in range(self.parameter_devices)
+            )
         known = {
             "one device": Placement(devices[:1]),
             "mirrored": Placement(devices, (), workers),
@@ -132,7 +129,7 @@ def show(
     console.print(tables.memory_table(title, of_devices))
     console.print()
     if sent:
-        console.print(tables.transfer_sheet(sent))
+        console.print(tables.transfer_table(sent))
     else:
         console.print("A step sends nothing to other devices.")
     console.print()

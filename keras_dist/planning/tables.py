@@ -33,6 +33,24 @@ _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([a-z]?)", re.IGNORECASE)
 _MOST = 1e18
 _NAME = re.compile(r"(.*\D)(\d+)")
 
+T = TypeVar("T", bound=Hashable)
+
+# Options of a column.
+WORDS: dict[str, Any] = {"overflow": "fold"}
+WORD: dict[str, Any] = {"no_wrap": True}
+NUMBER: dict[str, Any] = {"justify": "right", "no_wrap": True}
+
+_OPTIONAL = ("Copies", "Activations")
+_MEMORY = {
+    "Parameters": "parameters",
+    "Optimizer": "optimizer",
+    "Kept between steps": "kept",
+    "Copies": "copies",
+    "Gradients": "gradients",
+    "Activations": "activations",
+    "Held in a step": "most",
+}
+
 
 def bytes_text(num_bytes: int) -> str:
     """Returns bytes with about three digits, in powers of 1,000.
@@ -94,25 +112,6 @@ def names_text(names: Iterable[str]) -> str:
     return " ".join(parts)
 
 
-T = TypeVar("T", bound=Hashable)
-
-# Options of a column.
-WORDS: dict[str, Any] = {"overflow": "fold"}
-WORD: dict[str, Any] = {"no_wrap": True}
-NUMBER: dict[str, Any] = {"justify": "right", "no_wrap": True}
-
-_OPTIONAL = ("Copies", "Activations")
-_MEMORY = {
-    "Parameters": "parameters",
-    "Optimizer": "optimizer",
-    "Kept between steps": "kept",
-    "Copies": "copies",
-    "Gradients": "gradients",
-    "Activations": "activations",
-    "Held in a step": "most",
-}
-
-
 def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
     """Returns a table with a line under its head only.
 
@@ -171,46 +170,39 @@ def html_table(
     )
 
 
+def _html(shown: Table) -> str:
+    heads = [str(column.header) for column in shown.columns]
+    rows = zip(*(column.cells for column in shown.columns), strict=True)
+    return html_table(str(shown.title), heads, rows)
+
+
 def _plain(cell: Any) -> str:
     """Returns a cell without its style and indent, for HTML."""
     return escape(getattr(cell, "plain", cell).strip())
 
 
-class Sheet:
-    """A table that is shown on a terminal, and in a notebook.
+def filled_table(
+    title: str,
+    columns: Sequence[tuple[str, dict[str, Any]]],
+    rows: Iterable[Sequence[Any]],
+) -> Table:
+    """Returns a `table` with rows.
 
-    Each column is a head with `WORDS`, `WORD` or `NUMBER`. Cells are strings,
-    or what rich prints with the text in its attribute `plain`.
+    Cells are strings, or what rich prints with the text in its attribute
+    `plain`.
     """
-
-    def __init__(
-        self,
-        title: str,
-        columns: Sequence[tuple[str, dict[str, Any]]],
-        rows: Iterable[Sequence[Any]],
-    ) -> None:
-        self._title = title
-        self._columns = columns
-        self._rows = list(rows)
-
-    def __rich__(self) -> Table:
-        made = table(self._title, *self._columns)
-        for row in self._rows:
-            made.add_row(*row)
-        return made
-
-    def html(self) -> str:
-        """Returns the table for a notebook."""
-        heads = (head for head, _ in self._columns)
-        return html_table(self._title, heads, self._rows)
+    made = table(title, *columns)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 class Shown(ABC):
     """A result that `print`, rich and notebooks show: tables, then text."""
 
     @abstractmethod
-    def _sheets(self) -> Iterable[Sheet]:
-        """Returns the tables."""
+    def _tables(self) -> Iterable[Table]:
+        """Returns the tables, made by `filled_table`."""
 
     @abstractmethod
     def _lines(self) -> Iterable[str]:
@@ -218,9 +210,9 @@ class Shown(ABC):
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
-    ) -> Iterator[Sheet | Text]:
-        for sheet in self._sheets():
-            yield sheet
+    ) -> Iterator[Table | Text]:
+        for each in self._tables():
+            yield each
             yield Text()
         for line in self._lines():
             yield Text(line)
@@ -232,7 +224,7 @@ class Shown(ABC):
         return file.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        tables = "".join(sheet.html() for sheet in self._sheets())
+        tables = "".join(map(_html, self._tables()))
         lines = "".join(f"<p>{escape(line)}</p>" for line in self._lines())
         return f"<div>{tables}{lines}</div>"
 
@@ -263,7 +255,7 @@ def _transfer_rows(
             )
 
 
-def transfer_sheet(transfers: Sequence[Transfer]) -> Sheet:
+def transfer_table(transfers: Sequence[Transfer]) -> Table:
     """Returns a table of the bytes that each device or worker sends."""
     columns = (
         ("What", WORDS),
@@ -273,7 +265,7 @@ def transfer_sheet(transfers: Sequence[Transfer]) -> Sheet:
         ("In total", NUMBER),
     )
     title = "Each step sends, estimated"
-    return Sheet(title, columns, _transfer_rows(transfers))
+    return filled_table(title, columns, _transfer_rows(transfers))
 
 
 def memory_table(title: str, memory: Mapping[str, Memory]) -> Table:

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.console import ConsoleOptions
 from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from keras_dist.planning import tables
@@ -25,6 +26,13 @@ from keras_dist.tools.counting import kept_of
 from keras_dist.tools.counting import load_of
 from keras_dist.tools.counting import placement_of
 from keras_dist.tools.counting import rows_of
+
+_PLAIN = "It has no strategy: a step sends nothing to other devices."
+_ONE_REPLICA = "There is one replica: a step sends nothing to other devices."
+_ESTIMATED = (
+    "What a step sends is the least that it can; a backend may send more. Not "
+    "counted: data, losses, metrics, statistics of batches."
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,7 @@ class Summary(tables.Shown):
             f"{', '.join(self.device_names)}>"
         )
 
-    def _sheets(self) -> Iterator[tables.Sheet]:
+    def _tables(self) -> Iterator[Table]:
         of = f", {self.strategy}" if self.strategy else ""
         columns: tuple[tuple[str, dict[str, Any]], ...] = (
             ("Variable", tables.WORDS),
@@ -135,12 +143,12 @@ class Summary(tables.Shown):
             ("Bytes", tables.NUMBER),
         )
         title = f"Variables of '{self.model}'{of}"
-        yield tables.Sheet(title, columns, _variables(self))
+        yield tables.filled_table(title, columns, _variables(self))
         groups = ((group.capitalize(), tables.NUMBER) for group in GROUPS)
         columns = (("Device", tables.WORDS), *groups, ("Total", tables.NUMBER))
-        yield tables.Sheet("Each device keeps", columns, _devices(self))
+        yield tables.filled_table("Each device keeps", columns, _devices(self))
         if self.transfers:
-            yield tables.transfer_sheet(self.transfers)
+            yield tables.transfer_table(self.transfers)
 
     def _lines(self) -> tuple[str, ...]:
         return self.notes
@@ -207,14 +215,6 @@ def _devices(summary: Summary) -> Iterator[Sequence[str]]:
     for names, of_groups in tables.alike(pairs):
         numbers = (*of_groups, sum(of_groups))
         yield (names, *map(tables.bytes_text, numbers))
-
-
-_PLAIN = "It has no strategy: a step sends nothing to other devices."
-_ONE_REPLICA = "There is one replica: a step sends nothing to other devices."
-_ESTIMATED = (
-    "What a step sends is the least that it can; a backend may send more. Not "
-    "counted: data, losses, metrics, statistics of batches."
-)
 
 
 def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:

@@ -55,7 +55,10 @@ class Batch:
         It is `None` if the data can't be indexed by rows.
         """
         leaves = [x for x in keras.tree.flatten(self.data) if x is not None]
-        if not all(_has_rows(leaf, self.rows) for leaf in leaves):
+        if not all(
+            isinstance(leaf, np.ndarray) and leaf.shape[:1] == (self.rows,)
+            for leaf in leaves
+        ):
             return None
         data = _map(operator.itemgetter(index), self.data)
         return replace(self, data=data, rows=len(index))
@@ -205,7 +208,3 @@ def _map(fn: Callable[[Any], Any], nest: Any) -> Any:
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else fn(leaf), nest
     )
-
-
-def _has_rows(leaf: Any, rows: int) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.shape[:1] == (rows,)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+from rich.table import Table
+
 from keras_dist.errors import NumbersDifferError
 from keras_dist.planning import tables
 
@@ -191,7 +193,7 @@ class Report(tables.Shown):
         found = "same" if self.first is None else f"differs: {self.first}"
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
-    def _sheets(self) -> tuple[tables.Sheet]:
+    def _tables(self) -> tuple[Table]:
         columns = (
             ("Phase", tables.WORD),
             ("What", tables.WORDS),
@@ -201,7 +203,7 @@ class Report(tables.Shown):
             ("Found", tables.WORD),
         )
         title = f"'{self.model}' on {self.strategy}, and on one device"
-        return (tables.Sheet(title, columns, _rows(self)),)
+        return (tables.filled_table(title, columns, _rows(self)),)
 
     def _lines(self) -> Iterator[str]:
         sizes = ", ".join(map(str, self.batches))

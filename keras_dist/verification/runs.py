@@ -20,16 +20,8 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
 from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.verification import copies
 from keras_dist.verification.batches import Batch
-from keras_dist.verification.copies import Kinds
-from keras_dist.verification.copies import check_copy
-from keras_dist.verification.copies import ids_of_metrics
-from keras_dist.verification.copies import kinds_of
-from keras_dist.verification.copies import maker_of
-from keras_dist.verification.copies import optimizers_of
-from keras_dist.verification.copies import set_values
-from keras_dist.verification.copies import values_of
-from keras_dist.verification.copies import variables_of
 
 _SLOT = "gradient"
 
@@ -88,7 +80,7 @@ class Recorders:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._own = optimizers_of(model)
+        self._own = copies.optimizers_of(model)
         self._recorders: dict[int, Recorder] = {}
         for name, optimizer in self._own.items():
             recorder = self._recorders.setdefault(id(optimizer), Recorder())
@@ -154,7 +146,7 @@ class Copy:
         if _is_built(self.model):
             self._build_optimizer()
         if not _is_built(self.model) or not all(
-            each.built for each in optimizers_of(self.model).values()
+            each.built for each in copies.optimizers_of(self.model).values()
         ):
             self._fit(batch)
             compile_again(self.model)
@@ -167,8 +159,8 @@ class Copy:
         `values` and `names` are in the order of `variables_of` this copy;
         `state` comes from `random_state`.
         """
-        variables = variables_of(self.model)
-        set_values(variables, values)
+        variables = copies.variables_of(self.model)
+        copies.set_values(variables, values)
         self.initial = list(zip(variables, values, strict=True))
         self.names = {
             id(variable): name
@@ -249,22 +241,22 @@ class Copy:
         set_random_state(self._backend, self._random)
 
     def _variables(self, kinds: Sequence[str]) -> dict[Key, Any]:
-        of: Kinds = kinds_of(self.model)
-        known = [v for v in variables_of(self.model) if id(v) in of]
+        of: copies.Kinds = copies.kinds_of(self.model)
+        known = [v for v in copies.variables_of(self.model) if id(v) in of]
         chosen = [v for v in known if of[id(v)] in kinds]
         ordered = sorted(chosen, key=lambda v: kinds.index(of[id(v)]))
         return {
             self._key(v, of): value
-            for v, value in zip(ordered, values_of(ordered), strict=True)
+            for v, value in zip(ordered, copies.values_of(ordered), strict=True)
         }
 
     def _before(self) -> dict[Key, Any]:
-        of = kinds_of(self.model)
+        of = copies.kinds_of(self.model)
         return {
             self._key(v, of): value for v, value in self.initial if id(v) in of
         }
 
-    def _key(self, variable: keras.Variable, of: Kinds) -> Key:
+    def _key(self, variable: keras.Variable, of: copies.Kinds) -> Key:
         return of[id(variable)], self.names.get(id(variable), variable.path)
 
 
@@ -283,20 +275,10 @@ def _of_logs(logs: dict[str, Any]) -> dict[Key, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two copies that start alike.
-
-    `own` is plain Keras on one device, `other` is under the strategy.
-    """
-
-    own: Copy
-    other: Copy
-    num_replicas: int
-
-
-def pair_of(strategy: StrategyBase, model: Any, batch: Batch) -> Pair:
-    """Makes both copies, with the state of the user's model.
+def copies_of(
+    strategy: StrategyBase, model: Any, batch: Batch
+) -> tuple[Copy, Copy]:
+    """Makes a copy on one device and one under the strategy, which start alike.
 
     `model` is a compiled `keras.Model`, or a function that makes one. Layers
     that wait for a batch are built with `batch`.
@@ -304,8 +286,8 @@ def pair_of(strategy: StrategyBase, model: Any, batch: Batch) -> Pair:
     Raises:
         UnsupportedModelError: If the model can't be made a second time.
     """
-    make, backend = maker_of(model), get_backend()
-    copies = []
+    make, backend = copies.maker_of(model), get_backend()
+    made = []
     state = random_state(backend)
     for scope in (contextlib.nullcontext, strategy.scope):
         # Both copies get the same names and the same random numbers.
@@ -314,34 +296,28 @@ def pair_of(strategy: StrategyBase, model: Any, batch: Batch) -> Pair:
         copy = Copy(make, scope, backend)
         copy.build(batch)
         if isinstance(model, keras.Model) and model.built:
-            check_copy(copy.model, model)
-        copies.append(copy)
-    own, other = copies
-    given = variables_of(own.model)
-    _check_same(given, variables_of(other.model))
-    values, names = values_of(given), [v.path for v in given]
+            copies.check_copy(copy.model, model)
+        made.append(copy)
+    own, other = made
+    given = copies.variables_of(own.model)
+    _check_same(given, copies.variables_of(other.model))
+    users = {}
     if isinstance(model, keras.Model) and model.built:
         users = _of_user(own.model, model)
-        chosen = [users.get(id(v)) for v in given]
-        names = [
-            name if variable is None else variable.path
-            for name, variable in zip(names, chosen, strict=True)
-        ]
-        values = [
-            value if variable is None else values_of([variable])[0]
-            for value, variable in zip(values, chosen, strict=True)
-        ]
+    # The user's model has the state and the names, if it has the variable.
+    sources = [users.get(id(v), v) for v in given]
+    values, names = copies.values_of(sources), [v.path for v in sources]
     state = random_state(backend)
-    for copy in copies:
+    for copy in made:
         copy.begin(values, names, state)
-    return Pair(own, other, strategy.num_replicas_in_sync)
+    return own, other
 
 
 def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
     """Maps the id of each variable of the copy to the user's variable."""
     pairs = [(_of_layers(copy), _of_layers(model))]
-    optimizers = optimizers_of(model)
-    for name, optimizer in optimizers_of(copy).items():
+    optimizers = copies.optimizers_of(model)
+    for name, optimizer in copies.optimizers_of(copy).items():
         if name in optimizers and optimizers[name].built:
             pairs.append((optimizer.variables, optimizers[name].variables))
     return {
@@ -355,7 +331,7 @@ def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
 
 def _of_layers(model: keras.Model) -> list[keras.Variable]:
     """Returns weights and states of seed generators, but not of metrics."""
-    metrics = ids_of_metrics(model)
+    metrics = copies.ids_of_metrics(model)
     return [v for v in model.variables if id(v) not in metrics]
 
 

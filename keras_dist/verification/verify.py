@@ -36,9 +36,13 @@ from keras_dist.verification.compare import depends_on_order
 from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
-from keras_dist.verification.runs import Pair
+from keras_dist.verification.runs import Copy
 from keras_dist.verification.runs import RecordedStep
-from keras_dist.verification.runs import pair_of
+from keras_dist.verification.runs import copies_of
+
+_PLAIN_FAILED = (
+    "`{name}` was not compared: on one device it raised {error}: {message}."
+)
 
 
 def verify(
@@ -77,25 +81,14 @@ def verify(
     # temporary replacements of Keras' methods.
     hooks.install()
     with _everything_put_back(), alone_on_purpose():
-        report = _run(strategy, model, batches)
+        own, other = copies_of(strategy, model, batches[0])
+        trial = Trial(own, other, strategy.num_replicas_in_sync, batches)
+        trial.run()
+        name = model.name if isinstance(model, keras.Model) else None
+        report = trial.report(
+            name or own.model.name, repr(strategy).strip("<>")
+        )
     return _agreed(report, strategy.executor.workers)
-
-
-def _run(strategy: StrategyBase, model: Any, batches: list[Batch]) -> Report:
-    pair = pair_of(strategy, model, batches[0])
-    trial = Trial(pair, batches)
-    found = trial.run()
-    name = model.name if isinstance(model, keras.Model) else None
-    return Report(
-        name or pair.own.model.name,
-        repr(strategy).strip("<>"),
-        found.compared(),
-        found.first,
-        trial.cause(),
-        found.by_layer(),
-        tuple(batch.rows for batch in batches),
-        tuple(trial.notes),
-    )
 
 
 def _agreed(report: Report, workers: Workers | None) -> Report:
@@ -134,82 +127,31 @@ def _everything_put_back() -> Iterator[None]:
         keras_internals.set_name_counts(names)
 
 
-_PLAIN_FAILED = (
-    "`{name}` was not compared: on one device it raised {error}: {message}."
-)
-
-
-class TrialFindings:
-    """The comparisons, in the order in which they were made."""
-
-    def __init__(self) -> None:
-        self._all: list[Difference] = []
-
-    def add(self, differences: list[Difference]) -> None:
-        """Adds the comparisons of a step."""
-        self._all += differences
-
-    @property
-    def first(self) -> Difference | None:
-        """The first difference that is larger than rounding, or `None`."""
-        return next((each for each in self._all if each.differs), None)
-
-    def compared(self) -> tuple[Difference, ...]:
-        """Returns one comparison of each value in each phase.
-
-        It is the first one that differs, or else one of NaN, or else the one
-        with the largest difference.
-        """
-        most: dict[Any, Difference] = {}
-        for each in self._all:
-            key = (each.phase, each.kind, each.name)
-            if key not in most or _weight(each) > _weight(most[key]):
-                most[key] = each
-        return tuple(most.values())
-
-    def by_layer(self) -> tuple[tuple[str, float], ...]:
-        """Returns gradients that differ in the first such step, sorted by size.
-
-        The largest relative difference is first.
-        """
-        wrong = [d for d in self._all if d.kind == "gradient" and d.differs]
-        found = [
-            (each.name, each.relative)
-            for each in wrong
-            if each.step == wrong[0].step
-        ]
-        return tuple(sorted(found, key=lambda pair: -pair[1]))
-
-
-def _weight(each: Difference) -> tuple[bool, bool, float]:
-    """Returns a sort key: the largest one is kept, the first of equal ones."""
-    if each.differs:
-        return True, False, 0.0
-    return False, bool(np.isnan(each.strategy)), each.relative
-
-
 class Trial:
     """The steps of both copies, one phase after another.
 
-    `notes` has sentences on what else the user should know.
+    `own` is plain Keras on one device, `other` is under the strategy.
     """
 
-    def __init__(self, pair: Pair, batches: list[Batch]) -> None:
-        self._pair = pair
+    def __init__(
+        self, own: Copy, other: Copy, num_replicas: int, batches: list[Batch]
+    ) -> None:
+        self._own, self._other = own, other
+        self._num_replicas = num_replicas
         self._batches = batches
-        self._tolerance = Tolerance.of(pair.own.model)
-        self._found = TrialFindings()
+        self._tolerance = Tolerance.of(own.model)
+        self._found: list[Difference] = []
         self._adding: list[str] = []
         self._is_random = False
         self._doubles: bool | None = None
-        self.notes: list[str] = []
+        self._notes: list[str] = []
 
-    def run(self) -> TrialFindings:
-        """Runs all phases, and returns the differences."""
-        parts = self._pair.num_replicas
+    def run(self) -> None:
+        """Runs all phases, and compares their results."""
+        parts = self._num_replicas
         rows = [batch.rows for batch in self._batches]
         if parts > 1 and not any(count % parts for count in rows):
-            self.notes.append(
+            self._notes.append(
                 f"Every batch had the same number of rows for each of {parts} "
                 "replicas: uneven batches were not compared."
             )
@@ -224,20 +166,37 @@ class Trial:
             self._without_training("evaluate")
             keeps_order = self._gradients()
             self._training(keeps_order)
-            self._double(self._pair.own.evaluate, "evaluate")
+            self._double(self._own.evaluate, "evaluate")
         if drawn:
-            self.notes.append(
+            self._notes.append(
                 "Random draws were made the same for each row, in both: "
                 f"{', '.join(sorted(drawn))}."
             )
-        return self._found
 
-    def cause(self) -> Cause | None:
+    def report(self, model: str, strategy: str) -> Report:
+        """Returns the report on the named model and strategy."""
+        return Report(
+            model,
+            strategy,
+            _most_telling(self._found),
+            self._first,
+            self._cause(),
+            _by_layer(self._found),
+            tuple(batch.rows for batch in self._batches),
+            tuple(self._notes),
+        )
+
+    @property
+    def _first(self) -> Difference | None:
+        """The first difference that is larger than rounding, or `None`."""
+        return next((each for each in self._found if each.differs), None)
+
+    def _cause(self) -> Cause | None:
         """Returns the likely cause of the first difference, if there is any."""
-        first = self._found.first
+        first = self._first
         if first is None:
             return None
-        model = self._pair.own.model
+        model = self._own.model
         return cause_of(
             first,
             Clues(
@@ -251,28 +210,28 @@ class Trial:
 
     def _without_training(self, name: str) -> None:
         # An uneven batch, if there is one.
-        parts = self._pair.num_replicas
+        parts = self._num_replicas
         uneven = [i for i, b in enumerate(self._batches) if b.rows % parts]
         index = uneven[0] if uneven else min(1, len(self._batches) - 1)
         batch = self._batches[index]
         try:
-            own = getattr(self._pair.own, name)(batch, index)
+            own = getattr(self._own, name)(batch, index)
         except Exception as error:
             message = " ".join(str(error).split())[:200]
             kind = type(error).__name__
-            self.notes.append(
+            self._notes.append(
                 _PLAIN_FAILED.format(name=name, error=kind, message=message)
             )
             return
         noisy = None
         if name == "evaluate" and (turned := batch.reordered()) is not None:
-            noisy = self._pair.own.evaluate(turned, index)
-        other = getattr(self._pair.other, name)(batch, index)
-        self._found.add(compare(own, other, noisy, self._tolerance))
+            noisy = self._own.evaluate(turned, index)
+        other = getattr(self._other, name)(batch, index)
+        self._found += compare(own, other, noisy, self._tolerance)
 
     def _gradients(self) -> bool:
         """Compares first steps; returns false if the order of rows matters."""
-        own, other = self._pair.own, self._pair.other
+        own, other = self._own, self._other
         kept, others = own.recorders(), other.recorders()
         keeps_order = True
         for index, batch in enumerate(self._batches):
@@ -285,33 +244,33 @@ class Trial:
                 if depends_on_order(step, noisy):
                     keeps_order = False
             theirs = other.gradients(batch, index, others)
-            self._found.add(compare(step, theirs, noisy, self._tolerance))
+            self._found += compare(step, theirs, noisy, self._tolerance)
         self._double(lambda b, i: own.gradients(b, i, kept), "gradients")
         kept.undo()
         others.undo()
         if not keeps_order:
-            self.notes.append(
+            self._notes.append(
                 "On one device alone, rows in another order give other "
                 "gradients: the model depends on the order of rows."
             )
         return keeps_order
 
     def _training(self, keeps_order: bool) -> None:
-        own = self._pair.own.train(self._batches)
+        own = self._own.train(self._batches)
         noisy: list[RecordedStep | None] = [None] * len(own)
         turned = [batch.reordered() for batch in self._batches]
         known = [batch for batch in turned if batch is not None]
         if keeps_order and len(known) == len(turned):
-            noisy = [*self._pair.own.train(known)]
-        other = self._pair.other.train(self._batches)
+            noisy = [*self._own.train(known)]
+        other = self._other.train(self._batches)
         for step, theirs, noise in zip(own, other, noisy, strict=True):
-            self._found.add(compare(step, theirs, noise, self._tolerance))
+            self._found += compare(step, theirs, noise, self._tolerance)
 
     def _check_repeats(self, step: RecordedStep, again: RecordedStep) -> None:
         again_differs = compare(step, again, None, self._tolerance)
         if any(each.differs for each in again_differs):
             self._is_random = True
-            self.notes.append(
+            self._notes.append(
                 "On one device alone, the same step twice gives other numbers."
             )
 
@@ -322,7 +281,7 @@ class Trial:
 
         The value is that of the first difference, if it is in this phase.
         """
-        first = self._found.first
+        first = self._first
         if self._doubles is not None or first is None or first.phase != phase:
             return
         batch = self._batches[first.step]
@@ -335,6 +294,34 @@ class Trial:
         before, after = change(once, key), change(doubled, key)
         unit = float(np.max(np.abs(before))) or 1.0
         self._doubles = bool(np.max(np.abs(after - before)) > 1e-2 * unit)
+
+
+def _most_telling(found: list[Difference]) -> tuple[Difference, ...]:
+    """Returns one comparison of each value in each phase.
+
+    It is the first one that differs, or else one of NaN, or else the one with
+    the largest difference.
+    """
+    most: dict[Any, Difference] = {}
+    for each in found:
+        key = (each.phase, each.kind, each.name)
+        if key not in most or _weight(each) > _weight(most[key]):
+            most[key] = each
+    return tuple(most.values())
+
+
+def _weight(each: Difference) -> tuple[bool, bool, float]:
+    """Returns a sort key: the largest one is kept, the first of equal ones."""
+    if each.differs:
+        return True, False, 0.0
+    return False, bool(np.isnan(each.strategy)), each.relative
+
+
+def _by_layer(found: list[Difference]) -> tuple[tuple[str, float], ...]:
+    """Returns gradients that differ in the first such step, largest first."""
+    wrong = [d for d in found if d.kind == "gradient" and d.differs]
+    pairs = [(d.name, d.relative) for d in wrong if d.step == wrong[0].step]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from keras_dist.bench.measure import Measurement
 from keras_dist.bench.measure import bytes_sent
 from keras_dist.bench.measure import pairs_of
 from keras_dist.bench.report import Output
-from keras_dist.bench.workers import WorkersResult
 from keras_dist.bench.workers import report_of_workers
 from keras_dist.bench.workers import run_workers
 from keras_dist.cli.main import app
@@ -159,8 +158,7 @@ def test_what_is_unknown_is_said_to_be(capsys):
         "least_bytes": dict.fromkeys(times, 0.0) | {"ours": GRADIENT_BYTES},
     }
     measured = Measurement(TWO, 10, times, {}, traffic, pairs_of(times))
-    result = WorkersResult([measured], "by hand.")
-    Output().publish(report_of_workers(result, None))
+    Output().publish(report_of_workers([measured], "by hand.", None))
     text = capsys.readouterr().out
     assert re.search(r"ours +1.000 +not counted +2.5 +9.6", text)
     assert re.search(r"Keras +1.000 +not counted +2.5 +0.0", text)

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from keras_dist.cli.main import app
 from keras_dist.cluster_resolver import slurm
-from keras_dist.environment import gpus
-from keras_dist.launch import environment
+from keras_dist.environment import machine
+from keras_dist.launch import job
 from keras_dist.launch.addresses import AddressLayout
 from keras_dist.launch.job import Job
 from keras_dist.launch.output import Screen
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.once("torch")
 
 MODULES = [
     f"keras_dist.launch.{found.name}"
-    for found in pkgutil.iter_modules([os.path.dirname(environment.__file__)])
+    for found in pkgutil.iter_modules([os.path.dirname(job.__file__)])
     if found.name not in ("__main__", "function")
 ]
 
@@ -116,7 +116,7 @@ def test_cores_are_shared_and_it_says_so_once(launcher, monkeypatch):
     arguments = ("--workers", 2, "--max-restarts", 1)
     fails = "sys.exit(not restarts)"
     done = launcher.run(*arguments, script, "OMP_NUM_THREADS")
-    expected = str(max(1, environment.num_cores() // 2))
+    expected = str(max(1, machine.num_cores() // 2))
     assert shown(done, 1) == {"OMP_NUM_THREADS": expected}
     done = launcher.run(*arguments, launcher.script(fails))
     assert done.stderr.count("OMP_NUM_THREADS") == 1
@@ -124,8 +124,8 @@ def test_cores_are_shared_and_it_says_so_once(launcher, monkeypatch):
 
 @pytest.mark.parametrize(("workers", "threads"), [(3, "3"), (16, "1")])
 def test_how_cores_are_shared(monkeypatch, workers, threads):
-    monkeypatch.setattr(environment, "num_cores", lambda: 11)
-    given, notice = environment.with_threads({}, workers)
+    monkeypatch.setattr(machine, "num_cores", lambda: 11)
+    given, notice = machine.with_threads({}, workers)
     assert given == {"OMP_NUM_THREADS": threads}
     assert f"OMP_NUM_THREADS={threads}" in notice
 
@@ -163,7 +163,7 @@ def test_gpus_that_nvidia_smi_lists(tmp_path, monkeypatch):
     program.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: A'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert gpus.gpus({}) == ["0", "1"]
+    assert machine.gpus({}) == ["0", "1"]
 
 
 def test_gpus_are_listed_once(tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def _never_ends(command, timeout, **options):
     raise subprocess.TimeoutExpired(command, timeout)
 
 
-@pytest.mark.parametrize("count", [gpus.gpus, slurm.count_gpus])
+@pytest.mark.parametrize("count", [machine.gpus, slurm.count_gpus])
 def test_a_list_of_gpus_that_never_ends_is_an_error(monkeypatch, count):
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(subprocess, "run", _never_ends)

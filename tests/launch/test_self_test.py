@@ -364,7 +364,7 @@ def test_a_fit_of_several_steps_must_end_with_the_same_weights(
 ):
     own, other = (digits.make()[0] for _ in range(2))
     self_test.check_fit(own, other)
-    other.optimizer.momentum = 0.5
+    other.optimizer.learning_rate = 0.05
     with pytest.raises(
         self_test.DifferentNumbersError, match="20, 20 and 7 rows"
     ):

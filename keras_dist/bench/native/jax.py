@@ -18,18 +18,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
+from keras_dist.bench import loops
+from keras_dist.bench import tasks
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
-from keras_dist.bench.loops import EPSILON
-from keras_dist.bench.loops import LEARNING_RATE
-from keras_dist.bench.loops import BatchLoop
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.loops import StepLoop
-from keras_dist.bench.loops import row_losses
-from keras_dist.bench.tasks import FitLoop
-from keras_dist.bench.tasks import ModelLoop
-from keras_dist.bench.tasks import Task
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.plugin.workers import Workers
@@ -44,7 +36,7 @@ _BETA_1, _BETA_2 = 0.9, 0.999
 _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
-class JittedLoop(StepLoop):
+class JittedLoop(loops.StepLoop):
     """A loop that carries a state through a jitted step.
 
     `step` takes the state, a nest of arrays, and a batch, and returns the new
@@ -81,7 +73,11 @@ class PlacedLoop(JittedLoop):
     """
 
     def __init__(
-        self, setting: Setting, state: Any, step: _Step, by_hand: bool = False
+        self,
+        setting: loops.Setting,
+        state: Any,
+        step: _Step,
+        by_hand: bool = False,
     ) -> None:
         everywhere, by_rows = shardings(setting.devices)
         if by_hand:
@@ -103,7 +99,7 @@ class JittedWorkersLoop(JittedLoop):
     It trains on the rows of the worker with the position `worker`.
     """
 
-    def __init__(self, setting: Setting, worker: int) -> None:
+    def __init__(self, setting: loops.Setting, worker: int) -> None:
         mesh = Mesh(np.array(jax.devices()), ("replica",))
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._by_rows = NamedSharding(mesh, PartitionSpec("replica"))
@@ -123,11 +119,11 @@ class JittedWorkersLoop(JittedLoop):
             yield place(self._by_rows, x), place(self._by_rows, y)
 
 
-class JittedModelLoop(ModelLoop, JittedLoop):
+class JittedModelLoop(tasks.ModelLoop, JittedLoop):
     """A jitted loop of a compiled model's stateless `train_step`."""
 
-    def __init__(self, task: Task, devices: tuple[str, ...]) -> None:
-        ModelLoop.__init__(self, task.model())
+    def __init__(self, task: tasks.Task, devices: tuple[str, ...]) -> None:
+        tasks.ModelLoop.__init__(self, task.model())
         self._task = task
         everywhere, self._by_rows = shardings(devices)
         model = self.model
@@ -193,7 +189,7 @@ def shardings(names: Sequence[str]) -> tuple[Any, Any]:
     )
 
 
-def native_state(setting: Setting) -> Any:
+def native_state(setting: loops.Setting) -> Any:
     """Returns weights, and the slots and the count of Adam."""
     weights = setting.weights()
     zeros = [np.zeros_like(each) for each in weights]
@@ -218,7 +214,9 @@ def _updated(state: Any, gradients: Any) -> Any:
     weights, means, variances, count = state
     count = count + 1
     rate = (
-        LEARNING_RATE * jnp.sqrt(1 - _BETA_2**count) / (1 - _BETA_1**count)
+        loops.LEARNING_RATE
+        * jnp.sqrt(1 - _BETA_2**count)
+        / (1 - _BETA_1**count)
     ).astype("float32")
     means = [
         m + (g - m) * (1 - _BETA_1)
@@ -229,7 +227,7 @@ def _updated(state: Any, gradients: Any) -> Any:
         for v, g in zip(variances, gradients, strict=True)
     ]
     weights = [
-        w - rate * m / (jnp.sqrt(v) + EPSILON)
+        w - rate * m / (jnp.sqrt(v) + loops.EPSILON)
         for w, m, v in zip(weights, means, variances, strict=True)
     ]
     return weights, means, variances, count
@@ -243,13 +241,13 @@ def _loss(weights: Any, x: Any, y: Any) -> Any:
     return -jnp.mean(jnp.take_along_axis(log_probabilities, y[:, None], 1))
 
 
-def stateless(setting: Setting) -> tuple[Any, _Step]:
+def stateless(setting: loops.Setting) -> tuple[Any, _Step]:
     """Returns a Keras model's state, a nest of NumPy arrays, and its step."""
     model, optimizer = setting.model_and_optimizer()
 
     def loss_fn(trainable: Any, fixed: Any, x: Any, y: Any) -> Any:
         logits, fixed = model.stateless_call(trainable, fixed, x, training=True)
-        return jnp.mean(row_losses(y, logits)), fixed
+        return jnp.mean(loops.row_losses(y, logits)), fixed
 
     def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
         trainable, fixed, slots = state
@@ -292,18 +290,20 @@ class JaxNativeWorkers(NativeWorkers):
             auto_shard_dataset=False,
         )
 
-    def loop(self, setting: Setting) -> Loop:
+    def loop(self, setting: loops.Setting) -> loops.Loop:
         scope = self._distribution.scope
-        return BatchLoop(setting, setting.rows_of(self.worker), scope, scope)
+        return loops.BatchLoop(
+            setting, setting.rows_of(self.worker), scope, scope
+        )
 
-    def collectives(self, loop: Loop, steps: int) -> int:
+    def collectives(self, loop: loops.Loop, steps: int) -> int:
         return collectives_run(loop, steps)
 
-    def other_loops(self, setting: Setting) -> dict[str, Loop]:
+    def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
         return {"jit": JittedWorkersLoop(setting, self.worker)}
 
 
-def collectives_run(loop: Loop, steps: int) -> int:
+def collectives_run(loop: loops.Loop, steps: int) -> int:
     """Counts the collectives of this process' devices in `steps` steps."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
@@ -346,32 +346,34 @@ class JaxBenchmarks(Benchmarks):
     )
     native_workers = JaxNativeWorkers
 
-    def native_loop(self, setting: Setting) -> Loop:
+    def native_loop(self, setting: loops.Setting) -> loops.Loop:
         return PlacedLoop(setting, native_state(setting), native_step)
 
-    def other_loops(self, setting: Setting) -> dict[str, Loop]:
-        loops: dict[str, Loop] = {
+    def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
+        found: dict[str, loops.Loop] = {
             "Keras": PlacedLoop(setting, *stateless(setting))
         }
         if setting.num_replicas > 1:
-            loops["shmap"] = PlacedLoop(
+            found["shmap"] = PlacedLoop(
                 setting, native_state(setting), replica_step, by_hand=True
             )
-        return loops
+        return found
 
     def native_fits(
-        self, task: Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], ModelLoop]]:
+        self, task: tasks.Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], tasks.ModelLoop]]:
         distribution = keras.distribution.DataParallel(
             devices=list(devices), auto_shard_dataset=False
         )
         scope = distribution.scope
         return {
-            "DataParallel": lambda: FitLoop(task, scope, scope),
+            "DataParallel": lambda: tasks.FitLoop(task, scope, scope),
             "jit": lambda: JittedModelLoop(task, devices),
         }
 
-    def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
+    def fit_collectives(
+        self, loop: loops.Loop, steps: int, num_replicas: int
+    ) -> int:
         return collectives_run(loop, steps) // num_replicas
 
     def live_bytes(self, model: keras.Model) -> dict[Device, int]:

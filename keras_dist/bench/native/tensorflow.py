@@ -12,25 +12,20 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from keras_dist.bench import loops
+from keras_dist.bench import tasks
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.loops import StepLoop
-from keras_dist.bench.loops import row_losses
-from keras_dist.bench.tasks import FitLoop
-from keras_dist.bench.tasks import ModelLoop
-from keras_dist.bench.tasks import Task
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import Workers
 
 
-class GraphLoop(StepLoop):
+class GraphLoop(loops.StepLoop):
     """A tf.function around a Keras model, on a device or in tf.distribute."""
 
-    def __init__(self, setting: Setting, strategy: Any = None) -> None:
+    def __init__(self, setting: loops.Setting, strategy: Any = None) -> None:
         self._rows = setting.size.rows
         self._strategy = strategy
         self._device = contextlib.nullcontext()
@@ -41,7 +36,7 @@ class GraphLoop(StepLoop):
             self.batches = self._placed(setting)
         self.step = tf.function(self._whole_step)
 
-    def _placed(self, setting: Setting) -> list[tuple[Any, Any]]:
+    def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
         place = tf.constant if self._strategy is None else self._in_rows
         return [(place(x), place(y)) for x, y in setting.batches()]
 
@@ -64,7 +59,7 @@ class GraphLoop(StepLoop):
 
     def _replica_step(self, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            losses = row_losses(y, self._model(x, training=True))
+            losses = loops.row_losses(y, self._model(x, training=True))
             loss = tf.nn.compute_average_loss(
                 losses, global_batch_size=self._rows
             )
@@ -81,11 +76,13 @@ class GraphLoop(StepLoop):
 class WorkersGraphLoop(GraphLoop):
     """A `GraphLoop` that takes NumPy batches of the rows of one worker."""
 
-    def __init__(self, setting: Setting, worker: int, strategy: Any) -> None:
+    def __init__(
+        self, setting: loops.Setting, worker: int, strategy: Any
+    ) -> None:
         self._worker = worker
         super().__init__(setting, strategy)
 
-    def _placed(self, setting: Setting) -> list[tuple[Any, Any]]:
+    def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
         return setting.rows_of(self._worker)
 
     def _whole_step(self, x: Any, y: Any) -> Any:
@@ -98,10 +95,10 @@ class WorkersGraphLoop(GraphLoop):
             yield tf.constant(x), tf.constant(y)
 
 
-class CustomLoop(ModelLoop):
+class CustomLoop(tasks.ModelLoop):
     """A tf.function around a compiled Keras model, in tf.distribute."""
 
-    def __init__(self, task: Task, strategy: Any) -> None:
+    def __init__(self, task: tasks.Task, strategy: Any) -> None:
         with strategy.scope():
             super().__init__(task.model(), step=CustomLoop._replica_step)
         self._task = task
@@ -156,7 +153,7 @@ class TensorFlowNativeWorkers(NativeWorkers):
                 _resolver(workers.cluster)
             )
 
-    def loop(self, setting: Setting) -> Loop:
+    def loop(self, setting: loops.Setting) -> loops.Loop:
         return WorkersGraphLoop(setting, self.worker, self._strategy)
 
 
@@ -188,17 +185,17 @@ class TensorFlowBenchmarks(Benchmarks):
     )
     native_workers = TensorFlowNativeWorkers
 
-    def native_loop(self, setting: Setting) -> Loop:
+    def native_loop(self, setting: loops.Setting) -> loops.Loop:
         if setting.num_replicas == 1:
             return GraphLoop(setting)
         return GraphLoop(setting, native_strategy(setting.devices))
 
     def native_fits(
-        self, task: Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], ModelLoop]]:
+        self, task: tasks.Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], tasks.ModelLoop]]:
         strategy = native_strategy(devices)
         return {
-            "Mirrored": lambda: FitLoop(task, strategy.scope),
+            "Mirrored": lambda: tasks.FitLoop(task, strategy.scope),
             "loop": lambda: CustomLoop(task, strategy),
         }
 

@@ -14,20 +14,12 @@ import keras
 import torch
 import torch.distributed as dist
 
+from keras_dist.bench import loops
+from keras_dist.bench import tasks
 from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
-from keras_dist.bench.loops import EPSILON
-from keras_dist.bench.loops import LEARNING_RATE
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.bench.loops import StepLoop
-from keras_dist.bench.loops import row_losses
 from keras_dist.bench.measure import Profile
 from keras_dist.bench.processes import Processes
-from keras_dist.bench.tasks import FitLoop
-from keras_dist.bench.tasks import ModelLoop
-from keras_dist.bench.tasks import Task
-from keras_dist.bench.tasks import on_device
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Cluster
 from keras_dist.internals.keras_internals import all_variables
@@ -42,13 +34,13 @@ from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.workers import TorchWorkers
 
 
-class NativeLoop(StepLoop):
+class NativeLoop(loops.StepLoop):
     """An eager loop of a torch.nn model and torch's optimizer."""
 
     def __init__(self, model: torch.nn.Module, batches: list[Any]) -> None:
         self._model = model
         self._optimizer = torch.optim.Adam(
-            model.parameters(), lr=LEARNING_RATE, eps=EPSILON
+            model.parameters(), lr=loops.LEARNING_RATE, eps=loops.EPSILON
         )
         self.batches = batches
 
@@ -67,7 +59,7 @@ class DataParallelWorkersLoop(NativeLoop):
     It trains on the rows of worker `worker`.
     """
 
-    def __init__(self, setting: Setting, worker: int) -> None:
+    def __init__(self, setting: loops.Setting, worker: int) -> None:
         parallel = torch.nn.parallel.DistributedDataParallel(setting.model())
         super().__init__(parallel, setting.rows_of(worker))
 
@@ -76,10 +68,10 @@ class DataParallelWorkersLoop(NativeLoop):
         return (_placed(batch, cpu) for batch in super().feed(steps))
 
 
-class KerasLoop(StepLoop):
+class KerasLoop(loops.StepLoop):
     """An eager loop around a Keras model and optimizer."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: loops.Setting) -> None:
         device = _device(setting)
         with keras.device(str(device)):
             self._model, self._optimizer = setting.model_and_optimizer()
@@ -89,7 +81,7 @@ class KerasLoop(StepLoop):
     def step(self, x: Any, y: Any) -> Any:
         """Trains on a batch."""
         self._model.zero_grad()
-        loss = row_losses(y, self._model(x, training=True)).mean()
+        loss = loops.row_losses(y, self._model(x, training=True)).mean()
         loss.backward()
         with torch.no_grad():
             gradients = [each.value.grad for each in self._variables]
@@ -97,7 +89,7 @@ class KerasLoop(StepLoop):
         return loss
 
 
-def _sequential(setting: Setting) -> torch.nn.Sequential:
+def _sequential(setting: loops.Setting) -> torch.nn.Sequential:
     layers: list[torch.nn.Module] = []
     weights = setting.weights()
     for kernel, bias in zip(weights[::2], weights[1::2], strict=True):
@@ -109,7 +101,7 @@ def _sequential(setting: Setting) -> torch.nn.Sequential:
     return torch.nn.Sequential(*layers[:-1])
 
 
-def _device(setting: Setting) -> torch.device:
+def _device(setting: loops.Setting) -> torch.device:
     kind, _, index = setting.devices[0].partition(":")
     return torch.device("cpu" if kind == "cpu" else f"cuda:{index}")
 
@@ -123,11 +115,11 @@ def _placed(batch: tuple[Any, Any], device: torch.device) -> tuple[Any, Any]:
     )
 
 
-class EagerLoop(ModelLoop):
+class EagerLoop(tasks.ModelLoop):
     """An eager loop around a Keras model and optimizer, on one device."""
 
-    def __init__(self, task: Task, device: str) -> None:
-        with on_device(device):
+    def __init__(self, task: tasks.Task, device: str) -> None:
+        with tasks.on_device(device):
             super().__init__(task.model(), step=EagerLoop._train)
         self._task = task
         self._device = device
@@ -149,7 +141,7 @@ class EagerLoop(ModelLoop):
 
     def run(self, steps: int) -> float:
         loss = None
-        with on_device(self._device):
+        with tasks.on_device(self._device):
             for batch in self._task.batches(steps):
                 x, y = keras.tree.map_structure(self._placed, batch)
                 loss = self._train(x, y)
@@ -159,7 +151,7 @@ class EagerLoop(ModelLoop):
 class DataParallelLoop(EagerLoop):
     """An `EagerLoop` in DistributedDataParallel, on one worker's rows."""
 
-    def __init__(self, task: Task, cluster: Cluster) -> None:
+    def __init__(self, task: tasks.Task, cluster: Cluster) -> None:
         super().__init__(task, "cpu:0")
         each = task.size.rows // cluster.num_workers
         self._rows = slice(cluster.index * each, (cluster.index + 1) * each)
@@ -194,10 +186,10 @@ class TorchNativeWorkers(NativeWorkers):
                 world_size=workers.cluster.num_workers,
             )
 
-    def loop(self, setting: Setting) -> Loop:
+    def loop(self, setting: loops.Setting) -> loops.Loop:
         return DataParallelWorkersLoop(setting, self.worker)
 
-    def collectives(self, loop: Loop, steps: int) -> int:
+    def collectives(self, loop: loops.Loop, steps: int) -> int:
         with torch.autograd.profiler.profile() as profile:
             loop.run(steps)
         return sum(
@@ -227,7 +219,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 @contextmanager
-def loops_of_worker(task: Task) -> Iterator[dict[str, Loop]]:
+def loops_of_worker(task: tasks.Task) -> Iterator[dict[str, loops.Loop]]:
     """Gives one process of several its loops: DDP, and `fit` in keras_dist."""
     strategy = MultiWorkerMirroredStrategy()
     workers = strategy.executor.workers
@@ -236,7 +228,7 @@ def loops_of_worker(task: Task) -> Iterator[dict[str, Loop]]:
     try:
         yield {
             "DDP": DataParallelLoop(task, workers.cluster),
-            "processes": FitLoop(task, strategy.scope),
+            "processes": tasks.FitLoop(task, strategy.scope),
         }
     finally:
         native.close()
@@ -265,22 +257,22 @@ class TorchBenchmarks(Benchmarks):
     )
     native_workers = TorchNativeWorkers
 
-    def native_loop(self, setting: Setting) -> Loop:
+    def native_loop(self, setting: loops.Setting) -> loops.Loop:
         device = _device(setting)
         batches = [_placed(batch, device) for batch in setting.batches()]
         return NativeLoop(_sequential(setting).to(device), batches)
 
-    def other_loops(self, setting: Setting) -> dict[str, Loop]:
+    def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
         return {"Keras": KerasLoop(setting)}
 
     def native_fits(
-        self, task: Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], Loop]]:
+        self, task: tasks.Task, devices: tuple[str, ...]
+    ) -> dict[str, Callable[[], loops.Loop]]:
         """See `Benchmarks.native_fits`.
 
         On several CPU devices, some of the loops run in processes.
         """
-        loops: dict[str, Callable[[], Loop]] = {
+        found: dict[str, Callable[[], loops.Loop]] = {
             "loop": lambda: EagerLoop(task, devices[0])
         }
         on_cpus = all(each.startswith("cpu:") for each in devices)
@@ -289,10 +281,12 @@ class TorchBenchmarks(Benchmarks):
                 functools.partial(loops_of_worker, task), len(devices)
             )
             for name in ("DDP", "processes"):
-                loops[name] = functools.partial(processes.loop, name)
-        return loops
+                found[name] = functools.partial(processes.loop, name)
+        return found
 
-    def fit_collectives(self, loop: Loop, steps: int, num_replicas: int) -> int:
+    def fit_collectives(
+        self, loop: loops.Loop, steps: int, num_replicas: int
+    ) -> int:
         """Counts the meetings of the first replica with the others."""
         with Profile({TorchReplica.meet.__code__}) as profile:
             loop.run(steps)

@@ -121,7 +121,9 @@ def run_demo(replicas: int, epochs: int, on_batch: Callable[[], None]) -> bool:
         model = build_model()
     initial = model.get_weights()
     train(model, digits, epochs, console, "on replicas", on_batch)
-    show_placement(console, model)
+    console.print()
+    console.print(summary(model))
+    console.print()
 
     plain = build_model()
     plain.set_weights(initial)
@@ -200,13 +202,6 @@ def per_replica(rows: int, replicas: int) -> str:
     if rows % replicas == 0:
         return f"{rows // replicas} rows"
     return f"at most {rows // replicas + 1} rows"
-
-
-def show_placement(console: Console, model: keras.Model) -> None:
-    """Prints the device of each variable, and the bytes that a step sends."""
-    console.print()
-    console.print(summary(model))
-    console.print()
 
 
 def show_verdict(

@@ -183,12 +183,12 @@ def verify_workers(
         DifferentNumbersError: If workers end with different weights.
         TimeoutError: If workers still ran after `timeout`.
     """
-    found = launch(
+    found: list[tuple[Report, str]] = launch(
         _as_worker, (model,), workers=workers, devices=devices, timeout=timeout
     )
     check_alike([digest for _, digest in found])
     # All workers have the same report.
-    return Report.from_dict(found[0][0])
+    return found[0][0]
 
 
 def check_alike(digests: Sequence[str]) -> None:
@@ -205,9 +205,9 @@ def check_alike(digests: Sequence[str]) -> None:
             )
 
 
-def _as_worker(model: str) -> tuple[dict[str, Any], str]:
+def _as_worker(model: str) -> tuple[Report, str]:
     report, weights = _verified(model, MultiWorkerMirroredStrategy)
-    return report.to_dict(), digest_of(weights)
+    return report, digest_of(weights)
 
 
 def digest_of(weights: Sequence[Any]) -> str:

@@ -1,10 +1,12 @@
-"""The GPUs of this machine, and their shares for workers."""
+"""The GPUs and cores of this machine, and their shares for workers."""
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+THREADS = "OMP_NUM_THREADS"
 _SECONDS = 60
 
 
@@ -82,3 +84,36 @@ def share(names: list[str], position: int, num_local: int) -> list[str]:
     """
     each = len(names) // num_local
     return names[position * each : (position + 1) * each]
+
+
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def with_threads(
+    inherited: Mapping[str, str], num_local: int
+) -> tuple[dict[str, str], str | None]:
+    """Shares the cores among the workers of this machine.
+
+    Otherwise each worker would start a thread for every core. A number that the
+    user has set is kept. Returns the environment, and a sentence to show, or
+    `None` if nothing was changed.
+
+    Example:
+
+    >>> with_threads({"OMP_NUM_THREADS": "3"}, 2)
+    ({'OMP_NUM_THREADS': '3'}, None)
+    """
+    environment = dict(inherited)
+    if num_local == 1 or environment.get(THREADS):
+        return environment, None
+    cores = num_cores()
+    threads = max(1, cores // num_local)
+    environment[THREADS] = str(threads)
+    return environment, (
+        f"each worker gets {THREADS}={threads} ({cores} cores, "
+        f"{num_local} workers here); set it to choose another number"
+    )
