@@ -67,7 +67,10 @@ def put_cut(
     """
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
-    if _is_put_at_once(array, sharding):
+    # Of several workers, JAX would compare the values by a collective.
+    if (
+        put_shards is None or isinstance(array, jax.Array)
+    ) and sharding.is_fully_addressable:
         return jax.device_put(_padded(array, share * parts), sharding)
     starts = range(first * share, (first + len(devices)) * share, share)
     shares = [array[start : start + share] for start in starts]
@@ -81,20 +84,12 @@ def put_cut(
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     """Puts a copy of an array on each of this worker's devices."""
     array = as_array(leaf)
-    if _is_put_at_once(array, sharding):
+    if (
+        put_shards is None or isinstance(array, jax.Array)
+    ) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     aval = jax.core.ShapedArray(array.shape, array.dtype)
     return from_shards(aval, sharding, [array] * len(devices), devices)
-
-
-def _is_put_at_once(array: Any, sharding: Any) -> bool:
-    """Tells whether JAX itself cuts an array, which one worker only may ask.
-
-    Of several workers, it would compare the values by a collective.
-    """
-    return (
-        put_shards is None or isinstance(array, jax.Array)
-    ) and sharding.is_fully_addressable
 
 
 def _padded(array: Any, rows: int) -> Any:

@@ -60,25 +60,7 @@ def run_region(
     """
     context.check_cross_replica(strategy, "run")
     keras_hooks().install()
-    leaves: list[Any] = []
-    held: list[_Argument] = []
-
-    def hold(leaf: Any) -> Any:
-        if isinstance(leaf, JoinedPerReplica):
-            leaf = leaf.in_a_program()
-        elif isinstance(leaf, PerReplica):
-            leaf = JoinedPerReplica.of_traced(leaf.values, layout)
-        elif isinstance(leaf, jax.Array):
-            leaves.append(leaf)
-            held.append(_Argument(False))
-            return held[-1]
-        else:
-            return leaf
-        leaves.append(leaf.joined)
-        held.append(_Argument(True, leaf.stacked, leaf.shapes))
-        return held[-1]
-
-    arguments = map_nest(hold, (tuple(args), dict(kwargs)))
+    arguments, held, leaves = _held((tuple(args), dict(kwargs)), layout)
     known = [v for k, v in trace.variables.items() if k in trace.values]
     body = _Body(strategy, layout, trace, fn, arguments, held, known)
     traces: list[BodyTrace] = []
@@ -139,6 +121,29 @@ class _Argument:
         if self.shapes is None:
             return value
         return cut_to(value, self.shapes[replica])
+
+
+def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
+    """Returns a nest with placeholders for arrays, these, and the arrays."""
+    leaves: list[Any] = []
+    held: list[_Argument] = []
+
+    def hold(leaf: Any) -> Any:
+        if isinstance(leaf, JoinedPerReplica):
+            leaf = leaf.in_a_program()
+        elif isinstance(leaf, PerReplica):
+            leaf = JoinedPerReplica.of_traced(leaf.values, layout)
+        elif isinstance(leaf, jax.Array):
+            leaves.append(leaf)
+            held.append(_Argument(False))
+            return held[-1]
+        else:
+            return leaf
+        leaves.append(leaf.joined)
+        held.append(_Argument(True, leaf.stacked, leaf.shapes))
+        return held[-1]
+
+    return map_nest(hold, nest), held, leaves
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,43 +21,32 @@ from keras_dist_jax.jaxprs import rewritten
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 
 
-class Failures:
-    """Exceptions of host callbacks, in order, until they are taken."""
-
-    def __init__(self) -> None:
-        self.errors: list[BaseException] = []
-
-    def take(self) -> BaseException | None:
-        """Returns the first exception or `None`, and forgets all."""
-        if not self.errors:
-            return None
-        first = self.errors[0]
-        self.errors.clear()
-        return first
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Guarded:
     """A host callback that returns zeros where it would raise.
 
-    `results` are the shapes and dtypes of its results. Exceptions go to
-    `failures`.
+    `results` are the shapes and dtypes of its results.
     """
 
     callback: Callable[..., Any]
     results: Sequence[Any]
-    failures: Failures
+    failures: list[BaseException]
 
     def __call__(self, *args: Any) -> Any:
         try:
             return self.callback(*args)
         except BaseException as error:
-            self.failures.errors.append(error)
+            self.failures.append(error)
             return tuple(np.zeros(r.shape, r.dtype) for r in self.results)
 
 
-def guarded(fn: Callable[..., Any], failures: Failures) -> Callable[..., Any]:
-    """Makes the host callbacks of a function return, while it is traced."""
+def guarded(
+    fn: Callable[..., Any], failures: list[BaseException]
+) -> Callable[..., Any]:
+    """Makes the host callbacks of a function return, while it is traced.
+
+    Their exceptions are appended to `failures`, on a thread of the runtime.
+    """
 
     def guard(equation: Any) -> Any:
         if equation.primitive.name not in _CALLBACKS:

@@ -18,6 +18,7 @@ two memory spaces, so that `variable + tensor` would fail wherever a user
 writes it.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping
@@ -152,39 +153,34 @@ class CentralRunning(Running):
         return values
 
 
+@dataclasses.dataclass(eq=False)
 class Merge:
     """The state after a step, put together from the results of its programs.
 
-    `values` are the state's groups of arrays, still without the results of
+    `groups` are the state's groups of arrays, still without the results of
     updates. `places` has for each update the places of its results: pairs of a
     group and an index in it. `targets` are the `jax.Device`s that each value
     goes to, or `None` if updates leave all values where they should be.
     """
 
-    def __init__(
-        self,
-        values: Values,
-        places: Sequence[Sequence[tuple[int, int]]],
-        targets: Sequence[Any] | None,
-    ) -> None:
-        self._values = values
-        self._places = places
-        self._targets = targets
-        self._is_merged = False
+    groups: Values
+    places: Sequence[Sequence[tuple[int, int]]]
+    targets: Sequence[Any] | None
+    is_merged: bool = False
 
     def values(self, results: Sequence[Any]) -> Values:
         """Returns the groups, with the updates' results in their places."""
-        if not self._is_merged:
-            for places, each in zip(self._places, results, strict=True):
+        if not self.is_merged:
+            for places, each in zip(self.places, results, strict=True):
                 for (group, index), value in zip(places, each[1], strict=True):
-                    self._values[group][index] = value
-            if self._targets is not None:
-                _rehouse(self._values, self._targets)
-            self._is_merged = True
+                    self.groups[group][index] = value
+            if self.targets is not None:
+                _rehouse(self.groups, self.targets)
+            self.is_merged = True
             # Values that were moved would stay alive where they were made.
             for each in results:
                 each[1].clear()
-        return self._values
+        return self.groups
 
 
 def send(arrays: Sequence[Any], layout: Layout) -> list[Any]:

@@ -238,7 +238,7 @@ class CentralStep(FitStep):
         sharding = mesh.cut if is_cut else mesh.whole
         with gate.lock:
             gate.settle(running)
-            if running.failures.errors:
+            if running.failures:
                 running.raise_failure()
             values = running.newest()
             state = list(itertools.chain(*values))
@@ -311,27 +311,17 @@ class CentralStep(FitStep):
                 mesh.whole,
             ),
         )
-        updates = [
-            self._update(each, owners, primary, partition.num_outputs)
-            for each in partition.updates(owners, primary)
-        ]
+        updates = []
+        for update in partition.updates(owners, primary):
+            # Several kinds of batch may share an update.
+            key = update.key, update.results
+            if update.key is None or key not in self._updates:
+                self._updates[key] = UpdatePart(
+                    update, owners, primary, partition.num_outputs
+                )
+            updates.append(self._updates[key])
         structure = jax.tree.structure(shapes[0])
         return StepParts(mesh, first, updates, values, owners, structure)
-
-    def _update(
-        self,
-        update: Update,
-        owners: Sequence[Any],
-        primary: Any,
-        num_outputs: int,
-    ) -> UpdatePart:
-        """Returns an update's program; several kinds of batch may share it."""
-        key = update.key, update.results
-        if update.key is None or key not in self._updates:
-            self._updates[key] = UpdatePart(
-                update, owners, primary, num_outputs
-            )
-        return self._updates[key]
 
     def _check(self, partition: Partition, values: Any) -> None:
         """Warns once if an optimizer's variables have to be sent."""

@@ -94,20 +94,28 @@ def trained_by(
 
 
 @contextlib.contextmanager
-def at_rate(optimizer: Any, rate: Any) -> Iterator[None]:
-    """Makes an optimizer use a learning rate, unless it is `None`."""
-    if rate is None:
-        yield
-        return
-    name = "_get_current_learning_rate"
-    attributes = vars(inner_of(optimizer))
-    before = {name: attributes[name]} if name in attributes else {}
-    attributes[name] = lambda: rate
+def replaced(instance: Any, **hooks: Any) -> Iterator[None]:
+    """Replaces attributes of one object, past Keras' tracking, while open."""
+    attributes = vars(instance)
+    before = {name: attributes[name] for name in hooks if name in attributes}
+    attributes.update(hooks)
     try:
         yield
     finally:
-        attributes.pop(name)
+        for name in hooks:
+            del attributes[name]
         attributes.update(before)
+
+
+def at_rate(
+    optimizer: Any, rate: Any
+) -> contextlib.AbstractContextManager[None]:
+    """Makes an optimizer use a learning rate, unless it is `None`."""
+    if rate is None:
+        return contextlib.nullcontext()
+    return replaced(
+        inner_of(optimizer), _get_current_learning_rate=lambda: rate
+    )
 
 
 def compiles(model: keras.Model) -> bool:

@@ -7,8 +7,8 @@ devices run each collective together, with operands of the same shapes.
 
 import dataclasses
 import functools
+import itertools
 import types
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -58,89 +58,84 @@ class Lockstep:
 
         `variant` is an integer scalar tensor, different on each device.
         """
-        for each in self._variants:
-            each.start(arguments)
-        count = len(self._variants[0].collective_at)
+        values = [each.start(arguments) for each in self._variants]
+        count = len(self._variants[0].meetings)
         for index in range(count):
-            self._run_part(variant, index)
-            self._meet(variant, index)
-        if count and not any(v.calls_back(count) for v in self._variants):
+            self._run_part(variant, index, values)
+            self._meet(variant, index, values)
+        last = [each.parts[count] for each in self._variants]
+        if count and not any(map(jaxprs.calls_back, itertools.chain(*last))):
             # The variants' last parts are mostly equal, and the compiler merges
             # them, which it can't do across the branches of a switch.
-            for each in self._variants:
-                each.run_part(count)
+            for each, own in zip(self._variants, values, strict=True):
+                own.update(each.computed(count, own))
         else:
-            self._run_part(variant, count)
-        return [
-            _select(variant, values)
-            for values in self._column(_Variant.results)
-        ]
+            self._run_part(variant, count, values)
+        results = [each.results for each in self._variants]
+        return _selected(variant, results, values)
 
-    def _column(self, take: Callable[["_Variant"], list[Any]]) -> Any:
-        """Iterates over values, with those of all variants for each."""
-        return zip(*[take(each) for each in self._variants], strict=True)
-
-    def _run_part(self, variant: Any, index: int) -> None:
+    def _run_part(self, variant: Any, index: int, values: list[Any]) -> None:
         names = [each.leaving(index) for each in self._variants]
-        likes = [[var.aval for var in leaving] for leaving in names]
 
         def branch(own: int) -> Any:
             def run() -> list[list[Any]]:
-                values = self._variants[own].computed(index, names[own])
+                computed = self._variants[own].computed(index, values[own])
                 return [
-                    values
-                    if other == own
-                    else [jnp.zeros(a.shape, a.dtype) for a in avals]
-                    for other, avals in enumerate(likes)
+                    [
+                        computed[v]
+                        if other == own
+                        else jnp.zeros(v.aval.shape, v.aval.dtype)
+                        for v in leaving
+                    ]
+                    for other, leaving in enumerate(names)
                 ]
 
             return run
 
         branches = [branch(own) for own in range(len(self._variants))]
         found = lax.switch(variant, branches)
-        for each, leaving, values in zip(
-            self._variants, names, found, strict=True
-        ):
-            each.values.update(zip(leaving, values, strict=True))
+        for own, leaving, new in zip(values, names, found, strict=True):
+            own.update(zip(leaving, new, strict=True))
 
-    def _meet(self, variant: Any, index: int) -> None:
-        first = self._variants[0]
-        operands = [
-            _select(variant, values)
-            for values in self._column(lambda v: v.operands(index))
-        ]
-        equation = first.equations[first.collective_at[index]]
-        results = jaxprs.bind(equation, operands)
-        for each in self._variants:
-            own = each.equations[each.collective_at[index]]
-            each.values.update(zip(own.outvars, results, strict=True))
+    def _meet(self, variant: Any, index: int, values: list[Any]) -> None:
+        meetings = [each.meetings[index] for each in self._variants]
+        inputs = [meeting.invars for meeting in meetings]
+        results = jaxprs.bind(meetings[0], _selected(variant, inputs, values))
+        for own, meeting in zip(values, meetings, strict=True):
+            own.update(zip(meeting.outvars, results, strict=True))
 
 
 class _Variant:
-    """One variant's program, with the values that are computed so far."""
+    """One variant's program, as the parts between its collectives.
+
+    Attributes:
+        meetings: List of the equations that are collectives.
+        parts: List of lists of the equations before each of them, and at last
+            of those after all.
+        results: List of the atoms that the program gives.
+    """
 
     def __init__(self, program: Any) -> None:
         program = _flat(program)
         self._arguments = list(program.jaxpr.invars)
-        self._outvars = list(program.jaxpr.outvars)
         self._consts = dict(
             zip(program.jaxpr.constvars, program.consts, strict=True)
         )
-        self.equations = jaxprs.live(program.jaxpr.eqns, self._outvars)
-        self.collective_at = [
-            index
-            for index, equation in enumerate(self.equations)
-            if jaxprs.is_collective(equation)
-        ]
-        self._starts = [0, *[at + 1 for at in self.collective_at]]
-        self._stops = [*self.collective_at, len(self.equations)]
-        self.values: dict[Any, Any] = {}
+        self.results = list(program.jaxpr.outvars)
+        self._equations = jaxprs.live(program.jaxpr.eqns, self.results)
+        self.meetings: list[Any] = []
+        self.parts: list[list[Any]] = [[]]
+        for equation in self._equations:
+            if jaxprs.is_collective(equation):
+                self.meetings.append(equation)
+                self.parts.append([])
+            else:
+                self.parts[-1].append(equation)
 
     def collectives(self) -> list[str]:
         """Describes the collectives that the variant takes part in."""
         found = []
-        for at in self.collective_at:
-            equation = self.equations[at]
+        for equation in self.meetings:
             shapes = [var.aval.str_short() for var in equation.invars]
             settings = [
                 f", {name}={value}"
@@ -153,57 +148,27 @@ class _Variant:
             )
         return found
 
-    def start(self, arguments: Sequence[Any]) -> None:
-        """Sets the values to the arguments and constants."""
-        self.values = dict(self._consts)
-        self.values.update(zip(self._arguments, arguments, strict=True))
-
-    def read(self, atom: Any) -> Any:
-        """Returns a value that was computed."""
-        return atom.val if isinstance(atom, Literal) else self.values[atom]
-
-    def part(self, index: int) -> list[Any]:
-        """Returns the equations between a collective and the next one."""
-        return self.equations[self._starts[index] : self._stops[index]]
-
-    def calls_back(self, index: int) -> bool:
-        """Tells whether a part calls back to Python."""
-        return any(map(jaxprs.calls_back, self.part(index)))
+    def start(self, arguments: Sequence[Any]) -> dict[Any, Any]:
+        """Returns the values of the arguments and constants."""
+        given = dict(zip(self._arguments, arguments, strict=True))
+        return {**self._consts, **given}
 
     def leaving(self, index: int) -> list[Any]:
         """Returns the variables of a part that later equations need."""
-        made = {v: None for e in self.part(index) for v in e.outvars}
-        needed = {
-            atom
-            for equation in self.equations[self._stops[index] :]
-            for atom in jaxprs.variables(equation.invars)
-        }
-        needed.update(jaxprs.variables(self._outvars))
+        made = {v: None for e in self.parts[index] for v in e.outvars}
+        later = itertools.chain(self.meetings[index:], *self.parts[index + 1 :])
+        needed = {v for e in later for v in jaxprs.variables(e.invars)}
+        needed.update(jaxprs.variables(self.results))
         return [var for var in made if var in needed]
 
-    def computed(self, index: int, leaving: list[Any]) -> list[Any]:
-        """Runs a part; returns the values that leave it and keeps none."""
-        before = self.values
-        self.values = dict(before)
-        self.run_part(index)
-        values = [self.values[var] for var in leaving]
-        self.values = before
+    def computed(self, index: int, values: dict[Any, Any]) -> dict[Any, Any]:
+        """Runs a part; returns its values and those from before."""
+        values = dict(values)
+        for equation in self.parts[index]:
+            inputs = [_value(atom, values) for atom in equation.invars]
+            results = jaxprs.bind(equation, inputs)
+            values.update(zip(equation.outvars, results, strict=True))
         return values
-
-    def run_part(self, index: int) -> None:
-        """Runs a part, and keeps all its values."""
-        for equation in self.part(index):
-            results = jaxprs.bind(equation, [*map(self.read, equation.invars)])
-            self.values.update(zip(equation.outvars, results, strict=True))
-
-    def operands(self, index: int) -> list[Any]:
-        """Returns the operands of a collective."""
-        equation = self.equations[self.collective_at[index]]
-        return [self.read(atom) for atom in equation.invars]
-
-    def results(self) -> list[Any]:
-        """Returns the results."""
-        return [self.read(atom) for atom in self._outvars]
 
     def result_keys(self) -> list[Any]:
         """Returns a key for each result, equal where it is computed alike."""
@@ -212,7 +177,7 @@ class _Variant:
         }
         keys |= {var: constant_key(c) for var, c in self._consts.items()}
         meetings = 0
-        for equation in self.equations:
+        for equation in self._equations:
             if jaxprs.is_collective(equation):
                 own: Any = ("meeting", meetings)
                 meetings += 1
@@ -220,7 +185,23 @@ class _Variant:
                 own = equation_key(equation, keys)
             for position, var in enumerate(equation.outvars):
                 keys[var] = hash((own, position))
-        return [atom_key(atom, keys) for atom in self._outvars]
+        return [atom_key(atom, keys) for atom in self.results]
+
+
+def _value(atom: Any, values: Mapping[Any, Any]) -> Any:
+    return atom.val if isinstance(atom, Literal) else values[atom]
+
+
+def _selected(variant: Any, atoms: Any, values: list[Any]) -> list[Any]:
+    """Selects the values of atoms, on each device those of its variant.
+
+    `atoms` has a list of them for each variant, and `values` its values.
+    """
+    each = [
+        [_value(atom, own) for atom in of_variant]
+        for of_variant, own in zip(atoms, values, strict=True)
+    ]
+    return [_select(variant, column) for column in zip(*each, strict=True)]
 
 
 def _select(variant: Any, values: Sequence[Any]) -> Any:

@@ -58,8 +58,9 @@ class Updates(ABC):
                 undo.enter_context(self._replacing(optimizer))
             yield
 
-    @contextlib.contextmanager
-    def _replacing(self, optimizer: Any) -> Iterator[None]:
+    def _replacing(
+        self, optimizer: Any
+    ) -> contextlib.AbstractContextManager[None]:
         apply, apply_values = optimizer.apply, optimizer.stateless_apply
 
         def is_own(grads: list[Any]) -> bool:
@@ -72,7 +73,7 @@ class Updates(ABC):
             args = state, grads, list(trainable_variables)
             if is_own(grads):
                 return apply_values(*args)
-            with self._inside():
+            with internals.replaced(self, _is_inside=True):
                 return self.of_values(optimizer, apply_values, *args)
 
         def of_variables(grads: Any, trainable_variables: Any = None) -> None:
@@ -80,29 +81,12 @@ class Updates(ABC):
             if is_own(args[0]):
                 apply(*args)
                 return
-            with self._inside():
+            with internals.replaced(self, _is_inside=True):
                 self.of_variables(optimizer, apply, *args)
 
-        attributes = vars(optimizer)  # Keras tracks what is set otherwise
-        hooks = {"apply": of_variables, "stateless_apply": of_values}
-        before = {
-            name: attributes[name] for name in hooks if name in attributes
-        }
-        attributes.update(hooks)
-        try:
-            yield
-        finally:
-            for name in hooks:
-                del attributes[name]
-            attributes.update(before)
-
-    @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
-        self._is_inside = True
-        try:
-            yield
-        finally:
-            self._is_inside = False
+        return internals.replaced(
+            optimizer, apply=of_variables, stateless_apply=of_values
+        )
 
 
 class OptimizerCalls(Updates):

@@ -184,16 +184,13 @@ class Region:
 class RegionScope(TraceScope):
     """Cross-replica context inside of a region, during a rendezvous."""
 
-    def __init__(self, region: Region) -> None:
-        super().__init__(region)
-        self._region = region
-
     def everyone(self, value: Any) -> list[Any]:
-        return self._region.everyone(value)
+        everyone: list[Any] = self.trace.everyone(value)
+        return everyone
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
-        region = self._region
+        region = self.trace
         if region.trace.branches > region.branches:
             raise UnsupportedModelError(
                 "Replicas can't meet to write variables in a branch of a "

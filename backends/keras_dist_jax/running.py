@@ -30,7 +30,6 @@ import keras
 
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.callbacks import Failures
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
@@ -70,14 +69,14 @@ class Running:
         donating: Whether steps delete the state that they are given.
         stepping: Whether a step is being traced or dispatched.
         suspect: Whether a step has raised.
-        failures: Exceptions of host callbacks.
+        failures: List of the exceptions of host callbacks.
     """
 
     def __init__(self, model: keras.Model, layout: Layout, gate: Gate) -> None:
         self._model = weakref.ref(model)
         self.layout = layout
         self.gate = gate
-        self.failures = Failures()
+        self.failures: list[BaseException] = []
         self.token: tuple[StateGroup, ...] | None = None
         self.last: collections.deque[tuple[Any, Values]] = collections.deque(
             maxlen=1
@@ -166,7 +165,7 @@ class Running:
             return
         values = self.newest()
         error = arrays.failure_of(list(itertools.chain(*values)))
-        error = self._spoiled or self.failures.take() or error
+        error = self._spoiled or self._failure() or error
         values = self._fallback if error is not None else self.rested(values)
         for group, group_values in zip(self._variables, values, strict=True):
             for variable, value in zip(group, group_values, strict=True):
@@ -180,9 +179,15 @@ class Running:
 
     def raise_failure(self) -> None:
         """Raises the error of a host callback, and gives up the state."""
-        self._spoiled = self.failures.take()
+        self._spoiled = self._failure()
         if self._spoiled is not None:
             raise self._spoiled
+
+    def _failure(self) -> BaseException | None:
+        """Returns the first error of a host callback, and forgets all."""
+        first = next(iter(self.failures), None)
+        self.failures.clear()
+        return first
 
     def recover(self) -> None:
         """Hands the state back after any failure."""
@@ -274,7 +279,7 @@ class FitStep:
         call = programs.cut if is_cut else programs.whole
         with gate.lock:
             gate.settle(running)
-            if running.failures.errors:
+            if running.failures:
                 running.raise_failure()
             values = last[-1][1]
             if donating:

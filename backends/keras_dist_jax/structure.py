@@ -8,6 +8,7 @@ come from is kept beside it. If Python had to rebuild a nest to receive them, an
 interrupt could come after the program has run and before its arrays are kept.
 """
 
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -156,15 +157,13 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
 ARRAY_TYPES = (jax.Array, np.ndarray, np.generic)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
     """A placeholder for a `JoinedPerReplica` in an outline."""
 
-    def __init__(
-        self, stacked: bool, shapes: Shapes | None, layout: Layout
-    ) -> None:
-        self.stacked = stacked
-        self.shapes = shapes
-        self.layout = layout
+    stacked: bool
+    shapes: Shapes | None
+    layout: Layout
 
 
 # A placeholder for an array in an outline.

@@ -128,7 +128,7 @@ class Trace:
 class TraceScope(Overlay):
     """The scope of a traced function outside of replica functions.
 
-    It reads and writes the variables of a `Trace`.
+    It reads and writes the variables of a `Trace`, or what acts as one.
     """
 
     is_base = True
@@ -136,11 +136,11 @@ class TraceScope(Overlay):
     def __init__(self, trace: Any) -> None:
         super().__init__(eagerly=eagerly)
         self.below = None
-        self._trace = trace
+        self.trace = trace
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         self.was_read.add(id(variable))
-        value = self._trace.read(variable)
+        value = self.trace.read(variable)
         if value is None or not is_split(variable):
             return value
         return combined(variable, self.everyone(value))
@@ -156,7 +156,7 @@ class TraceScope(Overlay):
             value = jnp.stack(
                 [share_of(variable, value, i, count) for i in range(count)]
             )
-        self._trace.write(variable, value)
+        self.trace.write(variable, value)
 
     def forget(self, variable: keras.Variable) -> None:
         """Does nothing: the scope keeps no values."""
