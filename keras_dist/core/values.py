@@ -18,6 +18,35 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.errors import TraceError
 
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "matmul": operator.matmul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+}
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "abs": abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "round": round,
+    "float": float,
+    "int": int,
+}
+# Not for classes of the framework, whose own code tests for these methods.
+_OF_CONTAINERS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "bool": bool,
+    "len": len,
+    "iter": iter,
+}
+
 
 class DistributedValues(ABC):
     """A value with one component for each local replica.
@@ -94,36 +123,6 @@ def framed(name: str, components: Sequence[str]) -> str:
     """Formats a distributed value, one line for each component's index."""
     lines = ",\n".join(f"  {i}: {c}" for i, c in enumerate(components))
     return f"{name}:{{\n{lines}\n}}"
-
-
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "matmul": operator.matmul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-}
-_OTHERS: dict[str, Callable[..., Any]] = {
-    "neg": operator.neg,
-    "abs": abs,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "round": round,
-    "float": float,
-    "int": int,
-}
-# Not for classes of the framework, whose own code tests for these methods.
-_OF_CONTAINERS: dict[str, Callable[..., Any]] = {
-    "getitem": operator.getitem,
-    "bool": bool,
-    "len": len,
-    "iter": iter,
-}
 
 
 def misused(name: str, value: Any) -> str:

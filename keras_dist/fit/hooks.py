@@ -26,6 +26,9 @@ from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 
+# Marks layers that were made with `synchronized` under a strategy.
+_MADE_HERE = "_keras_dist_synchronizes"
+
 
 def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `warnings.warn`.
@@ -52,10 +55,6 @@ def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
         original(message, category, stacklevel + 1, source, **options)
 
     return warn
-
-
-# Marks layers that were made with `synchronized` under a strategy.
-_MADE_HERE = "_keras_dist_synchronizes"
 
 
 def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:

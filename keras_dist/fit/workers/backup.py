@@ -31,6 +31,9 @@ from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.randomness import set_state_of_steps
 from keras_dist.plugin.workers import Workers
 
+_METHODS = ("on_train_batch_begin", "on_train_batch_end")
+_ABSENT = object()
+
 
 class Restore(keras.callbacks.Callback):
     """The stand-in for a user's `BackupAndRestore` that restores a backup."""
@@ -214,10 +217,6 @@ class Paths:
             return 0
         with open(self._metadata) as file:
             return int(json.load(file)["epoch"])
-
-
-_METHODS = ("on_train_batch_begin", "on_train_batch_end")
-_ABSENT = object()
 
 
 class Skipping:
