@@ -149,9 +149,9 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
     if not isinstance(index, int):
         raise TraceError(
             f"A compiled function uses a {name} value that was not passed to "
-            "it. All replicas run one program, in which nothing knows which "
-            f"replica it is. Received: {value!r}. Expected: an argument. Pass "
-            "the value in `args` of `strategy.run`, itself or in a list, "
+            "it. All replicas run one program, which can't tell them apart. "
+            f"Received: {value!r}. Expected: an argument. Pass the "
+            "value in `args` of `strategy.run`, itself or in a list, "
             "tuple or dict; each replica gets its component."
         )
     if len(values) != plan.num_replicas:  # those of this worker only
