@@ -104,11 +104,9 @@ class Save(keras.callbacks.Callback):
         notes = self._restore.notes
         self._since = 0
         if notes.get("step"):
+            told = [*self._others, self]
             self._skipping = Skipping(
-                self.model,
-                [*self._others, self],
-                notes["step"],
-                self._go_on,
+                self.model, told, notes["step"], self._go_on
             )
         elif "random" in notes:
             set_random_state(self._backend, notes["random"])
