@@ -127,20 +127,16 @@ def _rows(leaf: Any, own: Any, begin: Any, end: Any) -> Any:
     is_static = all(isinstance(n, int) for n in (own, begin, end))
     if is_static and (begin, end) == (0, own):
         return leaf
-    return _slice(leaf, begin, end)
-
-
-def _slice(leaf: Any, begin: Any, end: Any) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         rank = leaf.shape.rank
         first = tf.cast(tf.reshape(begin, [1]), tf.int64)
         size = tf.cast(tf.reshape(end - begin, [1]), tf.int64)
         starts = tf.concat([first, tf.zeros([rank - 1], tf.int64)], axis=0)
         sizes = tf.concat([size, leaf.dense_shape[1:]], axis=0)
-        own = tf.sparse.slice(leaf, starts, sizes)
+        part = tf.sparse.slice(leaf, starts, sizes)
         static = tf.get_static_value(end - begin)
-        own.set_shape([static, *leaf.shape.as_list()[1:]])
-        return own
+        part.set_shape([static, *leaf.shape.as_list()[1:]])
+        return part
     return leaf[begin:end]
 
 

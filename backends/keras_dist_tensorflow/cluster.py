@@ -55,6 +55,16 @@ _KINDS = (
 _OF_WORKERS = ("Collective", "CoordinationService", "remote target /job:")
 _SAID = re.compile(r"Worker (\d+) at \S+ (?:ended|stopped)[^\n]*")
 _SILENT = re.compile(r"stopped sending heartbeats\):\n((?:/job:.*\n?)+)")
+# Constants of Linux' headers: a socket option, and instructions of filters.
+_SO_ATTACH_FILTER = 26
+_LOAD_WORD = 0x20
+_LOAD_BYTE = 0x30
+_AND = 0x54
+_JUMP_IF_EQUAL = 0x15
+_RETURN = 0x06
+# Offset at which a filter finds the IP header.
+_HEADER = 0xFFF00000
+_ALL = 0xFFFFFFFF
 
 
 def check_addresses(cluster: Cluster, seconds: float) -> None:
@@ -288,17 +298,6 @@ def _names(indices: list[int], cluster: Cluster) -> str:
         f"worker {index} at {cluster.addresses[index]}" for index in indices
     )
 
-
-# Constants of Linux' headers: a socket option, and instructions of filters.
-_SO_ATTACH_FILTER = 26
-_LOAD_WORD = 0x20
-_LOAD_BYTE = 0x30
-_AND = 0x54
-_JUMP_IF_EQUAL = 0x15
-_RETURN = 0x06
-# Offset at which a filter finds the IP header.
-_HEADER = 0xFFF00000
-_ALL = 0xFFFFFFFF
 
 _Instruction = tuple[int, int, int, int]
 

@@ -34,6 +34,8 @@ _SHAPE = "shape"
 _PASSED_ON = {"Reshape": 0, "Identity": 0, "Cast": 0, "SelectV2": 2}
 SAME = tuple(_PASSED_ON)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+SECTION = "The numbers differ"
+_READS = ("ReadVariableOp", "Placeholder")
 
 
 class OriginNode(NamedTuple):
@@ -237,10 +239,6 @@ def _note(
             has_rows = any(depends_on_rows(OriginNode(each)) for each in inputs)
         if has_rows:
             _mark(output, _ROWS)
-
-
-SECTION = "The numbers differ"
-_READS = ("ReadVariableOp", "Placeholder")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,16 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import TraceError
 
+_NESTS = "lists, tuples, dicts and named tuples"
+_VALUES = (PerReplica, Mirrored)
+# These objects have state that is meant to change.
+_ALIVE = (
+    keras.Layer,
+    keras.Metric,
+    keras.optimizers.Optimizer,
+    keras.Variable,
+)
+
 
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     """Applies `fn` to each leaf of a nest and returns the new nest.
@@ -59,7 +69,7 @@ def select(index: int, nest: Any) -> Any:
     """Replaces each per-replica value in a nest by one replica's component."""
 
     def own(leaf: Any) -> Any:
-        if isinstance(leaf, (PerReplica, Mirrored)):
+        if isinstance(leaf, _VALUES):
             return leaf.values[index]
         return leaf
 
@@ -70,8 +80,7 @@ def check_counts(nest: Any, num_replicas: int) -> None:
     """Raises `ValueError` unless each value has `num_replicas` components."""
 
     def check(leaf: Any) -> None:
-        is_value = isinstance(leaf, (PerReplica, Mirrored))
-        if is_value and len(leaf.values) != num_replicas:
+        if isinstance(leaf, _VALUES) and len(leaf.values) != num_replicas:
             raise ValueError(
                 "A per-replica value must have a component for each replica. "
                 f"Received: {len(leaf.values)} components in {leaf!r}. "
@@ -238,17 +247,6 @@ def pack(like: Any, leaves: Sequence[Any]) -> Any:
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     """Returns a value with `fn` applied to each leaf."""
     return pack(value, [fn(leaf) for leaf in flatten(value)])
-
-
-_NESTS = "lists, tuples, dicts and named tuples"
-_VALUES = (PerReplica, Mirrored)
-# These objects have state that is meant to change.
-_ALIVE = (
-    keras.Layer,
-    keras.Metric,
-    keras.optimizers.Optimizer,
-    keras.Variable,
-)
 
 
 def fields_of(value: Any) -> Mapping[str, Any]:

@@ -240,7 +240,7 @@ def text_of_unequal(lengths: Iterable[int], on_each: bool) -> str:
     )
     return (
         f"The arrays of a batch have different numbers of rows ({numbers}), "
-        "so nobody knows which axis is the batch's: it is not cut. "
+        "so the batch axis is ambiguous: the batch is not split. "
         f"{who}. The numbers are those of one device, but nothing is shared. "
         "Expected: one number of rows in all arrays. Repeat what has no rows "
         "for each of them, or keep it in the model."

@@ -18,6 +18,35 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.errors import TraceError
 
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "matmul": operator.matmul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+}
+_OTHERS: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "abs": abs,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "round": round,
+    "float": float,
+    "int": int,
+}
+# Not for classes of the framework, whose own code tests for these methods.
+_OF_CONTAINERS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "bool": bool,
+    "len": len,
+    "iter": iter,
+}
+
 
 class DistributedValues(ABC):
     """A value with one component for each local replica.
@@ -96,36 +125,6 @@ def framed(name: str, components: Sequence[str]) -> str:
     return f"{name}:{{\n{lines}\n}}"
 
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "matmul": operator.matmul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-}
-_OTHERS: dict[str, Callable[..., Any]] = {
-    "neg": operator.neg,
-    "abs": abs,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "round": round,
-    "float": float,
-    "int": int,
-}
-# Not for classes of the framework, whose own code tests for these methods.
-_OF_CONTAINERS: dict[str, Callable[..., Any]] = {
-    "getitem": operator.getitem,
-    "bool": bool,
-    "len": len,
-    "iter": iter,
-}
-
-
 def misused(name: str, value: Any) -> str:
     """Returns the message for a distributed value used as a tensor."""
     return (
@@ -150,9 +149,9 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
     if not isinstance(index, int):
         raise TraceError(
             f"A compiled function uses a {name} value that was not passed to "
-            "it. All replicas run one program, in which nothing knows which "
-            f"replica it is. Received: {value!r}. Expected: an argument. Pass "
-            "the value in `args` of `strategy.run`, itself or in a list, "
+            "it. All replicas run one program, which can't tell them apart. "
+            f"Received: {value!r}. Expected: an argument. Pass the "
+            "value in `args` of `strategy.run`, itself or in a list, "
             "tuple or dict; each replica gets its component."
         )
     if len(values) != plan.num_replicas:  # those of this worker only

@@ -26,6 +26,9 @@ from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 
+# Marks layers that were made with `synchronized` under a strategy.
+_MADE_HERE = "_keras_dist_synchronizes"
+
 
 def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
     """Wraps `warnings.warn`.
@@ -52,10 +55,6 @@ def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
         original(message, category, stacklevel + 1, source, **options)
 
     return warn
-
-
-# Marks layers that were made with `synchronized` under a strategy.
-_MADE_HERE = "_keras_dist_synchronizes"
 
 
 def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,7 +166,7 @@ def install() -> None:
     install_normalization()
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
     _wrap(warnings, "warn", hook_warn)
-    install_losses_of_layers()
+    _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
     _wrap(keras.Layer, "add_loss", _hook_add_loss)
     updates.install()
 
@@ -179,24 +178,15 @@ def install_normalization() -> None:
 
 
 @functools.cache
-def install_losses_of_layers() -> None:
-    """Installs the hook on layers that clear the losses of their last call."""
+def install_for_functions() -> None:
+    """Installs the hooks on layers that functions of the user need."""
     _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
-
-
-@functools.cache
-def install_building() -> None:
-    """Installs the hook on layers that are built by their first call."""
     _wrap(keras.Layer, "_maybe_build", _hook_build)
 
 
-def install_for_functions() -> None:
-    """Installs the hooks on layers that traces and derivatives need."""
-    install_losses_of_layers()
-    install_building()
-
-
+@functools.cache
 def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
+    """Wraps a method or function for good, once for each hook."""
     setattr(owner, name, hook(getattr(owner, name)))
 
 

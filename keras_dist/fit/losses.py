@@ -23,6 +23,7 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.core.rows import scaled_gradient
 from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.replica.exchange import Entry
 from keras_dist.replica.exchange import detached
 from keras_dist.replica.exchange import is_float
@@ -139,23 +140,17 @@ def hook_scaling(
 
 def treats_rows_one_by_one(loss: Any) -> bool:
     """Returns whether the loss of a row certainly depends on no other row."""
-    if not _is_from_keras(type(loss)):
+    if not is_of_keras(type(loss)):
         return False
     fn = getattr(loss, "fn", None)
     return fn is None or (
-        _is_from_keras(fn)
-        and getattr(fn, "__name__", None) not in _COUPLES_ROWS
+        is_of_keras(fn) and getattr(fn, "__name__", None) not in _COUPLES_ROWS
     )
 
 
 def _is_one_row(y_pred: Any) -> bool:
     """Returns whether Keras would take a batch of scalars for a single row."""
     return len(getattr(y_pred, "shape", (None, None))) == 1
-
-
-def _is_from_keras(definition: Any) -> bool:
-    module = getattr(definition, "__module__", None) or ""
-    return bool(module.split(".")[0] == "keras")
 
 
 def _mask_and_divisor(

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from keras_dist.core import nests
+from keras_dist.core.packing import places
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
 from keras_dist.replica.exchange import Entry
@@ -66,11 +67,9 @@ def flush(step: ReplicaStep) -> None:
 
     def update_all(everyone: list[Entry]) -> None:
         everyone = step.exchange(everyone, mean_or_count, alike=True)
-        start = 0
-        for update in updates:
-            stop = start + len(update.leaves)
-            update.run([(own[start:stop], share) for own, share in everyone])
-            start = stop
+        own = places([len(update.leaves) for update in updates])
+        for update, place in zip(updates, own, strict=True):
+            update.run([(leaves[place], share) for leaves, share in everyone])
 
     leaves = [leaf for update in updates for leaf in update.leaves]
     names = ", ".join(f"'{update.metric.name}'" for update in updates)

@@ -40,6 +40,10 @@ SECTION = "A loop that is not distributed"
 _ATTRIBUTE = "_keras_dist_origin"
 # Models that have warned already.
 told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+# The key of the origin in the configuration that files and pickles hold.
+_KEY = "keras_dist_origin"
+_TRAINING = ("fit", "train_on_batch")
+_on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
 
 
 class DistributedConfig(dict[str, Any]):
@@ -109,10 +113,6 @@ def _users_level() -> int:
 def _is_ours(frame: FrameType) -> bool:
     name: str = frame.f_globals.get("__name__", "")
     return name.split(".")[0].startswith("keras")
-
-
-# The key of the origin in the configuration that files and pickles hold.
-_KEY = "keras_dist_origin"
 
 
 @functools.cache
@@ -212,10 +212,6 @@ def _remember(model: Any, source: str) -> None:
     """
     if isinstance(model, Trainer) and bound(model) is None:
         object.__setattr__(model, _ATTRIBUTE, source)
-
-
-_TRAINING = ("fit", "train_on_batch")
-_on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
 
 
 def watch_training() -> None:

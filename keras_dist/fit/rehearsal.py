@@ -141,7 +141,7 @@ class Rehearsal:
                 type(model).train_step(model, part)
             return step
 
-        hooks.install_building()
+        hooks.install_for_functions()
         model._clear_losses()
         try:
             return self._runner.run(on_replica, data, is_whole)

@@ -36,19 +36,13 @@ def step_overrides(
     """Returns the instance attributes that run a model's steps on replicas."""
     hooks.install()
     kinds = Kinds(model)
-
-    rehearsal: list[Rehearsal] = []
-
-    def rehearse(data: Any) -> None:
-        if not rehearsal:
-            rehearsal.append(Rehearsal(model, runner, strategy))
-        rehearsal[0].look(data)
+    rehearsal = Rehearsal(model, runner, strategy)
 
     def step(name: str) -> Callable[[Any], Any]:
         def replicated(data: Any) -> Any:
             runner.build(model, name, data)
             if name == "train_step":
-                rehearse(data)
+                rehearsal.look(data)
             # Cleared once for all replicas, which share the layers' lists of
             # losses.
             model._clear_losses()

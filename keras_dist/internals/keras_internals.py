@@ -430,9 +430,10 @@ def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
         enqueuer.stop()
 
 
-def is_of_keras(cls: type) -> bool:
-    """Returns whether a class is one of Keras' own, on any backend."""
-    return cls.__module__.split(".")[0] == "keras"
+def is_of_keras(definition: Any) -> bool:
+    """Returns whether a class or function is Keras' own, on any backend."""
+    module = getattr(definition, "__module__", None) or ""
+    return bool(module.split(".")[0] == "keras")
 
 
 def trainable_variables(optimizer: Any) -> list[keras.Variable]:

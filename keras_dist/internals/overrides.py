@@ -10,6 +10,7 @@ import keras
 
 from keras_dist.core.context import replaced
 from keras_dist.internals.keras_internals import EpochIterator
+from keras_dist.internals.keras_internals import is_of_keras
 
 # The attribute that marks a wrapped method.
 _HOOKED = "_keras_dist_hooked"
@@ -38,8 +39,7 @@ def hook_overrides(
 
 def overrides(cls: type, name: str) -> bool:
     """Returns whether a class has a method that is not Keras' own."""
-    method = getattr(cls, name)
-    return (method.__module__ or "").split(".")[0] != "keras"
+    return not is_of_keras(getattr(cls, name))
 
 
 def own_steps(model: keras.Model) -> list[str]:

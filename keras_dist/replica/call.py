@@ -124,6 +124,15 @@ class ReplicaCall(ReplicaState):
         self.scope.state_mapping.clear()
         return result
 
+    def finish(self, what: str) -> None:
+        """Meets the other replicas to give variables their last values."""
+
+        def end(everyone: list[Writes]) -> None:
+            self.commit(everyone, [])
+            self.replica.committed()
+
+        self.replica.meet(what, end, self.writes)
+
     def check_update(
         self,
         changed: Sequence[keras.Variable],
@@ -132,7 +141,17 @@ class ReplicaCall(ReplicaState):
         for variable in changed:
             check_owner(variable, self.strategy)
         for variable in trained:
-            _check_belongs(variable, self.strategy)
+            # The framework's own variables, such as a `tf.Variable`, may be.
+            is_keras = isinstance(variable, keras.Variable)
+            if is_keras and "distribute_strategy" not in vars(variable):
+                raise StrategyMismatchError(
+                    f"Variable '{variable.path}' was made outside of any "
+                    "scope, and is trained in a function that "
+                    f"{self.strategy!r} runs. Expected: a variable of that "
+                    "strategy. Make the model inside of `with "
+                    "strategy.scope():`, or adopt it with "
+                    "`strategy.distribute(model)`."
+                )
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         written: dict[int, Any] = {
@@ -175,20 +194,6 @@ class ReplicaCall(ReplicaState):
         return agreed_value(variable, values)
 
 
-def _check_belongs(variable: Any, strategy: object) -> None:
-    """Refuses to train a Keras variable that was made outside of any scope."""
-    # The framework's own variables, such as a `tf.Variable`, are allowed.
-    is_keras = isinstance(variable, keras.Variable)
-    if is_keras and "distribute_strategy" not in vars(variable):
-        raise StrategyMismatchError(
-            f"Variable '{variable.path}' was made outside of any scope, and "
-            f"is trained in a function that {strategy!r} runs. Expected: a "
-            "variable of that strategy. Make the model inside of "
-            "`with strategy.scope():`, or adopt it with "
-            "`strategy.distribute(model)`."
-        )
-
-
 def run_on_replicas(
     strategy: StrategyBase, runner: ReplicaRunner, fn: Any
 ) -> list[Any]:
@@ -198,12 +203,7 @@ def run_on_replicas(
         with ReplicaCall(replica, runner, strategy) as call:
             result = fn(replica.index)
             check_scope(call)
-
-            def end(everyone: list[Writes]) -> None:
-                call.commit(everyone, [])
-                replica.committed()
-
-            replica.meet("the end of the replica function", end, call.writes)
+            call.finish("the end of the replica function")
             return result
 
     return runner.call(on_replica)
@@ -312,11 +312,7 @@ def run_on_copies(
     def on_replica(replica: Replica) -> Any:
         with CopyCall(replica, runner, strategy) as call:
             result = fn(replica.index, call)
-
-            def end(everyone: list[Writes]) -> None:
-                call.commit(everyone, [])
-
-            replica.meet("the end of the update", end, call.writes)
+            call.finish("the end of the update")
             return result
 
     return runner.call(on_replica)

@@ -178,7 +178,7 @@ Entry = tuple[list[Any], Share]
 def with_other_workers(
     group: ReplicaGroup, own: list[Entry], combine: Combine, alike: bool = False
 ) -> list[Entry]:
-    """Returns the entries of this worker's replicas and of other workers.
+    """Returns the entries of this worker's replicas and of others, in order.
 
     The values of each other worker's replicas are joined in one entry. With
     `alike`, so are those of this worker's replicas, so that results computed

@@ -149,7 +149,7 @@ class ReplicaMethods(StrategyBase):
                 if runner is None:
                     return [run_on_one(self, on_replica)]
                 hooks.install()
-                hooks.install_building()
+                hooks.install_for_functions()
                 return run_on_replicas(self, runner, on_replica)
         except Exception as error:
             raise_explained(error, self.executor.workers)

@@ -31,6 +31,9 @@ from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.randomness import set_state_of_steps
 from keras_dist.plugin.workers import Workers
 
+_METHODS = ("on_train_batch_begin", "on_train_batch_end")
+_ABSENT = object()
+
 
 class Restore(keras.callbacks.Callback):
     """The stand-in for a user's `BackupAndRestore` that restores a backup."""
@@ -101,11 +104,9 @@ class Save(keras.callbacks.Callback):
         notes = self._restore.notes
         self._since = 0
         if notes.get("step"):
+            told = [*self._others, self]
             self._skipping = Skipping(
-                self.model,
-                [*self._others, self],
-                notes["step"],
-                self._go_on,
+                self.model, told, notes["step"], self._go_on
             )
         elif "random" in notes:
             set_random_state(self._backend, notes["random"])
@@ -214,10 +215,6 @@ class Paths:
             return 0
         with open(self._metadata) as file:
             return int(json.load(file)["epoch"])
-
-
-_METHODS = ("on_train_batch_begin", "on_train_batch_end")
-_ABSENT = object()
 
 
 class Skipping:

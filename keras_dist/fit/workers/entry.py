@@ -177,10 +177,8 @@ class Entry:
         signature = inspect.signature(self._method)
         self._parameters = signature.parameters
         self._given = signature.bind(model, *args, **kwargs)
-        self._is_list = isinstance(
-            self._get("callbacks"), keras.callbacks.CallbackList
-        )
         given = self._get("callbacks")
+        self._is_list = isinstance(given, keras.callbacks.CallbackList)
         self._callbacks = flat_callbacks(
             given.callbacks if self._is_list else given
         )

@@ -20,6 +20,9 @@ from keras_dist.plugin.workers import Workers
 
 _NOTES = "keras_dist"
 _SEEDS = "seeds"
+_MARK = b"keras_dist sealed "
+_SIZE = len(_MARK) + hashlib.sha256().digest_size
+_CHUNK = 1 << 20
 
 
 def write_state(
@@ -145,11 +148,6 @@ def _metric_variables(model: keras.Model) -> list[keras.Variable]:
 
 def _listed(variable: keras.Variable) -> Any:
     return keras.ops.convert_to_numpy(variable.value).tolist()
-
-
-_MARK = b"keras_dist sealed "
-_SIZE = len(_MARK) + hashlib.sha256().digest_size
-_CHUNK = 1 << 20
 
 
 def seal(path: str) -> None:

@@ -27,6 +27,23 @@ from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.on_read import SyncOnReadVariable
 
+_TAKEN = "_keras_dist_taken"
+# `keras_dist.fit.workers.backup` replaces it on every worker.
+BACKUP = keras.callbacks.BackupAndRestore
+_WRITERS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+_TALKERS = (
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ReduceLROnPlateau,
+)
+SAVING = ("save", "save_weights", "export")
+
 
 def readable_by_chief(
     model: keras.Model,
@@ -58,9 +75,6 @@ def _optimizer_of(
         strategy = vars(variables[0]).get("distribute_strategy")
     executor = None if strategy is None else strategy.executor
     return variables, executor if isinstance(executor, KeepsParts) else None
-
-
-_TAKEN = "_keras_dist_taken"
 
 
 def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
@@ -185,23 +199,6 @@ def _variable(described: list[Any] | None) -> str:
         return "none"
     path, shape, dtype = described
     return f"'{path}' of shape {tuple(shape)} and {dtype}"
-
-
-# `keras_dist.fit.workers.backup` replaces it on every worker.
-BACKUP = keras.callbacks.BackupAndRestore
-_WRITERS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
-_TALKERS = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-)
-SAVING = ("save", "save_weights", "export")
 
 
 def flat_callbacks(callbacks: Any) -> list[Any]:
