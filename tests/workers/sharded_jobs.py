@@ -108,7 +108,7 @@ def bytes_kept(_):
     return [
         (
             list(executor.home(slot).bytes_kept().values()),
-            int(np.prod(slot.shape)),
+            tuple(slot.shape),
         )
         for slot in slots
     ], [to_numpy(slot).tolist() for slot in slots]

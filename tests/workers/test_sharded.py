@@ -12,6 +12,7 @@ from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
 from sharded.helpers import compiled
+from sharded.helpers import elements_of_part
 from sharded.helpers import fit
 from sharded.helpers import shards
 from sharded.helpers import state_of
@@ -111,6 +112,6 @@ def test_each_device_keeps_its_part(shape):
     count = workers * devices
     results = launched(sharded_jobs.bytes_kept, None, shape)
     for kept, _ in results:
-        for own, num_elements in kept:
-            assert own == [4 * -(-num_elements // count)] * devices
+        for own, slot in kept:
+            assert own == [4 * elements_of_part(slot, count)] * devices
     assert results[0][1] == results[1][1]
