@@ -254,16 +254,15 @@ def combine(variable: Any) -> None:
     attributes = vars(variable)
     # The first read may come from a trace, a stateless scope or a replica.
     with LOCK, outside_replicas(), opened(None), eagerly():
-        if UNCOMBINED not in attributes:
-            return
-        stacked = attributes[UNCOMBINED]
-        parts = parts_of(stacked, True, attributes[_LAYOUT])
-        try:
-            del attributes[UNCOMBINED]
-            variable.set_components(parts)
-        except BaseException:
-            attributes[UNCOMBINED] = stacked
-            raise
+        if UNCOMBINED in attributes:
+            stacked = attributes[UNCOMBINED]
+            parts = parts_of(stacked, True, attributes[_LAYOUT])
+            try:
+                del attributes[UNCOMBINED]
+                variable.set_components(parts)
+            except BaseException:
+                attributes[UNCOMBINED] = stacked
+                raise
 
 
 class Slots:

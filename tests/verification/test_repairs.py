@@ -137,7 +137,7 @@ def _take_out_sums_on_tapes(monkeypatch):
     def are_sums(step, targets):
         return [False for _ in targets]
 
-    monkeypatch.setattr(_module("tapes"), "_are_sums", are_sums)
+    monkeypatch.setattr(_module("replica"), "_are_sums", are_sums)
 
 
 REPAIRS = {
