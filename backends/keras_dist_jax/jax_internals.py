@@ -9,6 +9,8 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | `jax._src.array.ArrayImpl` | an array that JAX may move; public ways copy |
 | `jax.interpreters.partial_eval.dce_jaxpr` | the part of a program that some |
 | | of its results need |
+| `jax._src.dispatch.runtime_tokens` | the error of a callback, which JAX |
+| | raises again at each `jax.effects_barrier` |
 
 Without the first, batches are passed on in host memory, which is right but
 slower.
@@ -35,7 +37,7 @@ def from_shards(
     aval: Any, sharding: Any, shards: Sequence[Any], devices: Sequence[Any]
 ) -> Any:
     """Makes an array of the shards of this worker's devices, copied there."""
-    if put_shards is not None:
+    if put_shards is not None and not any(map(_is_spread, shards)):
         return put_shards(aval, sharding, shards, devices)
     placed = [
         jax.device_put(shard, device)
@@ -46,6 +48,11 @@ def from_shards(
     )
 
 
+def _is_spread(shard: Any) -> bool:
+    """Returns true for an array on several devices, which has no one buffer."""
+    return isinstance(shard, jax.Array) and len(shard.devices()) > 1
+
+
 def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
     """Copies arrays of one device each to all devices of a sharding, at once.
 
@@ -53,6 +60,13 @@ def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
     """
     count = len(devices)
     return [from_shards(a.aval, sharding, [a] * count, devices) for a in arrays]
+
+
+def forget_effects() -> None:
+    """Forgets the effects that JAX waits for, after one raised an error."""
+    from jax._src import dispatch
+
+    dispatch.runtime_tokens.clear()
 
 
 def uncommitted(array: Any) -> Any:

@@ -23,6 +23,7 @@ from keras_dist_jax.arrays import ALONE
 from keras_dist_jax.arrays import COUNT
 from keras_dist_jax.control_flow import install_hooks
 from keras_dist_jax.gate import Gate
+from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
@@ -139,6 +140,10 @@ class Program:
             except BaseException as error:
                 if held and not self._waits:  # an interrupt
                     self._keep(held[0])
+                elif held and isinstance(error, Exception):
+                    # Raised here, and so no more by the next call.
+                    self._gate.enter(self._owner, None)
+                    forget_effects()
                 if "incompatible devices" in str(error) and not is_moved:
                     is_moved, leaves = True, [*map(self._here, leaves)]
                     continue

@@ -70,6 +70,10 @@ class OneCopyHome(TensorFlowHome):
         super().__init__(variable, keeper, moves)
         self._new = new
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return (self._keeper,)
+
     def settle(self) -> None:
         native = native_variable(self.variable)
         if native is None or not tf.executing_eagerly():

@@ -12,6 +12,7 @@ from keras_dist.plugin.home import ShardedHome
 from keras_dist.sharding.parts import Parts
 from keras_dist_torch.keras_internals import forget_parameter
 from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.workers import TorchWorkers
 
 # Attribute of a variable: its `Pieces`.
@@ -147,7 +148,7 @@ class PiecesHome(ShardedHome):
         split(self.variable, self._places)
 
     def read(self, index: int) -> torch.Tensor:
-        return self.whole().to(self._places.devices[index])
+        return tensor_of(self.variable).to(self._places.devices[index])
 
     def whole(self) -> torch.Tensor:
         return vars(self.variable)[_PIECES].read()

@@ -182,25 +182,32 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
         chosen = all_pieces(variables) if self.workers is not None else []
-        try:
-            for pieces in chosen:
-                whole = pieces.read()
-                if self.plan.is_chief:
-                    pieces.held = whole.cpu()
+        with _held_by_chief(chosen, self.plan.is_chief):
             yield
-        finally:
-            for pieces in chosen:
-                pieces.held = None
 
     @contextlib.contextmanager
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        with self.readable_by_chief(variables):
+        chosen = all_pieces(variables) if self.workers is not None else []
+        with _held_by_chief(chosen, self.plan.is_chief):
             yield
-            if self.workers is not None:
-                for pieces in all_pieces(variables):
-                    pieces.take_chiefs()
+            for pieces in chosen:
+                pieces.take_chiefs()
+
+
+@contextlib.contextmanager
+def _held_by_chief(chosen: list[Pieces], is_chief: bool) -> Iterator[None]:
+    """Gives the chief whole values, inside the context."""
+    try:
+        for pieces in chosen:
+            whole = pieces.read()
+            if is_chief:
+                pieces.held = whole.cpu()
+        yield
+    finally:
+        for pieces in chosen:
+            pieces.held = None
 
 
 @functools.cache

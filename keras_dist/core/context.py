@@ -38,11 +38,10 @@ _stack = _Stack()
 @contextlib.contextmanager
 def replaced(owner: object, **values: Any) -> Iterator[None]:
     """Sets attributes of an object, such as a thread's, inside the context."""
-    before = {}
-    for name, value in values.items():
-        before[name] = getattr(owner, name)
-        setattr(owner, name, value)
+    before = {name: getattr(owner, name) for name in values}
     try:
+        for name, value in values.items():
+            setattr(owner, name, value)
         yield
     finally:
         for name, value in before.items():

@@ -90,7 +90,7 @@ class Rehearsal:
         self._model = weakref.ref(model)
         self._runner = runner
         self._strategy = strategy
-        self._attempts = _ATTEMPTS if _is_wanted(strategy, model) else 0
+        self._attempts = _ATTEMPTS
 
     def look(self, data: Any) -> None:
         """Warns if losses of the first batch differ; later calls do nothing.
@@ -99,9 +99,12 @@ class Rehearsal:
         """
         if not self._attempts:
             return
-        self._attempts -= 1
         model = self._model()
         assert model is not None
+        wanted = _is_wanted(self._strategy, model)
+        self._attempts = self._attempts - 1 if wanted else 0
+        if not wanted:
+            return
         data = _first.pop(model, None) if self._runner.traces_steps else data
         if data is None:
             return

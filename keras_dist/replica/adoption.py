@@ -3,6 +3,7 @@
 import keras
 
 from keras_dist.errors import StrategyMismatchError
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.on_read import UnaggregatedVariable
 from keras_dist.replica.variables import CentralVariable
@@ -38,10 +39,21 @@ def adopt_slot(variable: keras.Variable, reference: keras.Variable) -> None:
 
     An optimizer that was built outside of any scope gets the owner of the
     variables that it updates.
+
+    Raises:
+        UnsupportedModelError: If the devices can't have parts of it.
     """
     if "distribute_strategy" not in vars(variable):
         variable.distribute_strategy = reference.distribute_strategy
     adopt(variable)
+    if not isinstance(variable, ShardedVariable):
+        raise UnsupportedModelError(
+            f"The optimizer's variable '{variable.path}' can't be divided "
+            f"into parts. Received: a {type(variable).__name__} with "
+            f"synchronization={variable.synchronization!r}. Expected: a "
+            "keras.Variable with the default synchronization. Or leave "
+            'optimizer_state="sharded" out.'
+        )
 
 
 def check_owner(variable: keras.Variable, strategy: object) -> None:

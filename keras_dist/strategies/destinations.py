@@ -57,7 +57,14 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
         return resolve_devices(destinations, get_backend().list_devices())
     owner = _owner(destinations)
     if owner is not None:
-        devices: tuple[Device, ...] = owner.executor.home(destinations).devices
+        # Not those where the value rests now: a value that is read as a
+        # combination of components means all devices.
+        home = owner.executor.home(destinations)
+        devices: tuple[Device, ...] = (
+            home.devices
+            if home.kind == "central"
+            else owner.plan.variable_devices
+        )
         return devices
     if isinstance(destinations, DistributedValues):
         return _devices_of_components(destinations.values, executor)

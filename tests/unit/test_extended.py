@@ -152,6 +152,22 @@ def test_there_has_to_be_a_destination():
         strategy.extended.reduce_to("MEAN", 1.0, "cpu:9")
 
 
+@pytest.mark.parametrize("synchronization", ["auto", "on_read"])
+def test_a_variable_stands_for_all_devices_of_its_strategy(synchronization):
+    strategy = _two()
+    v = _variable(strategy, synchronization=synchronization, aggregation="sum")
+    extended = strategy.extended
+    total = extended.reduce_to("SUM", keras_dist.PerReplica([1.0, 3.0]), v)
+    assert [float(copy) for copy in total.values] == [4.0, 4.0]
+    copies = extended.broadcast_to(keras.ops.ones(()) * 5.0, v)
+    assert [float(copy) for copy in copies.values] == [5.0, 5.0]
+    calls = []
+    extended.update_non_slot(
+        extended.non_slot_devices([v]), lambda: calls.append(None)
+    )
+    assert len(calls) == 2
+
+
 def test_nests_are_reduced_leaf_by_leaf():
     strategy = _two()
     value = {"a": [keras_dist.PerReplica([1.0, 3.0])]}

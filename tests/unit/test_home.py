@@ -115,6 +115,25 @@ def test_a_variable_in_parts_is_read_written_and_copied_whole():
     assert "ShardedVariable" not in repr(slot)
 
 
+@shards
+def test_a_slot_that_devices_cannot_have_parts_of_is_refused():
+    class Counting(keras.optimizers.SGD):
+        is_elementwise = True
+
+        def build(self, variables):
+            super().build(variables)
+            self.counts = keras.Variable(
+                keras.ops.zeros(variables[0].shape),
+                synchronization="on_read",
+                aggregation="sum",
+            )
+
+    strategy = keras_dist.MirroredStrategy(DEVICES, optimizer_state="sharded")
+    refusal = "synchronization='on_read'|add_variable_from_reference"
+    with pytest.raises(UnsupportedModelError, match=refusal):
+        trained(strategy, Counting(momentum=0.9))
+
+
 def test_a_backend_without_central_storage_says_so():
     class Copies(MemoryBackend):
         central_executor = Backend.central_executor

@@ -177,6 +177,35 @@ def test_threads_get_their_own_results():
     assert wrong == []
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_the_error_of_a_callback_is_raised_once(num_replicas):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        v = keras.Variable(0.0)
+
+    def on_host(x):
+        if float(v) < 1.0:
+            raise ValueError("too early")
+        return x
+
+    @keras_dist.function
+    def step(x):
+        v.assign_add(1.0)
+        shape = jax.ShapeDtypeStruct((), "float32")
+        return jax.pure_callback(on_host, shape, x)
+
+    with pytest.raises(Exception, match="too early"):
+        strategy.run(step, (np.float32(2.0),))
+    assert float(v) == 0.0
+    v.assign(1.0)
+    result = strategy.run(step, (np.float32(2.0),))
+    assert [float(x) for x in strategy.experimental_local_results(result)] == (
+        [2.0] * num_replicas
+    )
+    assert float(v) == 2.0
+    jax.effects_barrier()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("kind", ["loop", "jit"])
 def test_programs_inside_are_compared_to_the_last_constant(kind, dtype):
