@@ -45,6 +45,7 @@ import own_ports
 import pytest
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
+import divided
 import keras_dist
 import quicker
 
@@ -67,22 +68,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what the run of another backend does.
-
-    `python -m runs` divides the tests that are marked `once` so. Whoever
-    starts pytest gets all.
-    """
-    if os.environ.get("TESTS_DIVIDED") != "1":
-        return
-    backend = keras.backend.backend()
-    left_out = {
-        item
-        for item in items
-        if (mark := item.get_closest_marker("once"))
-        and backend not in mark.args
-    }
-    config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    divided.divide(config, items)
 
 
 def _set_aside():

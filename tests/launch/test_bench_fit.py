@@ -44,6 +44,8 @@ MODULE = """
 import keras
 import numpy as np
 
+pytestmark = pytest.mark.once("jax")
+
 NUMBER = 3
 
 def two_inputs():

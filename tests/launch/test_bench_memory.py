@@ -22,6 +22,8 @@ from launch.bench_runs import Run
 from sharded.helpers import SHARDS
 from sharded.helpers import shards
 
+pytestmark = pytest.mark.once("torch")
+
 NUM_DEVICES = 2
 COMPUTING = [f"cpu:{index}" for index in range(NUM_DEVICES)]
 KEEPER = f"cpu:{NUM_DEVICES}"

@@ -9,6 +9,8 @@ from keras_dist.bench.loops import Loop
 from keras_dist.bench.processes import Processes
 from keras_dist.bench.processes import ProcessesError
 
+pytestmark = pytest.mark.once("torch")
+
 
 def test_workers_run_loops_when_told_to(capfd):
     @contextlib.contextmanager

@@ -16,6 +16,8 @@ from keras_dist.cli import environment
 from keras_dist.cli.jobs import demo
 from keras_dist.cli.main import app
 
+pytestmark = pytest.mark.once("torch")
+
 
 def run_command(*arguments, **variables):
     """Runs `keras-dist`, without this process' virtual devices."""

@@ -28,6 +28,8 @@ BACKEND = keras.backend.backend()
 # Stands in for a backend's process: says what it sees, and fails as told.
 FAKE = """
 import json, os, sys, time
+
+pytestmark = pytest.mark.once("jax")
 with open(os.environ["FAKE_LOG"], "a") as log:
     log.write(f"start {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\\n")
 replies = os.fdopen(int(sys.argv[1]), "w")

@@ -17,6 +17,8 @@ import keras
 import numpy as np
 import keras_dist
 
+pytestmark = pytest.mark.once("tensorflow")
+
 def make():
     several = keras_dist.get_strategy().num_replicas_in_sync > 1
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

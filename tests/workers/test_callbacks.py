@@ -7,16 +7,16 @@ import keras
 import numpy as np
 import pytest
 
-import keras_dist
 from conformance.contract import contract
 from workers import callback_jobs
+from workers import clusters
 from workers.callback_jobs import ROWS
 
 
 @functools.cache
 def seen():
     with tempfile.TemporaryDirectory() as folder:
-        return keras_dist.launch(
+        return clusters.run(
             callback_jobs.everything,
             (folder,),
             workers=2,

@@ -4,12 +4,12 @@ import functools
 
 import pytest
 
-import keras_dist
 from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
 from workers import central_jobs
+from workers import clusters
 
 SHAPES = [(2, 1), (2, 2)]
 NAMES = [
@@ -27,7 +27,7 @@ BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
 @functools.cache
 def trained(shape):
     workers, devices = shape
-    return keras_dist.launch(
+    return clusters.run(
         central_jobs.train_cases,
         ([name for name in NAMES if name in BY_NAME],),
         workers=workers,

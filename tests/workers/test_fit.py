@@ -5,7 +5,6 @@ import importlib.util
 
 import pytest
 
-import keras_dist
 from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
@@ -13,6 +12,7 @@ from parity.harness import drop_iterations
 from parity.harness import plain
 from parity.kinds import KINDS
 from parity.kinds import outcome_of
+from workers import clusters
 from workers import jobs
 
 # On 2 workers of 2 devices; of these, EVERYWHERE on all other shapes too.
@@ -61,7 +61,7 @@ def _names(shape):
 def trained(shape):
     """The outcomes of a shape's cases, for each worker."""
     workers, devices = shape
-    return keras_dist.launch(
+    return clusters.run(
         jobs.train_cases,
         (_names(shape),),
         workers=workers,
@@ -72,7 +72,7 @@ def trained(shape):
 
 @functools.cache
 def trained_kinds():
-    return keras_dist.launch(
+    return clusters.run(
         jobs.train_kinds, (_kinds(),), workers=2, devices=1, timeout=500
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from workers import clusters
 
 NUM_WORKERS, NUM_REPLICAS = 2, 2
 ROWS = 11
@@ -25,7 +26,7 @@ def found(tmp_path_factory):
     for index in range(3):
         lines = [f"{4 * index + i}\n" for i in range(4)]
         (folder / f"{index}.txt").write_text("".join(lines))
-    return keras_dist.launch(
+    return clusters.run(
         _read_everything,
         (str(folder),),
         workers=NUM_WORKERS,

@@ -4,14 +4,14 @@ import functools
 
 import pytest
 
-import keras_dist
 from parity.harness import assert_same
+from workers import clusters
 from workers import kinds_jobs
 
 
 @functools.cache
 def trained():
-    return keras_dist.launch(
+    return clusters.run(
         kinds_jobs.all_trained, workers=2, devices=1, timeout=300
     )
 

@@ -4,16 +4,16 @@ import functools
 
 import pytest
 
-import keras_dist
 from parity.harness import assert_same
 from parity.harness import plain
 from parity.test_lookups import OVER_WORKERS
+from workers import clusters
 from workers import jobs
 
 
 @functools.cache
 def trained(workers, devices):
-    return keras_dist.launch(
+    return clusters.run(
         jobs.train_lookups,
         (list(OVER_WORKERS),),
         workers=workers,

@@ -7,6 +7,7 @@ import pytest
 
 import keras_dist
 from conformance.contract import contract
+from workers import clusters
 from workers import replica_jobs
 
 SHAPES = [(2, 1), (2, 2)]
@@ -15,7 +16,7 @@ SHAPES = [(2, 1), (2, 2)]
 @functools.cache
 def seen(shape):
     workers, devices = shape
-    return keras_dist.launch(
+    return clusters.run(
         replica_jobs.everything, workers=workers, devices=devices, timeout=400
     )
 

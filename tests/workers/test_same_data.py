@@ -4,14 +4,14 @@ import functools
 
 import pytest
 
-import keras_dist
+from workers import clusters
 from workers import data_jobs
 from workers.test_fit import _kinds as kinds
 
 
 @functools.cache
 def trained_kinds():
-    return keras_dist.launch(
+    return clusters.run(
         data_jobs.train_kinds, (kinds(),), workers=2, devices=1, timeout=300
     )
 
@@ -20,7 +20,7 @@ def trained_kinds():
 def used_arrays():
     return [
         {name: str(outcome) for name, outcome in each.items()}
-        for each in keras_dist.launch(
+        for each in clusters.run(
             data_jobs.use_arrays, workers=2, devices=1, timeout=300
         )
     ]

@@ -6,7 +6,6 @@ import tempfile
 import keras
 import pytest
 
-import keras_dist
 from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
@@ -16,6 +15,7 @@ from sharded.helpers import elements_of_part
 from sharded.helpers import fit
 from sharded.helpers import shards
 from sharded.helpers import state_of
+from workers import clusters
 from workers import sharded_jobs
 
 pytestmark = shards
@@ -39,7 +39,7 @@ BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
 
 def launched(job, argument, shape):
     workers, devices = shape
-    return keras_dist.launch(
+    return clusters.run(
         job, (argument,), workers=workers, devices=devices, timeout=300
     )
 

@@ -4,16 +4,14 @@ import functools
 
 import pytest
 
-import keras_dist
 from keras_dist.verification.report import Report
+from workers import clusters
 from workers import verify_jobs
 
 
 @functools.cache
 def verified():
-    return keras_dist.launch(
-        verify_jobs.verified, workers=2, devices=1, timeout=500
-    )
+    return clusters.run(verify_jobs.verified, workers=2, devices=1, timeout=500)
 
 
 @pytest.mark.parametrize("name", ["same", "all", "last"])

@@ -17,17 +17,16 @@ PROGRAMS = sorted(
 
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 
-# One compilation for each program is enough where there is one.
-COUNTS = {
-    name: (2, 3) if harness.BACKEND == "torch" else (2 + index % 2,)
-    for index, name in enumerate(PROGRAMS)
-}
+
+def _programs():
+    """Each on 2 or 3 replicas; in CI on PyTorch and one of the others."""
+    for index, name in enumerate(PROGRAMS):
+        compiles = ("jax", "tensorflow")[index // 2 % 2]
+        mark = pytest.mark.once("torch", compiles)
+        yield pytest.param(name, 2 + index % 2, marks=mark)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_replicas"),
-    [(name, count) for name in PROGRAMS for count in COUNTS[name]],
-)
+@pytest.mark.parametrize(("name", "num_replicas"), list(_programs()))
 def test_numbers_of_one_device(name, num_replicas):
     program = importlib.import_module(f"clients.programs.{name}")
     if getattr(program, "NEEDS_TENSORFLOW", False) and not HAS_TENSORFLOW:
