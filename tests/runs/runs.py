@@ -13,6 +13,9 @@ TESTS = pathlib.Path(__file__).parents[1]
 BACKENDS = ("tensorflow", "jax", "torch")
 # Folders whose tests are processes that they start, more than anything else.
 PROGRAMS = ("clients", "docs", "launch", "tutorials", "workers")
+# Folders whose tests train. One process with all tests grows to half of the
+# memory that CI has.
+TRAINING = ("backends", "nothing_lost", "parity", "sharded")
 OLDEST_KERAS = "3.14.0"
 # CI's runs see one framework, and leave out what another one runs.
 # `full` sees all: one's data on another, and tf.distribute itself.
@@ -86,9 +89,12 @@ def _pytest(*arguments):
 def _runs():
     """Yields the runs, the longest first."""
     programs = [str(TESTS / folder) for folder in PROGRAMS]
-    others = [f"--ignore={path}" for path in [*programs, TESTS / "cross"]]
+    training = [str(TESTS / folder) for folder in TRAINING]
+    other = [*programs, *training, TESTS / "cross"]
+    others = [f"--ignore={path}" for path in other]
     for backend in BACKENDS:
-        yield Run(f"{backend}-tests", backend, _pytest(*others, str(TESTS)))
+        yield Run(f"{backend}-training", backend, _pytest(*training))
+        yield Run(f"{backend}-others", backend, _pytest(*others, str(TESTS)))
     for backend in BACKENDS:
         yield Run(f"{backend}-programs", backend, _pytest(*programs))
     for backend in BACKENDS:

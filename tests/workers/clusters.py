@@ -137,6 +137,10 @@ def serve(folder):
             result = (True, f"{type(error).__name__}: {error}")
         _write(path.with_name(f"{number}.{worker}"), result)
         keras.utils.clear_session()
+        if keras.backend.backend() == "jax":
+            import jax
+
+            jax.clear_caches()
 
 
 if __name__ == "__main__":
