@@ -50,12 +50,7 @@ def run_fit(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures `fit` with and without a strategy, beside the framework's own.
-
-    `users_model` is `"module:function"` and a global batch, to measure too.
-    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
-    block takes about `seconds`, and each arm has `rounds` of them.
-    """
+    """Measures `fit` with and without a strategy, and publishes the report."""
     sizes = [loops.size_of(name) for name in models]
     groups = loops.groups_of_devices(replicas, device_type)
     benchmarks = get_benchmarks("has no training to compare with")
@@ -111,11 +106,7 @@ def measure_fit(
     seconds: float,
     on_round: Callable[[], None],
 ) -> measure.Measurement:
-    """Measures all arms in blocks that alternate.
-
-    `devices` has one device for each replica. A block of plain Keras takes
-    about `seconds`. `on_round` is called after each round.
-    """
+    """Measures all arms in blocks that alternate."""
     counts = Counts(benchmarks, len(devices))
     arms, losses = {}, {}
     with contextlib.ExitStack() as stack:
@@ -142,10 +133,7 @@ def measure_fit(
 def _makers(
     benchmarks: Benchmarks, task: Task, devices: tuple[str, ...]
 ) -> dict[str, Callable[[], loops.Loop]]:
-    """Returns functions that make the arms, by name.
-
-    Neighbors are measured one after the other.
-    """
+    """Returns functions that make the arms, by name."""
     placed = functools.partial(on_device, devices[0])
     plain = functools.partial(FitLoop, task, placed, placed)
     return {
@@ -194,10 +182,7 @@ class Counts:
         self.numbers["collectives"][name] = measure.a_step(collectives, 2)
 
     def _live_bytes(self, model: keras.Model) -> int | None:
-        """Returns the bytes that are alive on all devices of this process.
-
-        It is `None` if the framework can't count them.
-        """
+        """Returns the bytes that are alive on all devices of this process."""
         gc.collect()
         held = self._benchmarks.live_bytes(model)
         return None if held is None else sum(held.values())

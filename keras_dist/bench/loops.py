@@ -32,14 +32,11 @@ Scope = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A multilayer perceptron and the batch it is trained on.
-
-    `rows` is the global batch; `widths` are features, hidden units, classes.
-    """
+    """A multilayer perceptron and the batch it is trained on."""
 
     name: str
-    rows: int
-    widths: tuple[int, ...]
+    rows: int  # of a global batch
+    widths: tuple[int, ...]  # features, hidden units, classes
 
 
 MODELS = {
@@ -53,13 +50,10 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A model on devices; every arm starts with its weights and batches.
-
-    `devices` has one device for each replica.
-    """
+    """A model on devices; every arm starts with its weights and batches."""
 
     size: ModelSize
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # one of each replica
 
     @property
     def num_replicas(self) -> int:
@@ -82,13 +76,10 @@ class Setting:
         return weights
 
     def batches(self, rows: int | None = None) -> list[Batch]:
-        """Returns batches of float32 features and int32 classes.
-
-        All batches have the same features and different classes, so that no
-        model can fit them: gradients that fade into denormal numbers would make
-        late steps slower than early ones. Each batch is cut to `rows`, if that
-        is given.
-        """
+        """Returns batches of float32 features and int32 classes."""
+        # All have the same features and different classes, so that no model
+        # can fit them: gradients that fade into denormal numbers would make
+        # late steps slower than early ones.
         rng = np.random.default_rng(1)
         size = self.size
         x = rng.normal(size=(size.rows, size.widths[0])).astype("float32")
@@ -153,10 +144,7 @@ def size_of(name: str) -> ModelSize:
 
 
 def check_shares(settings: Sequence[Setting]) -> None:
-    """Refuses batches that can't be split into equal shares.
-
-    The framework's own distribution needs them.
-    """
+    """Refuses batches that can't be split into equal shares."""
     for setting in settings:
         rows = setting.size.rows
         if rows % setting.num_replicas:
@@ -170,11 +158,7 @@ def check_shares(settings: Sequence[Setting]) -> None:
 def groups_of_devices(
     replicas: Sequence[int] | None, device_type: str
 ) -> list[tuple[str, ...]]:
-    """Returns the devices of each number of replicas; CPUs are virtual devices.
-
-    `replicas` of `None` are 1, 2, 4 and so on up to all devices (for CPUs,
-    cores).
-    """
+    """Returns the devices of each number of replicas; `None` is all numbers."""
     on_cpu = device_type == "cpu"
     if replicas is None:
         count = os.cpu_count() if on_cpu else len(list_devices(device_type))
@@ -197,11 +181,7 @@ class Loop(ABC):
 
     @abstractmethod
     def run(self, steps: int) -> float:
-        """Trains for a number of steps, and waits for the last one.
-
-        Batches are taken in turns, from the first one on. Returns the last
-        step's loss over the global batch.
-        """
+        """Trains from the first batch on, waits, and returns the last loss."""
 
     def close(self) -> None:
         """Ends what the loop has started; a second call does nothing."""
@@ -225,11 +205,7 @@ class StepLoop(Loop):
 
 
 class BatchLoop(StepLoop):
-    """A loop that calls `train_on_batch`, which is the step of `fit`.
-
-    The model is made in the context manager of `built_in`, and trained in that
-    of `runs_in`.
-    """
+    """A loop that calls `train_on_batch`, which is the step of `fit`."""
 
     def __init__(
         self,

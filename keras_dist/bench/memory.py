@@ -1,8 +1,4 @@
-"""The memory that devices hold under each strategy, beside the plan.
-
-Each arm trains in a process of its own, so that no memory of another arm is
-alive in it.
-"""
+"""The memory that devices hold under each strategy, beside the plan."""
 
 import functools
 import gc
@@ -46,16 +42,13 @@ NUM_LAYERS = 4
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """The memory of one arm between steps, by device.
-
-    `planned` and `bytes_sent`, of a step, are what `keras-dist plan` computes.
-    """
+    """The memory of one arm between steps, by device."""
 
     arm: str
     parameters: int
     measured: Mapping[str, int]
     planned: Mapping[str, int]
-    bytes_sent: int
+    bytes_sent: int  # in a step, as planned
 
     def pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """Returns the measured and the planned bytes of each device."""
@@ -66,11 +59,7 @@ class MeasuredMemory:
 
 
 def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
-    """Returns functions that make the strategy of each arm, by name.
-
-    `num_devices` devices compute. Central variables are on the device after
-    those.
-    """
+    """Returns functions that make the strategy of each arm, by name."""
     computing = [f"cpu:{index}" for index in range(num_devices)]
     known: dict[str, Callable[[], Strategy | None]] = {
         "plain Keras": lambda: None,
@@ -87,11 +76,7 @@ def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
 
 
 def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
-    """Measures what devices hold after a step, and shows it beside the plan.
-
-    `num_devices` devices compute, and the model has about `num_parameters`
-    parameters.
-    """
+    """Measures what devices hold after a step, and shows it beside the plan."""
     counted = get_benchmarks(_LACK).live_bytes_text
     if counted is None:
         raise lacking(_LACK)
@@ -115,10 +100,7 @@ def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
 def measure_memory(
     arm: str, num_devices: int, num_parameters: int
 ) -> MeasuredMemory:
-    """Trains for one step, and counts the bytes that are alive then.
-
-    It runs in the process of the arm that it measures.
-    """
+    """Trains for one step, and counts the bytes that are alive then."""
     strategy = arms(num_devices)[arm]()
     if strategy is None:
         model = build_model(num_parameters)
@@ -148,10 +130,7 @@ def measure_memory(
 
 
 def build_model(num_parameters: int) -> keras.Model:
-    """Returns a model of square layers, compiled with Adam.
-
-    It has about `num_parameters` parameters.
-    """
+    """Returns a model of square layers, compiled with Adam."""
     # A layer has width ** 2 + width parameters.
     each = num_parameters / NUM_LAYERS
     width = max(1, round(math.sqrt(each + 0.25) - 0.5))
@@ -168,11 +147,7 @@ def build_model(num_parameters: int) -> keras.Model:
 def report_of_memory(
     measured: Sequence[MeasuredMemory], counted: str
 ) -> BenchReport:
-    """Returns the report on the bytes that devices hold in each arm.
-
-    The first item of `measured` is plain Keras; `counted` says what the backend
-    counts.
-    """
+    """Returns the report on the bytes that devices hold in each arm."""
     return BenchReport(
         tables=[memory_table(measured)],
         notes=[

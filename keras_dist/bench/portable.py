@@ -30,11 +30,7 @@ ARMS = (
 
 
 class PortableLoop(loops.Loop):
-    """A loop that calls `strategy.run` of a compiled step for each batch.
-
-    Each batch is cut to `rows`, if that is given. The default strategy is a
-    `MirroredStrategy` of the setting's devices.
-    """
+    """A loop that calls `strategy.run` of a compiled step for each batch."""
 
     def __init__(
         self,
@@ -90,10 +86,7 @@ class ReducedLoop(PortableLoop):
 
 
 class ScannedLoop(PortableLoop):
-    """A portable loop with `SCANNED_STEPS` steps in a call.
-
-    It runs a multiple of so many steps.
-    """
+    """A portable loop with `SCANNED_STEPS` steps in a call."""
 
     def run(self, steps: int) -> float:
         batches = itertools.cycle(self.batches)
@@ -111,11 +104,7 @@ def run_loops(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures the portable loop beside the framework's own, and shows ratios.
-
-    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
-    block takes about `seconds`, and each arm has `rounds` of them.
-    """
+    """Measures the portable loop, and publishes the report."""
     sizes = [loops.size_of(name) for name in models]
     groups = loops.groups_of_devices(replicas, device_type)
     benchmarks = get_benchmarks("has no loop to compare with")
@@ -140,11 +129,7 @@ def measure_loops(
     seconds: float,
     on_round: Callable[[], None],
 ) -> measure.Measurement:
-    """Measures all arms in blocks that alternate.
-
-    A block of the native loop takes about `seconds`, and each arm has `rounds`
-    blocks. `on_round` is called after each round.
-    """
+    """Measures all arms in blocks that alternate."""
     ours = PortableLoop(setting)
     # Neighbors are measured one after the other.
     arms: dict[str, loops.Loop] = {

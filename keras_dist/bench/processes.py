@@ -30,8 +30,7 @@ class ProcessesError(KerasDistError, RuntimeError):
 class Processes:
     """Workers on this machine that run the loops they are asked for.
 
-    They connect to a socket in a folder that only this user can open. Each
-    worker calls `make`, which is sent by value.
+    They connect to a socket in a folder that only this user can open.
     """
 
     def __init__(self, make: MakeLoops, num_workers: int) -> None:
@@ -138,10 +137,7 @@ class _LoopOfAll(Loop):
 
 
 def serve(path: str, make: MakeLoops) -> None:
-    """Connects a worker to the socket, and runs loops until it closes.
-
-    `make` makes the loops by name.
-    """
+    """Connects a worker to the socket, and runs loops until it closes."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         with make() as loops, connection.makefile("rw") as file:

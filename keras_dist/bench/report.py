@@ -23,16 +23,12 @@ from keras_dist.planning import tables
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """The format of a column of numbers.
-
-    Numbers are divided by `unit` and have `digits` after the point; `missing`
-    stands for a number that is not known.
-    """
+    """The format of a column of numbers."""
 
     head: str
     unit: float
     digits: int
-    missing: str
+    missing: str  # stands for a number that is not known
 
     @property
     def lines(self) -> str:
@@ -170,12 +166,7 @@ def settings_json(
 
 @dataclasses.dataclass(frozen=True)
 class BenchReport:
-    """The results of a command.
-
-    `notes` has paragraphs that explain the tables, `content` begins with what
-    `header` returns and has all numbers in types that JSON has. `draw` draws
-    them into a file.
-    """
+    """The results of a command."""
 
     tables: Sequence[Table]
     notes: Sequence[str]
@@ -192,10 +183,7 @@ class BenchReport:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """The destinations of a report besides the terminal.
-
-    With `markdown`, the terminal gets Markdown.
-    """
+    """The destinations of a report besides the terminal."""
 
     json: pathlib.Path | None = None
     plot: pathlib.Path | None = None
@@ -225,11 +213,7 @@ def report_of(
     text: Sequence[str],
     **more: Any,
 ) -> BenchReport:
-    """Returns the report of a command that compares times.
-
-    `native` describes the framework's own arms, and `text` the others. `more`
-    is added to the JSON.
-    """
+    """Returns the report of a command that compares times."""
     return BenchReport(
         tables=[ratio_table(measured), arm_table(measured)],
         notes=[f"Native: {native}", *text, meaning(measured[0].base)],

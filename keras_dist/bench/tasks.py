@@ -17,11 +17,7 @@ from keras_dist.tools.users_function import told
 
 
 class Task:
-    """A model, made anew for each arm, and the data that it is trained on.
-
-    `size` has the task's name and the rows of a global batch, `x` and `y` are
-    nests of NumPy arrays. With `is_known`, all arms must have the same loss.
-    """
+    """A model, made anew for each arm, and the data that it is trained on."""
 
     def __init__(
         self,
@@ -76,15 +72,7 @@ def task_of(size: loops.ModelSize) -> Task:
 
 
 def users_task(spec: str, rows: int) -> Task:
-    """Returns the task of the user's model and data.
-
-    `spec` is `"module:function"`. The function takes no arguments and returns a
-    new compiled model, `x` and `y`. `rows` is the global batch.
-
-    Raises:
-        ValueError: If it can't be found, returns something else, or if plain
-            Keras can't train the model on the data.
-    """
+    """Returns the task of the user's model and data."""
     function = function_of(spec)
     keras.utils.set_random_seed(0)
     given = called(spec, function)
@@ -148,10 +136,7 @@ def _check(spec: str, given: Any) -> None:
 
 
 class ModelLoop(loops.Loop):
-    """A loop around a compiled Keras model.
-
-    `step` is the Python function that a step runs, or traces.
-    """
+    """A loop around a compiled Keras model."""
 
     def __init__(
         self, model: keras.Model, step: Callable[..., Any] | None = None
@@ -162,11 +147,7 @@ class ModelLoop(loops.Loop):
 
 
 class FitLoop(ModelLoop):
-    """A loop that calls `fit` for one epoch, on NumPy arrays.
-
-    The model is made in the context manager of `built_in`, and `fit` is called
-    in that of `runs_in`.
-    """
+    """A loop that calls `fit` for one epoch, on NumPy arrays."""
 
     def __init__(
         self,
@@ -194,10 +175,7 @@ class FitLoop(ModelLoop):
 
 
 def on_device(name: str) -> AbstractContextManager[Any]:
-    """Returns a context manager that places a plain Keras model on a device.
-
-    On the first device, where models are by default, it does nothing.
-    """
+    """Returns a context manager that places a plain Keras model on a device."""
     if name == list_devices()[0]:
         return contextlib.nullcontext()
     scope: AbstractContextManager[Any] = keras.device(name)

@@ -44,11 +44,7 @@ def run_workers(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures training over workers beside the framework's own; shows ratios.
-
-    Each worker has one CPU device. A block takes about `seconds`, and each arm
-    has `rounds` of them.
-    """
+    """Measures training over workers of one CPU each; publishes the report."""
     sizes = [loops.size_of(name) for name in models]
     settings = [loops.Setting(size, ("cpu:0",) * workers) for size in sizes]
     loops.check_shares(settings)
@@ -76,11 +72,7 @@ def report_of_workers(
     native: str,
     load: list[float] | None,
 ) -> BenchReport:
-    """Returns the report: ratios, then times and traffic, then explanations.
-
-    `native` describes the native loop. `load` has the load averages over 1, 5
-    and 15 minutes before the workers were started, where the system tells them.
-    """
+    """Returns the report: ratios, then times and traffic, then explanations."""
     text = [ARMS]
     if load is not None:
         text.insert(
@@ -94,11 +86,7 @@ def report_of_workers(
 def measure_on_worker(
     settings: Sequence[loops.Setting], rounds: int, seconds: float
 ) -> list[measure.Measurement]:
-    """Measures all settings; each worker calls it.
-
-    Settings have one device of each worker. A block of the native loop takes
-    about `seconds`, and each arm has `rounds` blocks.
-    """
+    """Measures all settings; each worker calls it."""
     strategy = MultiWorkerMirroredStrategy()
     workers = strategy.executor.workers
     native_workers = get_benchmarks(_LACK).native_workers
@@ -151,10 +139,8 @@ def _measure(
 
 
 def _mean(workers: Workers, loss: float) -> float:
-    """Returns the mean over workers, whose numbers of rows are equal.
-
-    The bits of the loss are sent as integers, so that it stays exact.
-    """
+    """Returns the mean over workers, whose numbers of rows are equal."""
+    # The bits are sent as integers, so that the loss stays exact.
     halves = np.array([loss], "float64").view("int32")
     found = np.array(workers.concatenate_numbers(list(halves)), "int32")
     return float(found.view("float64").mean())

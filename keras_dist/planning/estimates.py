@@ -43,10 +43,7 @@ _SCALING = 16
 
 @dataclass(frozen=True)
 class Flat:
-    """Numbers of one type that can be split into parts anywhere.
-
-    There are `length` numbers, of `num_bytes` each.
-    """
+    """Numbers of one type that can be split into parts anywhere."""
 
     length: int
     num_bytes: int
@@ -58,17 +55,12 @@ class Flat:
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes of a model's variables and of its optimizer's.
+    """The bytes of a model's variables and of its optimizer's."""
 
-    Gradients have as many as trainable variables. `slots` are what the
-    optimizer keeps for each parameter, `counters` the bytes of its other
-    variables.
-    """
-
-    trainable: int
+    trainable: int  # gradients are as large
     frozen: int = 0
     slots: tuple[Flat, ...] = ()
-    counters: int = 0
+    counters: int = 0  # the optimizer's other variables
 
     @property
     def weights(self) -> int:
@@ -76,10 +68,7 @@ class Load:
         return self.trainable + self.frozen
 
     def optimizer(self, parts: int = 1) -> int:
-        """Returns the optimizer's bytes on each of `parts` replicas.
-
-        Slots are split among the replicas, counters are not.
-        """
+        """Returns the optimizer's bytes where replicas split its slots."""
         return self.counters + sum(flat.part(parts) for flat in self.slots)
 
 
@@ -89,13 +78,7 @@ def load_of_parameters(
     optimizer: str = "adam",
     slots: int | None = None,
 ) -> Load:
-    """Returns the load of a number of parameters, all of them trainable.
-
-    `slots` replaces the number of slots for each parameter that `SLOTS` has.
-
-    Raises:
-        ValueError: If a name is unknown.
-    """
+    """Returns the load of a number of parameters, all of them trainable."""
     if dtype not in VARIABLE_BYTES:
         raise ValueError(_unknown("dtype policy", dtype, list(VARIABLE_BYTES)))
     name = optimizer.lower().replace("_", "").replace("-", "")
@@ -124,17 +107,12 @@ def _unknown(what: str, received: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices that keep variables, and those that compute.
-
-    They are named for one worker; all workers have such devices. Each variable
-    has its only copy on one of `keepers`; without any, each device has a copy.
-    With `is_sharded`, slots are split over all replicas.
-    """
+    """The devices of a worker that compute, and those that keep variables."""
 
     devices: tuple[str, ...]
-    keepers: tuple[str, ...] = ()
+    keepers: tuple[str, ...] = ()  # of the only copy; else each device has one
     num_workers: int = 1
-    is_sharded: bool = False
+    is_sharded: bool = False  # slots are split over all replicas
 
     @property
     def num_replicas(self) -> int:
@@ -149,15 +127,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device.
-
-    `copies` are of values that other devices keep. They, `gradients` and
-    `activations` exist during a step only.
-    """
+    """Bytes on one device; all but the first two exist in a step only."""
 
     parameters: int = 0
     optimizer: int = 0
-    copies: int = 0
+    copies: int = 0  # of values that other devices keep
     gradients: int = 0
     activations: int = 0
 
@@ -175,11 +149,7 @@ class Memory:
 def memory(
     load: Load, placement: Placement, activations: int = 0
 ) -> dict[str, Memory]:
-    """Returns the memory of each device of a worker.
-
-    Several parameter devices are assumed to keep equal parts. `activations` are
-    bytes for each replica.
-    """
+    """Returns the memory of each device; equal parts on parameter devices."""
     keepers = placement.keepers
     if not keepers:
         parts = placement.num_replicas if placement.is_sharded else 1
@@ -207,13 +177,9 @@ def memory(
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of the variables that a parameter device keeps.
+    """Bytes of the variables that a parameter device keeps."""
 
-    `weights` counts all of the model's variables there, `trainable` those that
-    are trained.
-    """
-
-    weights: int
+    weights: int  # all of the model's variables
     trainable: int
 
 
@@ -248,11 +214,7 @@ def transfers(
     placement: Placement,
     kept: Mapping[str, Kept] | None = None,
 ) -> tuple[Transfer, ...]:
-    """Returns the traffic of a step.
-
-    The package's docstring has the formulas. `kept` maps the name of each
-    parameter device to its `Kept`; `None` assumes equal parts.
-    """
+    """Returns the traffic of a step; `kept` `None` is equal parts."""
     if placement.keepers:
         local = _to_and_from_keepers(load, placement, kept)
     else:

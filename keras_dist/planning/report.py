@@ -23,13 +23,7 @@ _NEED_WHOLE_VARIABLES = ("adafactor", "lamb", "muon")
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy, and the number of its devices.
-
-    `devices` compute on each worker, by default 1 with `one-device` and else 8;
-    `workers` are by default 2 with `multi-worker`, else 1. `parameter_devices`
-    keep the variables of `central`. With `is_sharded`, replicas share the
-    optimizer's state.
-    """
+    """A strategy and its devices; numbers that are `None` have defaults."""
 
     strategy: str = "mirrored"
     devices: int | None = None
@@ -38,11 +32,7 @@ class Choice:
     is_sharded: bool = False
 
     def check(self, optimizer: str | None) -> None:
-        """Refuses combinations of options that no strategy supports.
-
-        Raises:
-            ValueError: If two options don't go together.
-        """
+        """Refuses combinations of options that no strategy supports."""
         if self.strategy == "one-device" and (self.devices or 1) > 1:
             raise ValueError(
                 f"--devices {self.devices}: one-device computes on one. Leave "
@@ -114,10 +104,7 @@ def show(
     choice: Choice,
     activations: int = 0,
 ) -> None:
-    """Prints memory and traffic, and a comparison with other strategies.
-
-    `what` describes the model; `activations` are bytes for each replica.
-    """
+    """Prints memory and traffic, and a comparison with other strategies."""
     placement = choice.placement
     of_devices = memory(load, placement, activations)
     sent = transfers(load, placement)
@@ -183,11 +170,7 @@ def total_of(sent: tuple[Transfer, ...]) -> int:
 
 
 def as_json(load: Load, choice: Choice, activations: int = 0) -> dict[str, Any]:
-    """Returns the plan and those of other strategies, in types that JSON has.
-
-    `"plans"` has each one by its name, and `"plan"` the name of the chosen one.
-    Numbers are bytes.
-    """
+    """Returns all strategies' plans, in bytes, for JSON."""
     return {
         "load": {
             "trainable": load.trainable,

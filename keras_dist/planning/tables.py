@@ -53,13 +53,7 @@ _MEMORY = {
 
 
 def bytes_text(num_bytes: int) -> str:
-    """Returns bytes with about three digits, in powers of 1,000.
-
-    Example:
-
-    >>> bytes_text(14_000_000_000)
-    '14.0 GB'
-    """
+    """Returns bytes with about three digits, in powers of 1,000."""
     number, unit = float(num_bytes), 0
     while number >= 999.95 and unit < len(_UNITS) - 1:
         number, unit = number / 1e3, unit + 1
@@ -67,11 +61,7 @@ def bytes_text(num_bytes: int) -> str:
 
 
 def read_number(text: str) -> int:
-    """Reads a count as people write it: `7e9`, `7B`, `350M`, `20_000`.
-
-    Raises:
-        ValueError: If the text is no number from 1 to 1e18.
-    """
+    """Reads a count as people write it: `7e9`, `7B`, `350M`, `20_000`."""
     match = _NUMBER.fullmatch(text.strip().replace("_", "").replace(",", ""))
     suffix = match[2].lower() if match else ""
     number = 0.0
@@ -87,13 +77,7 @@ def read_number(text: str) -> int:
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Joins names; numbers that follow each other become a range: `cpu:0-3`.
-
-    Example:
-
-    >>> names_text(["cpu:0", "cpu:1", "cpu:2", "gpu:0"])
-    'cpu:0-2 gpu:0'
-    """
+    """Joins names; numbers that follow each other become a range: `cpu:0-3`."""
     runs: list[tuple[str, int, int]] = []
     parts: list[str] = []
     for name in names:
@@ -113,11 +97,7 @@ def names_text(names: Iterable[str]) -> str:
 
 
 def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
-    """Returns a table with a line under its head only.
-
-    Each column is a head with `WORDS`, `WORD` or `NUMBER`. Brackets in the
-    title are printed as they are.
-    """
+    """Returns a table with a line under its head only."""
     made = Table(
         title=Text(title),
         title_justify="left",
@@ -186,11 +166,7 @@ def filled_table(
     columns: Sequence[tuple[str, dict[str, Any]]],
     rows: Iterable[Sequence[Any]],
 ) -> Table:
-    """Returns a `table` with rows.
-
-    Cells are strings, or what rich prints with the text in its attribute
-    `plain`.
-    """
+    """Returns a `table` with rows."""
     made = table(title, *columns)
     for row in rows:
         made.add_row(*row)
@@ -240,10 +216,7 @@ def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
 def _transfer_rows(
     transfers: Sequence[Transfer],
 ) -> Iterable[tuple[str, str, str, str, str]]:
-    """Yields a row for each kind of transfer and each set of equal senders.
-
-    Cells that would repeat the row above are empty.
-    """
+    """Yields a row for each kind of transfer and each set of equal senders."""
     for transfer in transfers:
         for index, (names, num_bytes) in enumerate(alike(transfer.sent)):
             yield (

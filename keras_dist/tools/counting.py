@@ -96,11 +96,9 @@ def grouped(model: keras.Model) -> dict[str, list[keras.Variable]]:
 def slots_of(
     trainable: Sequence[keras.Variable], optimizer: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """Returns the optimizer's slots, the variables kept for each parameter.
-
-    A slot has the shape of a trainable variable; a scalar one also has that
-    variable's path in its name.
-    """
+    """Returns the optimizer's slots, the variables kept for each parameter."""
+    # A slot has the shape of a trainable variable; a scalar one also has that
+    # variable's path in its name.
     shapes: dict[tuple[int, ...], list[str]] = {}
     for variable in trainable:
         start = variable.path.replace("/", "_") + "_"
@@ -114,10 +112,7 @@ def slots_of(
 
 
 def load_of(model: keras.Model, optimizer: Any = None) -> Load:
-    """Returns the bytes of a built model and its optimizer's state.
-
-    `optimizer` replaces the model's own.
-    """
+    """Returns the bytes of a built model and its, or another, optimizer."""
     trainable, frozen, own, _ = grouped(model).values()
     state = own if optimizer is None else optimizer.variables
     slots = slots_of(trainable, state)
@@ -153,10 +148,7 @@ def placement_of(plan: Plan) -> Placement:
 
 
 def kept_of(model: keras.Model) -> dict[str, Kept] | None:
-    """Returns the bytes on each parameter device of central variables.
-
-    The result is `None` if each device has a copy.
-    """
+    """Returns the bytes on each parameter device, if variables are central."""
     binding = bound(model)
     if binding is None or not binding.strategy.plan.is_central:
         return None

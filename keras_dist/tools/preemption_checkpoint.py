@@ -39,10 +39,7 @@ class PreemptionCheckpoint(ABC):
         return os.path.join(self.folder, _NAME + suffix)
 
     def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        """Saves if this worker is the chief; every worker calls it.
-
-        The `save` method of a checkpoint manager gets `args` and `kwargs`.
-        """
+        """Saves if this worker is the chief; every worker calls it."""
         with self.readable():
             if self.is_chief:
                 os.makedirs(self.folder, exist_ok=True)
@@ -58,10 +55,7 @@ class PreemptionCheckpoint(ABC):
 
     @abstractmethod
     def restore(self) -> int:
-        """Restores the last checkpoint, on every worker.
-
-        Returns the number of calls of `run` before it; 0 if there is none.
-        """
+        """Restores on every worker; returns the number of calls of `run`."""
 
 
 @final
@@ -97,9 +91,8 @@ class CheckpointOfModel(PreemptionCheckpoint):
 class CheckpointOfObject(PreemptionCheckpoint):
     """The checkpoint of an object with `save` and `load` or `restore`.
 
-    A JSON file next to it has the path of the last checkpoint. Each checkpoint
-    has a new name, so that a process that is killed while it saves leaves the
-    previous one intact.
+    Each checkpoint has a new name, which a JSON file names: a process that is
+    killed while it saves leaves the previous one intact.
     """
 
     def __init__(
@@ -167,11 +160,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
 def checkpoint_of(
     thing: Any, folder: str | None, workers: Workers | None
 ) -> PreemptionCheckpoint:
-    """Returns the checkpoint for a model, a manager or another object.
-
-    With `folder` `None`, the folder is the manager's. Raises `ValueError` if
-    the object can't be saved and loaded, or if there is no folder.
-    """
+    """Returns the checkpoint for a model, a manager or another object."""
     if folder is None:
         folder = getattr(thing, "directory", None)
     if folder is None:

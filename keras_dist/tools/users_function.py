@@ -19,12 +19,7 @@ _MISSING = object()
 
 
 def function_of(spec: str) -> Callable[[], Any]:
-    """Returns the function that a user named as `"module:function"`.
-
-    Raises:
-        ValueError: If the module can't be found, or fails; if it has no such
-            function; or if that takes arguments.
-    """
+    """Returns the function that a user named as `"module:function"`."""
     module, name = _names(spec)
     # `python -m` searches in the working directory too.
     if os.getcwd() not in sys.path:
@@ -46,11 +41,7 @@ def function_of(spec: str) -> Callable[[], Any]:
 
 
 def called(spec: str, function: Callable[[], Any]) -> Any:
-    """Calls the user's function and returns its result.
-
-    Raises:
-        ValueError: If the function fails.
-    """
+    """Calls the user's function and returns its result."""
     try:
         return function()
     except (Exception, SystemExit) as error:
@@ -58,11 +49,7 @@ def called(spec: str, function: Callable[[], Any]) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """Returns the type and the message of an error, in one line.
-
-    The frames of a traceback in TensorFlow's messages, and the colors in
-    Keras', are removed.
-    """
+    """Returns an error's type and message in one line, without frames."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = _COLOR.sub("", message).splitlines()
     kept = " ".join(line for line in lines if not _FRAME.match(line))
@@ -133,10 +120,7 @@ def _fail(spec: str, what: str, error: BaseException) -> NoReturn:
 
 
 def _place(error: BaseException) -> str:
-    """Returns the place of an error: the deepest frame of the user's code.
-
-    Without any, the deepest frame of all.
-    """
+    """Returns the deepest frame of the user's code, or else of all."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f" in {_shown(error.filename)}, line {error.lineno}"
     # The first frame is the call in this module.

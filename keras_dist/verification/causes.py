@@ -12,20 +12,14 @@ from keras_dist.verification.report import Difference
 
 @dataclass(frozen=True)
 class Clues:
-    """Observations besides the first difference.
+    """Observations besides the first difference."""
 
-    With `is_random`, one device differs from itself. With `doubles`, the value
-    of the first difference changes on one device when each row comes twice,
-    which no mean over rows does; it is `None` if that could not be tried.
-    `overrides` are loss classes with a `__call__` of their own, `adding` layers
-    that call `add_loss`, and `sparse` layers that may have sparse gradients.
-    """
-
-    is_random: bool
+    is_random: bool  # one device differs from itself
+    # Each row twice changes the value, as it does no mean; `None` if not tried.
     doubles: bool | None
-    overrides: tuple[str, ...]
-    adding: tuple[str, ...]
-    sparse: tuple[str, ...]
+    overrides: tuple[str, ...]  # loss classes with a `__call__` of their own
+    adding: tuple[str, ...]  # layers that call `add_loss`
+    sparse: tuple[str, ...]  # layers that may have sparse gradients
 
 
 def cause_of(difference: Difference, clues: Clues) -> Cause:

@@ -27,15 +27,11 @@ _OF_LARGEST = 1e-6
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Relative differences that count as rounding.
+    """Relative differences that count as rounding."""
 
-    `once` is for the results of one step, `trained` for those of several.
-    `epsilon` is the spacing of numbers in the variables' dtype.
-    """
-
-    once: float
-    trained: float
-    epsilon: float
+    once: float  # after one step
+    trained: float  # after several
+    epsilon: float  # spacing of numbers in the variables' dtype
 
     @classmethod
     def of(cls, model: keras.Model) -> "Tolerance":
@@ -54,11 +50,7 @@ def compare(
     noisy: RecordedStep | None,
     tolerance: Tolerance,
 ) -> list[Difference]:
-    """Compares each value of a step on one device and under the strategy.
-
-    `own` is the step on one device, `other` that under the strategy. `noisy` is
-    the step on one device with rows in another order, which shows the rounding.
-    """
+    """Compares each value of a step; `noisy` is `own` with reordered rows."""
     least = _OF_LARGEST * max(
         (
             _largest(value)
@@ -152,10 +144,7 @@ def change(step: RecordedStep, key: Key) -> Any:
 
 
 def depends_on_order(own: RecordedStep, noisy: RecordedStep) -> bool:
-    """Returns whether another order of rows changes gradients noticeably.
-
-    A change that may be rounding does not count.
-    """
+    """Returns whether another order of rows changes gradients noticeably."""
     gradients = {k: v for k, v in own.found.items() if k[0] == "gradient"}
     least = _OF_LARGEST * max(map(_largest, gradients.values()), default=0.0)
     return any(
@@ -182,10 +171,7 @@ def _largest(value: Any) -> float:
 
 
 def _distance(own: Any, theirs: Any) -> float:
-    """Returns the largest difference; non-finite numbers must be equal.
-
-    Otherwise, or if shapes differ, it is infinite.
-    """
+    """Returns the largest difference; infinite if NaN or shapes differ."""
     if own.shape != theirs.shape:
         return np.inf
     if not own.size:

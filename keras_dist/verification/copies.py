@@ -34,10 +34,7 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
 
 
 def kinds_of(model: keras.Model) -> Kinds:
-    """Returns the kind of each variable that is compared, by its id.
-
-    States of metrics and of seed generators are not compared.
-    """
+    """Returns the kind of each variable that is compared, by its id."""
     kinds: Kinds = {}
     for optimizer in optimizers_of(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
@@ -75,16 +72,7 @@ def set_values(
 
 
 def maker_of(model: Any) -> Callable[[], keras.Model]:
-    """Returns a function that makes a compiled copy of a model.
-
-    Each copy has a state of its own. `model` is a compiled `keras.Model`, or a
-    function without arguments that makes one.
-
-    Raises:
-        UnsupportedModelError: If it is no model or is not compiled. The
-            function that is returned raises it if the model can't be made
-            again; see `copy_of`.
-    """
+    """Returns a function that makes compiled copies; refuses other things."""
     if isinstance(model, keras.Model):
         if not getattr(model, "compiled", False):
             raise UnsupportedModelError(
@@ -103,14 +91,7 @@ def maker_of(model: Any) -> Callable[[], keras.Model]:
 
 
 def copy_of(model: keras.Model) -> keras.Model:
-    """Returns a compiled copy of a model, made from its configuration.
-
-    The loss functions are the model's own; layers, metrics and optimizers are
-    new.
-
-    Raises:
-        UnsupportedModelError: If the configuration does not describe the model.
-    """
+    """Returns a compiled copy of a model, made from its configuration."""
     try:
         with keras.saving.custom_object_scope(_classes_of(model)):
             _check_compile(model)
@@ -132,11 +113,7 @@ def copy_of(model: keras.Model) -> keras.Model:
 
 
 def check_copy(copy: keras.Model, model: keras.Model) -> None:
-    """Refuses a copy that has other variables than its model.
-
-    Raises:
-        UnsupportedModelError: If shapes, dtypes or `trainable` differ.
-    """
+    """Refuses a copy that has other variables than its model."""
     own, other = _shapes(copy), _shapes(model)
     if own != other:
         raise UnsupportedModelError(
@@ -199,11 +176,7 @@ def _another(thing: Any) -> Any:
 
 
 def _classes_of(model: keras.Model) -> dict[str, Any]:
-    """Returns the user's classes and functions, by their names in configs.
-
-    Registered names take precedence. `_check_classes` refuses a copy in which a
-    name that several share was resolved to the wrong one.
-    """
+    """Returns the user's classes and functions, by their names in configs."""
     found: dict[str, Any] = {}
     registered: dict[str, Any] = {}
     for thing in _things_of(model):
@@ -239,10 +212,7 @@ def _named(thing: Any) -> Any:
 
 
 def _check_classes(copy: keras.Model, model: keras.Model) -> None:
-    """Refuses a copy in which one class or function stands for another one.
-
-    A configuration has their names, and several may have the same.
-    """
+    """Refuses a copy where a shared name led to another class or function."""
     functions = {
         id(thing)
         for thing in _things_of(model)

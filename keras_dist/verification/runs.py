@@ -1,7 +1,4 @@
-"""Two copies of a model, their runs, and the results of these.
-
-To see gradients, an optimizer that keeps them takes the place of its own.
-"""
+"""Two copies of a model, their runs, and the results of these."""
 
 import contextlib
 from collections.abc import Callable
@@ -31,26 +28,17 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The results of one step.
-
-    `phase` is that of `Difference`, `index` the number of the batch. `found`
-    has arrays by kind and name, in the order in which they are computed;
-    `before` has variables' values before training.
-    """
+    """The results of one step."""
 
     phase: str
     index: int
     rows: int
-    found: dict[Key, Any]
-    before: dict[Key, Any]
+    found: dict[Key, Any]  # arrays, in the order in which they are computed
+    before: dict[Key, Any]  # variables' values before training
 
 
 class Recorder(keras.optimizers.Optimizer):
-    """An optimizer that only records the last gradient of each variable.
-
-    It gets gradients as any optimizer does, summed over replicas, so it records
-    the ones that any other would use. It does not clip.
-    """
+    """An optimizer that only records the last gradient of each variable."""
 
     # Each part of a slot depends on the same part of a gradient only.
     is_elementwise = True
@@ -123,11 +111,7 @@ def _scaled_like(optimizer: Any, recorder: Recorder) -> Any:
 
 
 class Copy:
-    """A copy of a model that can start again from the same state.
-
-    `make` makes the model, in the context manager that `scope` returns.
-    `backend` knows the framework's random state.
-    """
+    """A copy of a model that can start again from the same state."""
 
     def __init__(
         self,
@@ -154,11 +138,7 @@ class Copy:
     def begin(
         self, values: Sequence[Any], names: Sequence[str], state: str
     ) -> None:
-        """Sets the state that each phase starts from.
-
-        `values` and `names` are in the order of `variables_of` this copy;
-        `state` comes from `random_state`.
-        """
+        """Sets the state to start from, in the order of `variables_of`."""
         variables = copies.variables_of(self.model)
         copies.set_values(variables, values)
         self.initial = list(zip(variables, values, strict=True))
@@ -278,14 +258,7 @@ def _of_logs(logs: dict[str, Any]) -> dict[Key, Any]:
 def copies_of(
     strategy: StrategyBase, model: Any, batch: Batch
 ) -> tuple[Copy, Copy]:
-    """Makes a copy on one device and one under the strategy, which start alike.
-
-    `model` is a compiled `keras.Model`, or a function that makes one. Layers
-    that wait for a batch are built with `batch`.
-
-    Raises:
-        UnsupportedModelError: If the model can't be made a second time.
-    """
+    """Makes copies on one device and under the strategy that start alike."""
     make, backend = copies.maker_of(model), get_backend()
     made = []
     state = random_state(backend)

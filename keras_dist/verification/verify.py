@@ -55,13 +55,7 @@ def verify(
     batch_size: int | None,
     steps: int,
 ) -> Report:
-    """Compares training under a strategy with training on one device.
-
-    Arguments are those of `Strategy.verify`.
-
-    Raises:
-        RuntimeError: If it is called inside of a `strategy.scope()`.
-    """
+    """Compares training under a strategy with training on one device."""
     if context.has_strategy() or context.in_replica_function():
         raise RuntimeError(
             "`verify` trains without a strategy, too. Received: a call inside "
@@ -92,10 +86,7 @@ def verify(
 
 
 def _agreed(report: Report, workers: Workers | None) -> Report:
-    """Returns the same report on every worker.
-
-    It is that of the first worker whose numbers differ, or else worker 0's.
-    """
+    """Returns the report of the first worker that differs, on every worker."""
     if workers is None:
         return report
     text = json.dumps(report.to_dict())
@@ -128,10 +119,7 @@ def _everything_put_back() -> Iterator[None]:
 
 
 class Trial:
-    """The steps of both copies, one phase after another.
-
-    `own` is plain Keras on one device, `other` is under the strategy.
-    """
+    """The steps of both copies, one phase after another."""
 
     def __init__(
         self, own: Copy, other: Copy, num_replicas: int, batches: list[Batch]
@@ -277,10 +265,7 @@ class Trial:
     def _double(
         self, run: Callable[[Batch, int], RecordedStep], phase: str
     ) -> None:
-        """Tries on one device whether doubling all rows changes the value.
-
-        The value is that of the first difference, if it is in this phase.
-        """
+        """Tries if doubled rows change the value of this phase's difference."""
         first = self._first
         if self._doubles is not None or first is None or first.phase != phase:
             return
@@ -297,11 +282,7 @@ class Trial:
 
 
 def _most_telling(found: list[Difference]) -> tuple[Difference, ...]:
-    """Returns one comparison of each value in each phase.
-
-    It is the first one that differs, or else one of NaN, or else the one with
-    the largest difference.
-    """
+    """Returns each value's first difference, else its largest one."""
     most: dict[Any, Difference] = {}
     for each in found:
         key = (each.phase, each.kind, each.name)

@@ -37,13 +37,7 @@ _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class JittedLoop(loops.StepLoop):
-    """A loop that carries a state through a jitted step.
-
-    `step` takes the state, a nest of arrays, and a batch, and returns the new
-    state and the loss. With `waits`, one step waits for the one before: on
-    CPUs, programs with collectives that are queued behind one another can
-    deadlock, after which the runtime aborts the process.
-    """
+    """A loop that carries a state through a jitted step."""
 
     def __init__(
         self, state: Any, step: _Step, everywhere: Any, waits: bool
@@ -66,11 +60,7 @@ class JittedLoop(loops.StepLoop):
 
 
 class PlacedLoop(JittedLoop):
-    """A jitted loop on batches that are on the devices before it starts.
-
-    With `by_hand`, each device runs the step on its own rows, by
-    `jax.shard_map`.
-    """
+    """A jitted loop on batches that are on the devices before it starts."""
 
     def __init__(
         self,
@@ -94,10 +84,7 @@ class PlacedLoop(JittedLoop):
 
 
 class JittedWorkersLoop(JittedLoop):
-    """A jitted loop of a Keras model's stateless methods, on global arrays.
-
-    It trains on the rows of the worker with the position `worker`.
-    """
+    """A jitted loop of a Keras model's stateless methods, on global arrays."""
 
     def __init__(self, setting: loops.Setting, worker: int) -> None:
         mesh = Mesh(np.array(jax.devices()), ("replica",))
@@ -162,14 +149,14 @@ class JittedModelLoop(tasks.ModelLoop, JittedLoop):
 
 def must_wait(devices: Sequence[str]) -> bool:
     """Tells whether one step has to wait for the one before."""
+    # On CPUs, programs with collectives that are queued behind one another can
+    # deadlock, after which the runtime aborts the process.
     return len(devices) > 1 and devices[0].startswith("cpu")
 
 
 def placing(everywhere: Any) -> Any:
-    """Returns a function that copies a state to the devices.
-
-    Only memory that JAX allocated can be donated.
-    """
+    """Returns a function that copies a state to the devices."""
+    # Only memory that JAX allocated can be donated.
     return jax.jit(
         functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
     )
@@ -268,10 +255,7 @@ def stateless(setting: loops.Setting) -> tuple[Any, _Step]:
 
 
 class JaxNativeWorkers(NativeWorkers):
-    """`keras.distribution.DataParallel` over all workers' devices.
-
-    It runs on the cluster that keras_dist has joined.
-    """
+    """`keras.distribution.DataParallel` over all workers' devices."""
 
     text = (
         "`train_on_batch` under keras.distribution.DataParallel over the "

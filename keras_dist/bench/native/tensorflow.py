@@ -134,10 +134,7 @@ class CustomLoop(tasks.ModelLoop):
 
 
 class TensorFlowNativeWorkers(NativeWorkers):
-    """One `tf.distribute.MultiWorkerMirroredStrategy` for all loops.
-
-    It shares the runtime of keras_dist's workers.
-    """
+    """One `tf.distribute.MultiWorkerMirroredStrategy` for all loops."""
 
     text = (
         "tf.function around a Keras model and optimizer, in "

@@ -54,10 +54,7 @@ class NativeLoop(loops.StepLoop):
 
 
 class DataParallelWorkersLoop(NativeLoop):
-    """A Keras model in DistributedDataParallel, with torch's optimizer.
-
-    It trains on the rows of worker `worker`.
-    """
+    """A Keras model in DistributedDataParallel, with torch's optimizer."""
 
     def __init__(self, setting: loops.Setting, worker: int) -> None:
         parallel = torch.nn.parallel.DistributedDataParallel(setting.model())
@@ -162,10 +159,7 @@ class DataParallelLoop(EagerLoop):
 
 
 class TorchNativeWorkers(NativeWorkers):
-    """DistributedDataParallel over a gloo process group of its own.
-
-    The group's rendezvous uses the store of keras_dist's workers.
-    """
+    """DistributedDataParallel over a gloo process group of its own."""
 
     text = (
         "the Keras model in torch.nn.parallel.DistributedDataParallel "
@@ -268,10 +262,6 @@ class TorchBenchmarks(Benchmarks):
     def native_fits(
         self, task: tasks.Task, devices: tuple[str, ...]
     ) -> dict[str, Callable[[], loops.Loop]]:
-        """See `Benchmarks.native_fits`.
-
-        On several CPU devices, some of the loops run in processes.
-        """
         found: dict[str, Callable[[], loops.Loop]] = {
             "loop": lambda: EagerLoop(task, devices[0])
         }
@@ -293,11 +283,6 @@ class TorchBenchmarks(Benchmarks):
         return profile.of_wanted
 
     def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        """See `Benchmarks.live_bytes`.
-
-        Storages on the CPU count for the virtual device whose variable they
-        hold.
-        """
         keepers = _keepers(model)
         storages = {}
         for each in gc.get_objects():
@@ -310,6 +295,7 @@ class TorchBenchmarks(Benchmarks):
             if device.type == "cuda":
                 keeper = Device("gpu", device.index or 0)
             else:
+                # Of the virtual device whose variable it holds.
                 keeper = keepers.get(pointer, Device("cpu", 0))
             totals[keeper] = totals.get(keeper, 0) + num_bytes
         return totals
