@@ -139,23 +139,21 @@ def placement_of(plan: Plan) -> Placement:
     """Converts a `Plan` to the `Placement` of the planning tools."""
     return Placement(
         devices=tuple(map(str, plan.devices)),
-        keepers=tuple(map(str, plan.variable_devices))
-        if plan.is_central
-        else (),
+        keepers=tuple(map(str, plan.keepers)),
         num_workers=plan.num_workers,
-        is_sharded=plan.shards_optimizer,
+        is_sharded=plan.slot_parts > 1,
     )
 
 
 def kept_of(model: keras.Model) -> dict[str, Kept] | None:
     """Returns the bytes on each parameter device, if variables are central."""
     binding = bound(model)
-    if binding is None or not binding.strategy.plan.is_central:
+    if binding is None or not binding.strategy.plan.keepers:
         return None
     home = binding.strategy.executor.home
     trainable, frozen, *_ = grouped(model).values()
     kept = {}
-    for device in binding.strategy.plan.variable_devices:
+    for device in binding.strategy.plan.keepers:
         trained, others = (
             _total([v for v in variables if home(v).devices == (device,)])
             for variables in (trainable, frozen)
@@ -205,9 +203,9 @@ def _kind(plan: Plan | None, variable: keras.Variable, is_slot: bool) -> str:
         return "plain"
     if isinstance(variable, SyncOnReadVariable):
         return "on-read"
-    if plan.is_central:
+    if plan.keepers:
         return "central"
-    if plan.shards_optimizer and is_slot and plan.num_replicas > 1:
+    if is_slot and plan.slot_parts > 1:
         return "sharded"
     return "mirrored" if plan.num_replicas > 1 else "one copy"
 
