@@ -190,17 +190,19 @@ class Loop(ABC):
 class StepLoop(Loop):
     """A loop that calls `step` with the features and classes of each batch."""
 
-    batches: Sequence[tuple[Any, Any]]
-    step: Callable[[Any, Any], Any]
+    batches: Sequence[tuple[Any, ...]]
+    step: Callable[..., Any]
+    runs_in: Scope = contextlib.nullcontext
 
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
         """Returns the batches of a number of steps."""
         return itertools.islice(itertools.cycle(self.batches), steps)
 
     def run(self, steps: int) -> float:
         step, loss = self.step, None
-        for x, y in self.feed(steps):
-            loss = step(x, y)
+        with self.runs_in():
+            for batch in self.feed(steps):
+                loss = step(*batch)
         return float(keras.ops.convert_to_numpy(loss))
 
 
@@ -215,12 +217,8 @@ class BatchLoop(StepLoop):
         runs_in: Scope = contextlib.nullcontext,
     ) -> None:
         self.batches = batches
-        self._runs_in = runs_in
+        self.runs_in = runs_in
         with built_in():
             # A strategy's `train_on_batch` does not keep its model alive.
             self._model = setting.compiled()
         self.step = self._model.train_on_batch
-
-    def run(self, steps: int) -> float:
-        with self._runs_in():
-            return super().run(steps)

@@ -29,7 +29,7 @@ ARMS = (
 )
 
 
-class PortableLoop(loops.Loop):
+class PortableLoop(loops.StepLoop):
     """A loop that calls `strategy.run` of a compiled step for each batch."""
 
     def __init__(
@@ -66,7 +66,7 @@ class PortableLoop(loops.Loop):
 
     def run(self, steps: int) -> float:
         run, step = self.strategy.run, self.step
-        for batch in itertools.islice(itertools.cycle(self.batches), steps):
+        for batch in self.feed(steps):
             loss = run(step, args=batch)
         return float(self.total(loss))
 
@@ -80,7 +80,7 @@ class ReducedLoop(PortableLoop):
 
     def run(self, steps: int) -> float:
         run, step = self.strategy.run, self.step
-        for batch in itertools.islice(itertools.cycle(self.batches), steps):
+        for batch in self.feed(steps):
             loss = self.total(run(step, args=batch))
         return float(loss)
 

@@ -135,7 +135,7 @@ def _check(spec: str, given: Any) -> None:
             )
 
 
-class ModelLoop(loops.Loop):
+class ModelLoop(loops.StepLoop):
     """A loop around a compiled Keras model."""
 
     def __init__(
@@ -158,12 +158,12 @@ class FitLoop(ModelLoop):
         with built_in():
             super().__init__(task.model())
         self._task = task
-        self._runs_in = runs_in
+        self.runs_in = runs_in
 
     def run(self, steps: int) -> float:
         """Trains; returns the mean loss over all steps, as `fit` reports it."""
         x, y = self._task.data(steps)
-        with self._runs_in():
+        with self.runs_in():
             history = self.model.fit(
                 x,
                 y,

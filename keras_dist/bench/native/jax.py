@@ -37,16 +37,22 @@ _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class JittedLoop(loops.StepLoop):
-    """A loop that carries a state through a jitted step."""
+    """A loop that carries a nest of arrays through a jitted step."""
 
-    def __init__(
-        self, state: Any, step: _Step, everywhere: Any, waits: bool
-    ) -> None:
-        self._state = state
-        self._waits = waits
+    def __init__(self, state: Any, step: _Step, everywhere: Any) -> None:
+        self._place = jax.jit(
+            # Only memory that JAX allocated can be donated.
+            functools.partial(jax.tree.map, jnp.copy),
+            out_shardings=everywhere,
+        )
+        self._state = self._place(state)
         self._jitted = jax.jit(
             step, donate_argnums=0, out_shardings=(everywhere, everywhere)
         )
+        # On CPUs, programs with collectives that are queued behind one another
+        # can deadlock, after which the runtime aborts the process.
+        devices = list(everywhere.device_set)
+        self._waits = len(devices) > 1 and devices[0].platform == "cpu"
 
     def run(self, steps: int) -> float:
         step, state, waits = self._jitted, self._state, self._waits
@@ -69,8 +75,9 @@ class PlacedLoop(JittedLoop):
         step: _Step,
         by_hand: bool = False,
     ) -> None:
-        everywhere, by_rows = shardings(setting.devices)
+        everywhere, by_rows = shardings(devices_of(setting.devices))
         if by_hand:
+            # Each device runs the step on its own rows.
             step = jax.shard_map(
                 step,
                 mesh=by_rows.mesh,
@@ -79,28 +86,18 @@ class PlacedLoop(JittedLoop):
                 check_vma=False,
             )
         self.batches = jax.device_put(setting.batches(), by_rows)
-        state = placing(everywhere)(jax.device_put(state, everywhere))
-        super().__init__(state, step, everywhere, must_wait(setting.devices))
+        super().__init__(state, step, everywhere)
 
 
 class JittedWorkersLoop(JittedLoop):
     """A jitted loop of a Keras model's stateless methods, on global arrays."""
 
     def __init__(self, setting: loops.Setting, worker: int) -> None:
-        mesh = Mesh(np.array(jax.devices()), ("replica",))
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        self._by_rows = NamedSharding(mesh, PartitionSpec("replica"))
+        everywhere, self._by_rows = shardings(jax.devices())
         self.batches = setting.rows_of(worker)
-        state, step = stateless(setting)
-        state = jax.tree.map(
-            lambda value: jax.make_array_from_callback(
-                value.shape, everywhere, lambda index: value[index]
-            ),
-            state,
-        )
-        super().__init__(state, step, everywhere, waits=True)
+        super().__init__(*stateless(setting), everywhere)
 
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
         place = jax.make_array_from_process_local_data
         for x, y in super().feed(steps):
             yield place(self._by_rows, x), place(self._by_rows, y)
@@ -112,60 +109,40 @@ class JittedModelLoop(tasks.ModelLoop, JittedLoop):
     def __init__(self, task: tasks.Task, devices: tuple[str, ...]) -> None:
         tasks.ModelLoop.__init__(self, task.model())
         self._task = task
-        everywhere, self._by_rows = shardings(devices)
+        everywhere, self._by_rows = shardings(devices_of(devices))
         model = self.model
         # Builds metrics, and leaves weights alone.
         (batch,) = task.batches(1)
         model.test_on_batch(*batch)
         model.reset_metrics()
         model.optimizer.build(model.trainable_variables)
-        place = placing(everywhere)
-
-        def placed(variables: list[keras.Variable]) -> Any:
-            return place([np.asarray(each.value) for each in variables])
 
         def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
             logs, state = model.train_step(state, (x, y))
             return state, logs["loss"]
 
-        state = (
-            placed(model.trainable_variables),
-            placed(model.non_trainable_variables),
-            placed(model.optimizer.variables),
+        JittedLoop.__init__(
+            self, values_of(model, model.optimizer), step, everywhere
         )
-        self._new_metrics = functools.partial(
-            place, [np.asarray(each.value) for each in model.metrics_variables]
-        )
-        JittedLoop.__init__(self, state, step, everywhere, must_wait(devices))
+        self._metrics = [np.asarray(each) for each in model.metrics_variables]
 
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
         for batch in self._task.batches(steps):
             yield jax.device_put(batch, self._by_rows)
 
     def run(self, steps: int) -> float:
-        self._state = (*self._state[:3], self._new_metrics())
+        self._state = (*self._state[:3], self._place(self._metrics))
         return super().run(steps)
 
 
-def must_wait(devices: Sequence[str]) -> bool:
-    """Tells whether one step has to wait for the one before."""
-    # On CPUs, programs with collectives that are queued behind one another can
-    # deadlock, after which the runtime aborts the process.
-    return len(devices) > 1 and devices[0].startswith("cpu")
-
-
-def placing(everywhere: Any) -> Any:
-    """Returns a function that copies a state to the devices."""
-    # Only memory that JAX allocated can be donated.
-    return jax.jit(
-        functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
-    )
-
-
-def shardings(names: Sequence[str]) -> tuple[Any, Any]:
-    """Returns the shardings of the state, replicated, and of batches."""
+def devices_of(names: Sequence[str]) -> list[Any]:
+    """Returns JAX' devices of these names."""
     known = jax_devices()
-    devices = [known[parse_device(name)] for name in names]
+    return [known[parse_device(name)] for name in names]
+
+
+def shardings(devices: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns the shardings of the state, replicated, and of batches."""
     if len(devices) == 1:
         only = SingleDeviceSharding(devices[0])
         return only, only
@@ -173,6 +150,18 @@ def shardings(names: Sequence[str]) -> tuple[Any, Any]:
     return (
         NamedSharding(mesh, PartitionSpec()),
         NamedSharding(mesh, PartitionSpec("replica")),
+    )
+
+
+def values_of(model: keras.Model, optimizer: Any) -> tuple[Any, ...]:
+    """Returns the state that Keras' stateless methods take, in host memory."""
+    return tuple(
+        [np.asarray(each) for each in variables]
+        for variables in (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            optimizer.variables,
+        )
     )
 
 
@@ -205,19 +194,15 @@ def _updated(state: Any, gradients: Any) -> Any:
         * jnp.sqrt(1 - _BETA_2**count)
         / (1 - _BETA_1**count)
     ).astype("float32")
-    means = [
-        m + (g - m) * (1 - _BETA_1)
-        for m, g in zip(means, gradients, strict=True)
-    ]
-    variances = [
-        v + (g * g - v) * (1 - _BETA_2)
-        for v, g in zip(variances, gradients, strict=True)
-    ]
-    weights = [
-        w - rate * m / (jnp.sqrt(v) + loops.EPSILON)
-        for w, m, v in zip(weights, means, variances, strict=True)
-    ]
-    return weights, means, variances, count
+
+    def one(weight: Any, mean: Any, variance: Any, gradient: Any) -> Any:
+        mean += (gradient - mean) * (1 - _BETA_1)
+        variance += (gradient * gradient - variance) * (1 - _BETA_2)
+        weight -= rate * mean / (jnp.sqrt(variance) + loops.EPSILON)
+        return weight, mean, variance
+
+    lists = map(one, weights, means, variances, gradients)
+    return *map(list, zip(*lists, strict=True)), count
 
 
 def _loss(weights: Any, x: Any, y: Any) -> Any:
@@ -246,12 +231,7 @@ def stateless(setting: loops.Setting) -> tuple[Any, _Step]:
         )
         return (trainable, fixed, slots), loss
 
-    state = (
-        [np.asarray(v) for v in model.trainable_variables],
-        [np.asarray(v) for v in model.non_trainable_variables],
-        [np.asarray(v) for v in optimizer.variables],
-    )
-    return state, step
+    return values_of(model, optimizer), step
 
 
 class JaxNativeWorkers(NativeWorkers):

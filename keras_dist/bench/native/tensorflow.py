@@ -1,6 +1,7 @@
 """Benchmarks of TensorFlow."""
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -23,22 +24,26 @@ from keras_dist.plugin.workers import Workers
 
 
 class GraphLoop(loops.StepLoop):
-    """A tf.function around a Keras model, on a device or in tf.distribute."""
+    """A tf.function around a Keras model, in a strategy of tf.distribute."""
 
-    def __init__(self, setting: loops.Setting, strategy: Any = None) -> None:
+    def __init__(
+        self,
+        setting: loops.Setting,
+        strategy: Any,
+        runs_in: loops.Scope = contextlib.nullcontext,
+    ) -> None:
         self._rows = setting.size.rows
         self._strategy = strategy
-        self._device = contextlib.nullcontext()
-        if strategy is None:
-            self._device = tf.device(setting.devices[0])
-        with self._device if strategy is None else strategy.scope():
+        self.runs_in = runs_in
+        with runs_in(), strategy.scope():
             self._model, self._optimizer = setting.model_and_optimizer()
             self.batches = self._placed(setting)
-        self.step = tf.function(self._whole_step)
+        self.step = in_replicas(strategy, self._replica_step)
 
     def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
-        place = tf.constant if self._strategy is None else self._in_rows
-        return [(place(x), place(y)) for x, y in setting.batches()]
+        return [
+            (self._in_rows(x), self._in_rows(y)) for x, y in setting.batches()
+        ]
 
     def _in_rows(self, array: Any) -> Any:
         each = len(array) // self._strategy.num_replicas_in_sync
@@ -51,12 +56,6 @@ class GraphLoop(loops.StepLoop):
             rows_of
         )
 
-    def _whole_step(self, x: Any, y: Any) -> Any:
-        if self._strategy is None:
-            return self._replica_step(x, y)
-        losses = self._strategy.run(self._replica_step, args=(x, y))
-        return self._strategy.reduce("SUM", losses, axis=None)
-
     def _replica_step(self, x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             losses = loops.row_losses(y, self._model(x, training=True))
@@ -64,13 +63,8 @@ class GraphLoop(loops.StepLoop):
                 losses, global_batch_size=self._rows
             )
         variables = self._model.trainable_variables
-        gradients = tape.gradient(loss, variables)
-        self._optimizer.apply(gradients, variables)
+        self._optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
-
-    def run(self, steps: int) -> float:
-        with self._device:
-            return super().run(steps)
 
 
 class WorkersGraphLoop(GraphLoop):
@@ -81,6 +75,7 @@ class WorkersGraphLoop(GraphLoop):
     ) -> None:
         self._worker = worker
         super().__init__(setting, strategy)
+        self.step = tf.function(self._whole_step)
 
     def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
         return setting.rows_of(self._worker)
@@ -103,13 +98,7 @@ class CustomLoop(tasks.ModelLoop):
             super().__init__(task.model(), step=CustomLoop._replica_step)
         self._task = task
         self._strategy = strategy
-        # No autograph: it would run a converted copy of the step, and calls of
-        # the step itself are counted.
-        self._step = tf.function(self._whole_step, autograph=False)
-
-    def _whole_step(self, *batch: Any) -> Any:
-        losses = self._strategy.run(self._replica_step, args=batch)
-        return self._strategy.reduce("SUM", losses, axis=None)
+        self.step = in_replicas(strategy, self._replica_step)
 
     def _replica_step(self, *rows: Any) -> Any:
         model = self.model
@@ -122,15 +111,28 @@ class CustomLoop(tasks.ModelLoop):
         model.optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
-    def run(self, steps: int) -> float:
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
         # `from_tensor_slices` takes a list of inputs for one array.
         arrays = tuple(tf.nest.flatten(self._task.data(steps)))
         dataset = tf.data.Dataset.from_tensor_slices(arrays)
         batches = dataset.batch(self._task.size.rows, drop_remainder=True)
-        loss = None
-        for batch in self._strategy.experimental_distribute_dataset(batches):
-            loss = self._step(*batch)
-        return float(loss)  # type: ignore[arg-type]
+        distributed: Iterable[tuple[Any, ...]] = (
+            self._strategy.experimental_distribute_dataset(batches)
+        )
+        return distributed
+
+
+def in_replicas(strategy: Any, step: Callable[..., Any]) -> Any:
+    """Returns a function of a batch that runs a step, and adds losses up."""
+
+    # No autograph: it would run a converted copy of the step, and calls of the
+    # step itself are counted.
+    @tf.function(autograph=False)
+    def whole_step(*batch: Any) -> Any:
+        losses = strategy.run(step, args=batch)
+        return strategy.reduce("SUM", losses, axis=None)
+
+    return whole_step
 
 
 class TensorFlowNativeWorkers(NativeWorkers):
@@ -184,7 +186,8 @@ class TensorFlowBenchmarks(Benchmarks):
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
         if setting.num_replicas == 1:
-            return GraphLoop(setting)
+            placed = functools.partial(tf.device, setting.devices[0])
+            return GraphLoop(setting, tf.distribute.get_strategy(), placed)
         return GraphLoop(setting, native_strategy(setting.devices))
 
     def native_fits(

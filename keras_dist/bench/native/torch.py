@@ -79,11 +79,15 @@ class KerasLoop(loops.StepLoop):
         """Trains on a batch."""
         self._model.zero_grad()
         loss = loops.row_losses(y, self._model(x, training=True)).mean()
-        loss.backward()
-        with torch.no_grad():
-            gradients = [each.value.grad for each in self._variables]
-            self._optimizer.apply(gradients, self._variables)
-        return loss
+        return _applied(loss, self._optimizer, self._variables)
+
+
+def _applied(loss: Any, optimizer: Any, variables: list[Any]) -> Any:
+    """Applies the gradients of a loss, and returns the loss."""
+    loss.backward()
+    with torch.no_grad():
+        optimizer.apply([each.value.grad for each in variables], variables)
+    return loss
 
 
 def _sequential(setting: loops.Setting) -> torch.nn.Sequential:
@@ -116,33 +120,26 @@ class EagerLoop(tasks.ModelLoop):
     """An eager loop around a Keras model and optimizer, on one device."""
 
     def __init__(self, task: tasks.Task, device: str) -> None:
-        with tasks.on_device(device):
+        self.runs_in = functools.partial(tasks.on_device, device)
+        with self.runs_in():
             super().__init__(task.model(), step=EagerLoop._train)
+        self.step = self._train
         self._task = task
-        self._device = device
         self._forward: Callable[..., Any] = self.model
 
     def _train(self, x: Any, y: Any) -> Any:
-        model = self.model
-        model.zero_grad()
-        loss = model.compute_loss(x, y, self._forward(x, training=True))
-        loss.backward()
-        variables = model.trainable_variables
-        with torch.no_grad():
-            gradients = [each.value.grad for each in variables]
-            model.optimizer.apply(gradients, variables)
-        return loss
+        self.model.zero_grad()
+        outputs = self._forward(x, training=True)
+        loss = self.model.compute_loss(x, y, outputs)
+        variables = self.model.trainable_variables
+        return _applied(loss, self.model.optimizer, variables)
+
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
+        for batch in self._task.batches(steps):
+            yield keras.tree.map_structure(self._placed, batch)
 
     def _placed(self, array: Any) -> Any:
         return keras.ops.convert_to_tensor(array)
-
-    def run(self, steps: int) -> float:
-        loss = None
-        with tasks.on_device(self._device):
-            for batch in self._task.batches(steps):
-                x, y = keras.tree.map_structure(self._placed, batch)
-                loss = self._train(x, y)
-        return float(loss.detach())  # type: ignore[union-attr]
 
 
 class DataParallelLoop(EagerLoop):
