@@ -21,7 +21,7 @@ from keras_dist.bench.tasks import Task
 from keras_dist.bench.tasks import on_device
 from keras_dist.bench.tasks import task_of
 from keras_dist.bench.tasks import users_task
-from keras_dist.planning.estimates import transfers
+from keras_dist.planning.estimates import bytes_sent
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.tools.counting import kept_of
 from keras_dist.tools.counting import load_of
@@ -201,5 +201,4 @@ def _planned(arm: loops.Loop, devices: tuple[str, ...]) -> int:
     assert isinstance(arm, ModelLoop)
     model = arm.model
     placement = placement_of(MirroredStrategy(devices).plan)
-    sent = transfers(load_of(model), placement, kept_of(model))
-    return sum(each.total for each in sent)
+    return bytes_sent(load_of(model), placement, kept_of(model))

@@ -23,8 +23,8 @@ from keras_dist.bench.report import header
 from keras_dist.launch.function import launch
 from keras_dist.planning import tables
 from keras_dist.planning.estimates import Placement
+from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
-from keras_dist.planning.estimates import transfers
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
@@ -125,7 +125,7 @@ def measure_memory(
         sum(math.prod(each.shape) for each in model.trainable_variables),
         {name: live.get(name, 0) for name in devices},
         {name: m.kept for name, m in memory(load, placement).items()},
-        sum(t.total for t in transfers(load, placement, kept_of(model))),
+        bytes_sent(load, placement, kept_of(model)),
     )
 
 

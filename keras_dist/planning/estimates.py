@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 # Bytes of one number of a variable under each dtype policy of Keras. Gradients
 # and slots have the same type; mixed policies compute in another one.
@@ -199,15 +198,6 @@ class Transfer:
     sent: tuple[tuple[str, int], ...]
     total: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the transfer in types that JSON has."""
-        return {
-            "what": self.what,
-            "between": self.between,
-            "sent": dict(self.sent),
-            "total": self.total,
-        }
-
 
 def transfers(
     load: Load,
@@ -223,6 +213,13 @@ def transfers(
         )
     workers = tuple(f"worker {i}" for i in range(placement.num_workers))
     return (*local, *_all_reduce(load.trainable, placement, workers, "workers"))
+
+
+def bytes_sent(
+    load: Load, placement: Placement, kept: Mapping[str, Kept] | None = None
+) -> int:
+    """Returns the bytes that all devices and workers send in a step."""
+    return sum(each.total for each in transfers(load, placement, kept))
 
 
 def _all_reduce(

@@ -11,7 +11,7 @@ from rich.text import Text
 from keras_dist.planning import tables
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import Placement
-from keras_dist.planning.estimates import Transfer
+from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
 
@@ -159,14 +159,9 @@ def _beside(load: Load, choice: Choice, activations: int) -> Table:
             tables.bytes_text(computing.kept),
             tables.bytes_text(computing.most),
             keeping,
-            tables.bytes_text(total_of(transfers(load, placement))),
+            tables.bytes_text(bytes_sent(load, placement)),
         )
     return made
-
-
-def total_of(sent: tuple[Transfer, ...]) -> int:
-    """Returns the bytes of all transfers."""
-    return sum(transfer.total for transfer in sent)
 
 
 def as_json(load: Load, choice: Choice, activations: int = 0) -> dict[str, Any]:
@@ -188,7 +183,6 @@ def as_json(load: Load, choice: Choice, activations: int = 0) -> dict[str, Any]:
 def _plan_json(
     load: Load, placement: Placement, activations: int
 ) -> dict[str, Any]:
-    sent = transfers(load, placement)
     return {
         "devices": len(placement.devices),
         "workers": placement.num_workers,
@@ -200,6 +194,9 @@ def _plan_json(
             }
             for name, each in memory(load, placement, activations).items()
         },
-        "transfers": [transfer.as_json() for transfer in sent],
-        "bytes_sent": total_of(sent),
+        "transfers": [
+            dataclasses.asdict(each) | {"sent": dict(each.sent)}
+            for each in transfers(load, placement)
+        ],
+        "bytes_sent": bytes_sent(load, placement),
     }

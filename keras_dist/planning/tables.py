@@ -96,10 +96,14 @@ def names_text(names: Iterable[str]) -> str:
     return " ".join(parts)
 
 
-def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
+def table(
+    title: str,
+    *columns: tuple[str, dict[str, Any]],
+    rows: Iterable[Sequence[Any]] = (),
+) -> Table:
     """Returns a table with a line under its head only."""
     made = Table(
-        title=Text(title),
+        title=Text(title) if title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -108,6 +112,8 @@ def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
     )
     for name, options in columns:
         made.add_column(name, **options)
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
@@ -157,20 +163,7 @@ def _html(shown: Table) -> str:
 
 
 def _plain(cell: Any) -> str:
-    """Returns a cell without its style and indent, for HTML."""
     return escape(getattr(cell, "plain", cell).strip())
-
-
-def filled_table(
-    title: str,
-    columns: Sequence[tuple[str, dict[str, Any]]],
-    rows: Iterable[Sequence[Any]],
-) -> Table:
-    """Returns a `table` with rows."""
-    made = table(title, *columns)
-    for row in rows:
-        made.add_row(*row)
-    return made
 
 
 class Shown(ABC):
@@ -178,7 +171,7 @@ class Shown(ABC):
 
     @abstractmethod
     def _tables(self) -> Iterable[Table]:
-        """Returns the tables, made by `filled_table`."""
+        """Returns the tables, whose cells have a text, or one in `plain`."""
 
     @abstractmethod
     def _lines(self) -> Iterable[str]:
@@ -213,32 +206,24 @@ def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
     return [(names_text(names), what) for what, names in found.items()]
 
 
-def _transfer_rows(
-    transfers: Sequence[Transfer],
-) -> Iterable[tuple[str, str, str, str, str]]:
-    """Yields a row for each kind of transfer and each set of equal senders."""
-    for transfer in transfers:
-        for index, (names, num_bytes) in enumerate(alike(transfer.sent)):
-            yield (
-                "" if index else transfer.what,
-                "" if index else transfer.between,
-                names,
-                bytes_text(num_bytes),
-                "" if index else bytes_text(transfer.total),
-            )
-
-
 def transfer_table(transfers: Sequence[Transfer]) -> Table:
     """Returns a table of the bytes that each device or worker sends."""
-    columns = (
+    made = table(
+        "Each step sends, estimated",
         ("What", WORDS),
         ("Between", WORD),
         ("From each of", WORDS),
         ("Bytes", NUMBER),
         ("In total", NUMBER),
     )
-    title = "Each step sends, estimated"
-    return filled_table(title, columns, _transfer_rows(transfers))
+    for transfer in transfers:
+        what, between = transfer.what, transfer.between
+        total = bytes_text(transfer.total)
+        for names, num_bytes in alike(transfer.sent):
+            made.add_row(what, between, names, bytes_text(num_bytes), total)
+            # Cells that would repeat the row above are empty.
+            what = between = total = ""
+    return made
 
 
 def memory_table(title: str, memory: Mapping[str, Memory]) -> Table:

@@ -134,19 +134,23 @@ class Summary(tables.Shown):
 
     def _tables(self) -> Iterator[Table]:
         of = f", {self.strategy}" if self.strategy else ""
-        columns: tuple[tuple[str, dict[str, Any]], ...] = (
+        yield tables.table(
+            f"Variables of '{self.model}'{of}",
             ("Variable", tables.WORDS),
             ("Shape", tables.WORDS),
             ("Dtype", tables.WORD),
             ("Kind", tables.WORD),
             ("Devices", tables.WORDS),
             ("Bytes", tables.NUMBER),
+            rows=_variables(self),
         )
-        title = f"Variables of '{self.model}'{of}"
-        yield tables.filled_table(title, columns, _variables(self))
-        groups = ((group.capitalize(), tables.NUMBER) for group in GROUPS)
-        columns = (("Device", tables.WORDS), *groups, ("Total", tables.NUMBER))
-        yield tables.filled_table("Each device keeps", columns, _devices(self))
+        yield tables.table(
+            "Each device keeps",
+            ("Device", tables.WORDS),
+            *((group.capitalize(), tables.NUMBER) for group in GROUPS),
+            ("Total", tables.NUMBER),
+            rows=_devices(self),
+        )
         if self.transfers:
             yield tables.transfer_table(self.transfers)
 
