@@ -57,15 +57,12 @@ def run_fit(
     tasks = [task_of(size) for size in sizes]
     if users_model is not None:
         tasks.append(users_task(*users_model))
-    loops.check_shares(
-        [loops.Setting(t.size, each) for t in tasks for each in groups]
-    )
     jobs = {
-        loops.Setting(task.size, devices).title: functools.partial(
-            measure_fit, benchmarks, task, devices, rounds, seconds
+        setting.title: functools.partial(
+            measure_fit, benchmarks, task, setting, rounds, seconds
         )
         for task in tasks
-        for devices in groups
+        for setting in loops.settings_of([task.size], groups)
     }
     measured = measure.in_turn(jobs, rounds)
     text = [ARMS, *_notes(tasks, measured)]
@@ -101,16 +98,25 @@ def _notes(
 def measure_fit(
     benchmarks: Benchmarks,
     task: Task,
-    devices: tuple[str, ...],
+    setting: loops.Setting,
     rounds: int,
     seconds: float,
     on_round: Callable[[], None],
 ) -> measure.Measurement:
     """Measures all arms in blocks that alternate."""
-    counts = Counts(benchmarks, len(devices))
+    counts = Counts(benchmarks, setting.num_replicas)
+    placed = functools.partial(on_device, setting.devices[0])
+    plain = functools.partial(FitLoop, task, placed, placed)
+    # Neighbors are measured one after the other.
+    makers: dict[str, Callable[[], loops.Loop]] = {
+        BASE: plain,
+        OURS: lambda: FitLoop(task, MirroredStrategy(setting.devices).scope),
+        measure.AGAIN: plain,
+        **benchmarks.native_fits(task, setting.devices),
+    }
     arms, losses = {}, {}
     with contextlib.ExitStack() as stack:
-        for name, make in _makers(benchmarks, task, devices).items():
+        for name, make in makers.items():
             arms[name], losses[name] = counts.warm(name, make)
             stack.callback(arms[name].close)
         if task.is_known:
@@ -118,30 +124,15 @@ def measure_fit(
         for name, arm in arms.items():
             if name != measure.AGAIN and isinstance(arm, ModelLoop):
                 counts.count(name, arm)
-        counts.numbers["planned_bytes"][OURS] = _planned(arms[OURS], devices)
+        counts.numbers["planned_bytes"][OURS] = _planned(arms[OURS], setting)
         steps = measure.steps_that_take(arms[BASE], seconds)
         # The data that all arms share is made before the first one is timed.
         task.data(steps)
         times = measure.time_arms(arms, steps, rounds, on_round)
     pairs = [(OURS, name) for name in arms if name not in (OURS, measure.AGAIN)]
-    setting = loops.Setting(task.size, devices)
     return measure.Measurement(
         setting, steps, times, losses, counts.numbers, pairs, BASE
     )
-
-
-def _makers(
-    benchmarks: Benchmarks, task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], loops.Loop]]:
-    """Returns functions that make the arms, by name."""
-    placed = functools.partial(on_device, devices[0])
-    plain = functools.partial(FitLoop, task, placed, placed)
-    return {
-        BASE: plain,
-        OURS: lambda: FitLoop(task, MirroredStrategy(devices).scope),
-        measure.AGAIN: plain,
-        **benchmarks.native_fits(task, devices),
-    }
 
 
 class Counts:
@@ -171,18 +162,16 @@ class Counts:
 
     def count(self, name: str, arm: ModelLoop) -> None:
         """Counts traces, calls and collectives of a warm arm."""
-
-        def collectives(steps: int) -> int | None:
-            return self._benchmarks.fit_collectives(
-                arm, steps, self._num_replicas
-            )
-
         self.numbers["traced_again"][name] = _traces(arm)
         self.numbers["calls"][name] = measure.calls_a_step(arm, measure.FEW)
-        self.numbers["collectives"][name] = measure.a_step(collectives, 2)
+        self.numbers["collectives"][name] = measure.a_step(
+            lambda steps: self._benchmarks.fit_collectives(
+                arm, steps, self._num_replicas
+            ),
+            2,
+        )
 
     def _live_bytes(self, model: keras.Model) -> int | None:
-        """Returns the bytes that are alive on all devices of this process."""
         gc.collect()
         held = self._benchmarks.live_bytes(model)
         return None if held is None else sum(held.values())
@@ -196,9 +185,8 @@ def _traces(arm: ModelLoop) -> int | None:
     return None if profile.of_wanted >= measure.FEW else profile.of_wanted
 
 
-def _planned(arm: loops.Loop, devices: tuple[str, ...]) -> int:
+def _planned(arm: loops.Loop, setting: loops.Setting) -> int:
     """Returns the bytes sent in a step that `keras-dist plan` computes."""
     assert isinstance(arm, ModelLoop)
-    model = arm.model
-    placement = placement_of(MirroredStrategy(devices).plan)
-    return bytes_sent(load_of(model), placement, kept_of(model))
+    placement = placement_of(MirroredStrategy(setting.devices).plan)
+    return bytes_sent(load_of(arm.model), placement, kept_of(arm.model))

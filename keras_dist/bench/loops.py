@@ -57,7 +57,6 @@ class Setting:
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas that share a batch."""
         return len(self.devices)
 
     @property
@@ -117,7 +116,6 @@ class Setting:
         return model, optimizer
 
     def compiled(self) -> keras.Model:
-        """Returns a new model that is compiled with its optimizer and loss."""
         model = self.model()
         model.compile(
             keras.optimizers.Adam(LEARNING_RATE),
@@ -127,7 +125,6 @@ class Setting:
 
 
 def row_losses(y: Any, logits: Any) -> Any:
-    """Returns the loss of each row."""
     return keras.losses.sparse_categorical_crossentropy(
         y, logits, from_logits=True
     )
@@ -143,8 +140,11 @@ def size_of(name: str) -> ModelSize:
     return MODELS[name]
 
 
-def check_shares(settings: Sequence[Setting]) -> None:
-    """Refuses batches that can't be split into equal shares."""
+def settings_of(
+    sizes: Sequence[ModelSize], groups: Sequence[tuple[str, ...]]
+) -> list[Setting]:
+    """Returns all sizes on all groups; refuses batches without equal shares."""
+    settings = [Setting(size, devices) for size in sizes for devices in groups]
     for setting in settings:
         rows = setting.size.rows
         if rows % setting.num_replicas:
@@ -153,6 +153,7 @@ def check_shares(settings: Sequence[Setting]) -> None:
                 f"equal shares. Received: N = {setting.num_replicas}. "
                 f"Expected: a number that divides {rows}, such as 2 or 4."
             )
+    return settings
 
 
 def groups_of_devices(
@@ -195,7 +196,6 @@ class StepLoop(Loop):
     runs_in: Scope = contextlib.nullcontext
 
     def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
-        """Returns the batches of a number of steps."""
         return itertools.islice(itertools.cycle(self.batches), steps)
 
     def run(self, steps: int) -> float:

@@ -129,7 +129,6 @@ class Measurement:
 
     @property
     def rounds(self) -> int:
-        """The number of blocks of each arm."""
         return len(self.times[self.base])
 
     def comparisons(self) -> list[Comparison]:

@@ -50,13 +50,6 @@ class MeasuredMemory:
     planned: Mapping[str, int]
     bytes_sent: int  # in a step, as planned
 
-    def pairs(self) -> list[tuple[str, tuple[int, int]]]:
-        """Returns the measured and the planned bytes of each device."""
-        return [
-            (name, (held, self.planned.get(name, 0)))
-            for name, held in self.measured.items()
-        ]
-
 
 def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
     """Returns functions that make the strategy of each arm, by name."""
@@ -182,14 +175,13 @@ def memory_table(measured: Sequence[MeasuredMemory]) -> Table:
     )
     plain = max(measured[0].measured.values())
     for each in measured:
-        for index, (names, numbers) in enumerate(tables.alike(each.pairs())):
-            held, planned = numbers
-            made.add_row(
-                "" if index else each.arm,
-                names,
-                tables.bytes_text(held),
-                tables.bytes_text(planned),
-                f"{held / plain:.2f}",
-                "" if index else tables.bytes_text(each.bytes_sent),
-            )
+        arm, sent = each.arm, tables.bytes_text(each.bytes_sent)
+        pairs = (
+            (name, (held, each.planned.get(name, 0)))
+            for name, held in each.measured.items()
+        )
+        for names, (held, planned) in tables.alike(pairs):
+            numbers = tables.bytes_text(held), tables.bytes_text(planned)
+            made.add_row(arm, names, *numbers, f"{held / plain:.2f}", sent)
+            arm = sent = ""
     return made

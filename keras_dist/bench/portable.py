@@ -71,7 +71,6 @@ class PortableLoop(loops.StepLoop):
         return float(self.total(loss))
 
     def total(self, loss: Any) -> Any:
-        """Returns the sum of the replicas' losses."""
         return self.strategy.reduce("SUM", loss, axis=None)
 
 
@@ -108,15 +107,11 @@ def run_loops(
     sizes = [loops.size_of(name) for name in models]
     groups = loops.groups_of_devices(replicas, device_type)
     benchmarks = get_benchmarks("has no loop to compare with")
-    settings = [
-        loops.Setting(size, devices) for size in sizes for devices in groups
-    ]
-    loops.check_shares(settings)
     jobs = {
         setting.title: functools.partial(
             measure_loops, benchmarks, setting, rounds, seconds
         )
-        for setting in settings
+        for setting in loops.settings_of(sizes, groups)
     }
     measured = measure.in_turn(jobs, rounds)
     output.publish(report_of("loops", measured, benchmarks.loop_text, [ARMS]))

@@ -36,7 +36,6 @@ class Column:
         return self.head.replace(" ", "\n")
 
     def text(self, number: float | None) -> str:
-        """Returns a number in the column's format."""
         if number is None:
             return self.missing
         return f"{number / self.unit:.{self.digits}f}"
@@ -232,7 +231,6 @@ def markdown_of(report: BenchReport) -> str:
 
 
 def markdown_table(shown: Table) -> str:
-    """Returns a table as Markdown."""
     columns = [
         [
             " ".join(str(column.header).split()),

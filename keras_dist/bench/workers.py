@@ -46,8 +46,7 @@ def run_workers(
 ) -> None:
     """Measures training over workers of one CPU each; publishes the report."""
     sizes = [loops.size_of(name) for name in models]
-    settings = [loops.Setting(size, ("cpu:0",) * workers) for size in sizes]
-    loops.check_shares(settings)
+    settings = loops.settings_of(sizes, [("cpu:0",) * workers])
     native_workers = get_benchmarks(_LACK).native_workers
     if native_workers is None:
         raise lacking(_LACK)

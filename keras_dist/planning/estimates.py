@@ -48,7 +48,6 @@ class Flat:
     num_bytes: int
 
     def part(self, count: int) -> int:
-        """Returns the bytes of one of `count` parts, the last one padded."""
         return math.ceil(self.length / count) * self.num_bytes
 
 
@@ -63,7 +62,6 @@ class Load:
 
     @property
     def weights(self) -> int:
-        """Bytes of the model's variables."""
         return self.trainable + self.frozen
 
     def optimizer(self, parts: int = 1) -> int:
@@ -115,7 +113,6 @@ class Placement:
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas on all workers."""
         return len(self.devices) * self.num_workers
 
     @property
@@ -218,7 +215,6 @@ def transfers(
 def bytes_sent(
     load: Load, placement: Placement, kept: Mapping[str, Kept] | None = None
 ) -> int:
-    """Returns the bytes that all devices and workers send in a step."""
     return sum(each.total for each in transfers(load, placement, kept))
 
 

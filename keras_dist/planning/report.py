@@ -66,7 +66,6 @@ class Choice:
 
     @property
     def placement(self) -> Placement:
-        """The `Placement` of the chosen strategy."""
         return self.placements[self.title]
 
     @property

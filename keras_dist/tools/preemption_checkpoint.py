@@ -35,7 +35,6 @@ class PreemptionCheckpoint(ABC):
         return self.workers is None or self.workers.cluster.is_chief
 
     def path(self, suffix: str) -> str:
-        """Returns the path of a file in the folder."""
         return os.path.join(self.folder, _NAME + suffix)
 
     def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:

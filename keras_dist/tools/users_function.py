@@ -59,7 +59,6 @@ def told(error: BaseException) -> str:
 
 
 def _names(spec: str) -> tuple[str, str]:
-    """Returns the names of the module and of the function."""
     module, _, name = spec.partition(":")
     if module.endswith(".py"):
         path = os.path.relpath(module.removesuffix(".py"))
@@ -93,7 +92,6 @@ def _imported(spec: str, module: str) -> Any:
 
 
 def _is_in(name: str | None, module: str) -> bool:
-    """Returns whether a name is the module's or that of a package of it."""
     return name is not None and f"{module}.".startswith(f"{name}.")
 
 

@@ -38,11 +38,9 @@ class Batch:
         return {**given, "batch_size": self.rows}
 
     def reordered(self) -> "Batch | None":
-        """Returns a batch with the same rows in reverse order."""
         return self.with_rows(np.arange(self.rows)[::-1])
 
     def twice(self) -> "Batch | None":
-        """Returns a batch with each row twice."""
         return self.with_rows(np.tile(np.arange(self.rows), 2))
 
     def with_rows(self, index: Any) -> "Batch | None":

@@ -48,7 +48,6 @@ def kinds_of(model: keras.Model) -> Kinds:
 
 
 def ids_of_metrics(model: keras.Model) -> set[int]:
-    """Returns the ids of the variables of a model's metrics."""
     return {
         id(variable)
         for metric in keras_internals.all_metrics(model)
@@ -66,7 +65,6 @@ def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
 def set_values(
     variables: Sequence[keras.Variable], values: Sequence[Any]
 ) -> None:
-    """Assigns values to variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
@@ -169,7 +167,6 @@ def _compile_like(copy: keras.Model, model: keras.Model) -> None:
 
 
 def _another(thing: Any) -> Any:
-    """Returns a new metric or optimizer like `thing`, or else `thing`."""
     if isinstance(thing, (keras.metrics.Metric, keras.optimizers.Optimizer)):
         return type(thing).from_config(thing.get_config())
     return thing
@@ -258,7 +255,6 @@ def _check_class(own: Any, other: Any) -> None:
 
 
 def _refuse(named: Any) -> None:
-    """Raises the error for a class or function that another one replaced."""
     raise TypeError(
         f"it tells classes and functions by their names, and "
         f"'{named.__name__}' of module '{named.__module__}' became another "

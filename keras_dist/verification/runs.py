@@ -56,7 +56,6 @@ class Recorder(keras.optimizers.Optimizer):
     def update_step(
         self, gradient: Any, variable: Any, learning_rate: Any
     ) -> None:
-        """Keeps a gradient in the variable's slot."""
         slot = self.gradients[self._get_variable_index(variable)]
         # Sparse gradients, rows of an embedding, can be added but not assigned.
         self.assign(slot, ops.multiply(slot, 0.0))
@@ -87,7 +86,6 @@ class Recorders:
         return found
 
     def undo(self) -> None:
-        """Gives the model its own optimizers back."""
         for name, optimizer in self._own.items():
             setattr(self._model, name, optimizer)
         compile_again(self._model)
@@ -149,7 +147,6 @@ class Copy:
         self._random = state
 
     def predict(self, batch: Batch, index: int) -> RecordedStep:
-        """Returns predictions."""
         self._reset()
         found: dict[Key, Any] = {}
         given = batch.arguments(trains=False)
@@ -160,7 +157,6 @@ class Copy:
         return RecordedStep("predict", index, batch.rows, found, {})
 
     def evaluate(self, batch: Batch, index: int) -> RecordedStep:
-        """Returns losses and metrics, without training."""
         self._reset()
         logs = self.model.evaluate(
             verbose=0, return_dict=True, **batch.arguments(trains=False)

@@ -176,11 +176,9 @@ class Trial:
 
     @property
     def _first(self) -> Difference | None:
-        """The first difference that is larger than rounding, or `None`."""
         return next((each for each in self._found if each.differs), None)
 
     def _cause(self) -> Cause | None:
-        """Returns the likely cause of the first difference, if there is any."""
         first = self._first
         if first is None:
             return None

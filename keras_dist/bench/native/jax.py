@@ -136,7 +136,6 @@ class JittedModelLoop(tasks.ModelLoop, JittedLoop):
 
 
 def devices_of(names: Sequence[str]) -> list[Any]:
-    """Returns JAX' devices of these names."""
     known = jax_devices()
     return [known[parse_device(name)] for name in names]
 

@@ -45,7 +45,6 @@ class NativeLoop(loops.StepLoop):
         self.batches = batches
 
     def step(self, x: Any, y: Any) -> Any:
-        """Trains on a batch."""
         self._optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(self._model(x), y)
         loss.backward()
@@ -76,14 +75,12 @@ class KerasLoop(loops.StepLoop):
         self.batches = [_placed(batch, device) for batch in setting.batches()]
 
     def step(self, x: Any, y: Any) -> Any:
-        """Trains on a batch."""
         self._model.zero_grad()
         loss = loops.row_losses(y, self._model(x, training=True)).mean()
         return _applied(loss, self._optimizer, self._variables)
 
 
 def _applied(loss: Any, optimizer: Any, variables: list[Any]) -> Any:
-    """Applies the gradients of a loss, and returns the loss."""
     loss.backward()
     with torch.no_grad():
         optimizer.apply([each.value.grad for each in variables], variables)
