@@ -23,9 +23,7 @@ from keras_dist.bench.tasks import task_of
 from keras_dist.bench.tasks import users_task
 from keras_dist.planning.estimates import bytes_sent
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.tools.counting import kept_of
-from keras_dist.tools.counting import load_of
-from keras_dist.tools.counting import placement_of
+from keras_dist.tools import counting
 
 ARMS = (
     "Ours: `fit` under `MirroredStrategy`. Keras: `fit` without a strategy, "
@@ -188,5 +186,6 @@ def _traces(arm: ModelLoop) -> int | None:
 def _planned(arm: loops.Loop, setting: loops.Setting) -> int:
     """Returns the bytes sent in a step that `keras-dist plan` computes."""
     assert isinstance(arm, ModelLoop)
-    placement = placement_of(MirroredStrategy(setting.devices).plan)
-    return bytes_sent(load_of(arm.model), placement, kept_of(arm.model))
+    placement = counting.placement_of(MirroredStrategy(setting.devices).plan)
+    load, kept = counting.load_of(arm.model), counting.kept_of(arm.model)
+    return bytes_sent(load, placement, kept)

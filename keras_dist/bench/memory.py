@@ -30,9 +30,7 @@ from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.strategy import Strategy
-from keras_dist.tools.counting import kept_of
-from keras_dist.tools.counting import load_of
-from keras_dist.tools.counting import placement_of
+from keras_dist.tools import counting
 
 SHARDED = "optimizer sharded"
 _LACK = "can't tell what memory is held"
@@ -101,7 +99,7 @@ def measure_memory(
     else:
         with strategy.scope():
             model = build_model(num_parameters)
-        placement = placement_of(strategy.plan)
+        placement = counting.placement_of(strategy.plan)
     rows, width = 4 * num_devices, model.input_shape[-1]
     x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
     model.fit(x, x, batch_size=rows, epochs=1, verbose=0)
@@ -112,13 +110,13 @@ def measure_memory(
     assert held is not None  # `run_memory` starts this where it is counted.
     live = {str(name): n for name, n in held.items()}
     devices = dict.fromkeys((*placement.all_devices, *live))
-    load = load_of(model)
+    load = counting.load_of(model)
     return MeasuredMemory(
         arm,
         sum(math.prod(each.shape) for each in model.trainable_variables),
         {name: live.get(name, 0) for name in devices},
         {name: m.kept for name, m in memory(load, placement).items()},
-        bytes_sent(load, placement, kept_of(model)),
+        bytes_sent(load, placement, counting.kept_of(model)),
     )
 
 

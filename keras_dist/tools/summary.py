@@ -19,13 +19,9 @@ from keras_dist.planning import tables
 from keras_dist.planning.estimates import Transfer
 from keras_dist.planning.estimates import transfers
 from keras_dist.plugin.front_end import bound
+from keras_dist.tools import counting
 from keras_dist.tools.counting import GROUPS
 from keras_dist.tools.counting import VariableRow
-from keras_dist.tools.counting import check_built
-from keras_dist.tools.counting import kept_of
-from keras_dist.tools.counting import load_of
-from keras_dist.tools.counting import placement_of
-from keras_dist.tools.counting import rows_of
 
 _PLAIN = "It has no strategy: a step sends nothing to other devices."
 _ONE_REPLICA = "There is one replica: a step sends nothing to other devices."
@@ -267,21 +263,22 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     >>> found.bytes_sent
     96
     """
-    check_built(model)
+    counting.check_built(model)
     if max_rows is not None and max_rows < 0:
         raise ValueError(
             "`max_rows` is how many variables are shown. Received: "
             f"{max_rows}. Expected: an integer from 0, or `None` for all."
         )
-    rows = rows_of(model)
+    rows = counting.rows_of(model)
     binding = bound(model)
     if binding is None:
         names = tuple(dict.fromkeys(d for row in rows for d in row.devices))
         notes = (*_notes(model), _PLAIN)
         return Summary(model.name, "", rows, names, (), notes, max_rows)
     plan = binding.strategy.plan
-    placement = placement_of(plan)
-    sent = transfers(load_of(model), placement, kept_of(model))
+    placement = counting.placement_of(plan)
+    load, kept = counting.load_of(model), counting.kept_of(model)
+    sent = transfers(load, placement, kept)
     notes = (*_notes(model), _ESTIMATED if sent else _ONE_REPLICA)
     return Summary(
         model.name,

@@ -23,16 +23,10 @@ from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.verification import causes
+from keras_dist.verification import compare
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
-from keras_dist.verification.causes import Clues
-from keras_dist.verification.causes import cause_of
-from keras_dist.verification.causes import overrides_of
-from keras_dist.verification.causes import sparse_of
-from keras_dist.verification.compare import Tolerance
-from keras_dist.verification.compare import change
-from keras_dist.verification.compare import compare
-from keras_dist.verification.compare import depends_on_order
 from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
@@ -127,7 +121,7 @@ class Trial:
         self._own, self._other = own, other
         self._num_replicas = num_replicas
         self._batches = batches
-        self._tolerance = Tolerance.of(own.model)
+        self._tolerance = compare.Tolerance.of(own.model)
         self._found: list[Difference] = []
         self._adding: list[str] = []
         self._is_random = False
@@ -183,14 +177,14 @@ class Trial:
         if first is None:
             return None
         model = self._own.model
-        return cause_of(
+        return causes.cause_of(
             first,
-            Clues(
+            causes.Clues(
                 self._is_random,
                 self._doubles,
-                overrides_of(model),
+                causes.overrides_of(model),
                 tuple(dict.fromkeys(self._adding)),
-                sparse_of(model),
+                causes.sparse_of(model),
             ),
         )
 
@@ -213,7 +207,7 @@ class Trial:
         if name == "evaluate" and (turned := batch.reordered()) is not None:
             noisy = self._own.evaluate(turned, index)
         other = getattr(self._other, name)(batch, index)
-        self._found += compare(own, other, noisy, self._tolerance)
+        self._found += compare.compare(own, other, noisy, self._tolerance)
 
     def _gradients(self) -> bool:
         """Compares first steps; returns false if the order of rows matters."""
@@ -227,10 +221,10 @@ class Trial:
             noisy = None
             if (turned := batch.reordered()) is not None:
                 noisy = own.gradients(turned, index, kept)
-                if depends_on_order(step, noisy):
+                if compare.depends_on_order(step, noisy):
                     keeps_order = False
             theirs = other.gradients(batch, index, others)
-            self._found += compare(step, theirs, noisy, self._tolerance)
+            self._found += compare.compare(step, theirs, noisy, self._tolerance)
         self._double(lambda b, i: own.gradients(b, i, kept), "gradients")
         kept.undo()
         others.undo()
@@ -250,10 +244,10 @@ class Trial:
             noisy = [*self._own.train(known)]
         other = self._other.train(self._batches)
         for step, theirs, noise in zip(own, other, noisy, strict=True):
-            self._found += compare(step, theirs, noise, self._tolerance)
+            self._found += compare.compare(step, theirs, noise, self._tolerance)
 
     def _check_repeats(self, step: RecordedStep, again: RecordedStep) -> None:
-        again_differs = compare(step, again, None, self._tolerance)
+        again_differs = compare.compare(step, again, None, self._tolerance)
         if any(each.differs for each in again_differs):
             self._is_random = True
             self._notes.append(
@@ -274,7 +268,7 @@ class Trial:
         once, doubled = run(batch, first.step), run(twice, first.step)
         if key not in once.found or key not in doubled.found:
             return
-        before, after = change(once, key), change(doubled, key)
+        before, after = compare.change(once, key), compare.change(doubled, key)
         unit = float(np.max(np.abs(before))) or 1.0
         self._doubles = bool(np.max(np.abs(after - before)) > 1e-2 * unit)
 
