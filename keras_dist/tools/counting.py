@@ -1,6 +1,7 @@
 """A model's variables and their bytes, by group and device."""
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,37 +166,31 @@ def kept_of(model: keras.Model) -> dict[str, Kept] | None:
 def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
     """Returns a row for each variable of a model."""
     binding = bound(model)
-    strategy = None if binding is None else binding.strategy
-    plain = _PlainDevices() if strategy is None else None
+    if binding is None:
+        kept, plan = _kept_without_strategy(), None
+    else:
+        home, plan = binding.strategy.executor.home, binding.strategy.plan
+
+        def kept(variable: keras.Variable) -> dict[Device, int]:
+            found: dict[Device, int] = home(variable).bytes_kept()
+            return found
+
     groups = grouped(model)
     slots = slots_of(groups["trainable"], groups["optimizer"])
     are_slots = {id(slot) for slot in slots}
-    rows = []
-    for group, variables in groups.items():
-        for variable in variables:
-            if strategy is None:
-                assert plain is not None
-                devices = plain.of(variable)
-                kept = dict.fromkeys(devices, num_bytes(variable))
-            else:
-                kept = strategy.executor.home(variable).bytes_kept()
-            kind = _kind(
-                None if strategy is None else strategy.plan,
-                variable,
-                id(variable) in are_slots,
-            )
-            rows.append(
-                VariableRow(
-                    group,
-                    variable.path,
-                    tuple(variable.shape),
-                    keras.backend.standardize_dtype(variable.dtype),
-                    kind,
-                    num_bytes(variable),
-                    tuple((str(name), count) for name, count in kept.items()),
-                )
-            )
-    return tuple(rows)
+    return tuple(
+        VariableRow(
+            group,
+            variable.path,
+            tuple(variable.shape),
+            keras.backend.standardize_dtype(variable.dtype),
+            _kind(plan, variable, id(variable) in are_slots),
+            num_bytes(variable),
+            tuple((str(name), n) for name, n in kept(variable).items()),
+        )
+        for group, variables in groups.items()
+        for variable in variables
+    )
 
 
 def _kind(plan: Plan | None, variable: keras.Variable, is_slot: bool) -> str:
@@ -210,20 +205,19 @@ def _kind(plan: Plan | None, variable: keras.Variable, is_slot: bool) -> str:
     return "mirrored" if plan.num_replicas > 1 else "one copy"
 
 
-class _PlainDevices:
-    """The devices of variables outside of any strategy."""
+def _kept_without_strategy() -> Callable[[keras.Variable], dict[Device, int]]:
+    """Returns a function of a plain variable that counts as a home does."""
+    backend = get_backend()
+    default = default_devices(backend.list_devices())[0]
+    executor = backend.executor(Plan(((default,),), (default,)))
 
-    def __init__(self) -> None:
-        backend = get_backend()
-        self._default = default_devices(backend.list_devices())[0]
-        plan = Plan(((self._default,),), (self._default,))
-        self._executor = backend.executor(plan)
-
-    def of(self, variable: keras.Variable) -> tuple[Device, ...]:
+    def kept(variable: keras.Variable) -> dict[Device, int]:
         if not keras_internals.has_value(variable):
-            return (self._default,)
-        found = self._executor.home(variable).devices
+            return {default: num_bytes(variable)}
+        found = executor.home(variable).devices
         if not found:  # not on the plan's device
             value: Any = keras.ops.convert_to_tensor(variable)
-            found = (self._executor.device_of(value),)
-        return found
+            found = (executor.device_of(value),)
+        return dict.fromkeys(found, num_bytes(variable))
+
+    return kept

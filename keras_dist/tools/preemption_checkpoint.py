@@ -1,6 +1,5 @@
 """The checkpoints of a `PreemptionCheckpointHandler`."""
 
-import contextlib
 import json
 import os
 from abc import ABC
@@ -28,25 +27,16 @@ class PreemptionCheckpoint(ABC):
     def __init__(self, folder: str, workers: Workers | None) -> None:
         self.folder = os.fspath(folder)
         self.workers = workers
-
-    @property
-    def is_chief(self) -> bool:
-        """True if this worker writes the files."""
-        return self.workers is None or self.workers.cluster.is_chief
+        self.is_chief = workers is None or workers.cluster.is_chief
 
     def path(self, suffix: str) -> str:
         return os.path.join(self.folder, _NAME + suffix)
 
     def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
         """Saves if this worker is the chief; every worker calls it."""
-        with self.readable():
-            if self.is_chief:
-                os.makedirs(self.folder, exist_ok=True)
-                self.write(run_calls, *args, **kwargs)
-
-    def readable(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context of a save, which every worker enters."""
-        return contextlib.nullcontext()
+        if self.is_chief:
+            os.makedirs(self.folder, exist_ok=True)
+            self.write(run_calls, *args, **kwargs)
 
     @abstractmethod
     def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
@@ -73,8 +63,9 @@ class CheckpointOfModel(PreemptionCheckpoint):
             )
         self._model = model
 
-    def readable(self) -> contextlib.AbstractContextManager[Any]:
-        return readable_by_chief(self._model)
+    def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        with readable_by_chief(self._model):
+            super().save(run_calls, *args, **kwargs)
 
     def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
         path = self.path(".weights.h5")
@@ -139,14 +130,8 @@ class CheckpointOfObject(PreemptionCheckpoint):
     def _check_shared(self, text: str) -> None:
         """Raises `ClusterError` on all workers if one can't see the folder."""
         assert self.workers is not None
-        differs = self._notes() != text
-        missing = [
-            index
-            for index, flag in enumerate(
-                self.workers.concatenate_numbers([int(differs)])
-            )
-            if flag
-        ]
+        flags = self.workers.concatenate_numbers([int(self._notes() != text)])
+        missing = [index for index, flag in enumerate(flags) if flag]
         if missing:
             raise ClusterError(
                 f"Workers {missing} don't see what the chief has saved. "
