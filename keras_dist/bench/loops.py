@@ -189,14 +189,25 @@ class Loop(ABC):
 
 
 class StepLoop(Loop):
-    """A loop that calls `step` with the features and classes of each batch."""
+    """A loop that calls `step` with the parts of each batch."""
 
-    batches: Sequence[tuple[Any, ...]]
-    step: Callable[..., Any]
     runs_in: Scope = contextlib.nullcontext
 
-    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
-        return itertools.islice(itertools.cycle(self.batches), steps)
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        batches: Sequence[Any],
+        place: Callable[[Any], Any] | None = None,
+        runs_in: Scope = contextlib.nullcontext,
+    ) -> None:
+        self.step = step
+        self.batches = batches
+        self.runs_in = runs_in
+        self._place = place
+
+    def feed(self, steps: int) -> Iterable[Any]:
+        batches = itertools.islice(itertools.cycle(self.batches), steps)
+        return batches if self._place is None else map(self._place, batches)
 
     def run(self, steps: int) -> float:
         step, loss = self.step, None
@@ -206,19 +217,16 @@ class StepLoop(Loop):
         return float(keras.ops.convert_to_numpy(loss))
 
 
-class BatchLoop(StepLoop):
-    """A loop that calls `train_on_batch`, which is the step of `fit`."""
-
-    def __init__(
-        self,
-        setting: Setting,
-        batches: list[Batch],
-        built_in: Scope = contextlib.nullcontext,
-        runs_in: Scope = contextlib.nullcontext,
-    ) -> None:
-        self.batches = batches
-        self.runs_in = runs_in
-        with built_in():
-            # A strategy's `train_on_batch` does not keep its model alive.
-            self._model = setting.compiled()
-        self.step = self._model.train_on_batch
+def batch_loop(
+    setting: Setting,
+    batches: list[Batch],
+    built_in: Scope = contextlib.nullcontext,
+    runs_in: Scope = contextlib.nullcontext,
+) -> StepLoop:
+    """Returns a loop of `train_on_batch`, which is the step of `fit`."""
+    with built_in():
+        model = setting.compiled()
+    # A strategy's `train_on_batch` does not keep its model alive.
+    return StepLoop(
+        lambda x, y: model.train_on_batch(x, y), batches, runs_in=runs_in
+    )

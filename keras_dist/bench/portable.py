@@ -44,11 +44,10 @@ class PortableLoop(loops.StepLoop):
         self._global_batch = rows or setting.size.rows
         with self.strategy.scope():
             self._model, self._optimizer = setting.model_and_optimizer()
-        batches = setting.batches(rows)
-        self.batches = list(
-            self.strategy.experimental_distribute_dataset(batches)
+        batches = self.strategy.experimental_distribute_dataset(
+            setting.batches(rows)
         )
-        self.step = function(self._train_step)
+        super().__init__(function(self._train_step), list(batches))
 
     def _train_step(self, x: Any, y: Any) -> Any:
         self.traces += 1

@@ -112,11 +112,11 @@ def _measure(
     own_rows = setting.rows_of(workers.cluster.index)
     arms: dict[str, loops.Loop] = {
         "native": native.loop(setting),
-        "ours": loops.BatchLoop(setting, setting.batches(), strategy.scope),
+        "ours": loops.batch_loop(setting, setting.batches(), strategy.scope),
         "again": native.loop(setting),
         "run": PortableLoop(setting, strategy=strategy),
         **native.other_loops(setting),
-        ALONE: loops.BatchLoop(setting, own_rows, runs_in=alone_on_purpose),
+        ALONE: loops.batch_loop(setting, own_rows, runs_in=alone_on_purpose),
     }
     losses = {
         name: _mean(workers, arm.run(measure.COUNTED_STEPS))

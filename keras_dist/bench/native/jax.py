@@ -39,23 +39,31 @@ _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 class JittedLoop(loops.StepLoop):
     """A loop that carries a nest of arrays through a jitted step."""
 
-    def __init__(self, state: Any, step: _Step, everywhere: Any) -> None:
-        self._place = jax.jit(
+    def __init__(
+        self,
+        state: Any,
+        step: _Step,
+        everywhere: Any,
+        batches: Sequence[Any] = (),
+        place: Callable[[Any], Any] | None = None,
+    ) -> None:
+        jitted = jax.jit(
+            step, donate_argnums=0, out_shardings=(everywhere, everywhere)
+        )
+        loops.StepLoop.__init__(self, jitted, batches, place)
+        self._to_devices = jax.jit(
             # Only memory that JAX allocated can be donated.
             functools.partial(jax.tree.map, jnp.copy),
             out_shardings=everywhere,
         )
-        self._state = self._place(state)
-        self._jitted = jax.jit(
-            step, donate_argnums=0, out_shardings=(everywhere, everywhere)
-        )
+        self._state = self._to_devices(state)
         # On CPUs, programs with collectives that are queued behind one another
         # can deadlock, after which the runtime aborts the process.
         devices = list(everywhere.device_set)
         self._waits = len(devices) > 1 and devices[0].platform == "cpu"
 
     def run(self, steps: int) -> float:
-        step, state, waits = self._jitted, self._state, self._waits
+        step, state, waits = self.step, self._state, self._waits
         loss = None
         for x, y in self.feed(steps):
             if waits and loss is not None:
@@ -65,42 +73,22 @@ class JittedLoop(loops.StepLoop):
         return float(loss)  # type: ignore[arg-type]
 
 
-class PlacedLoop(JittedLoop):
-    """A jitted loop on batches that are on the devices before it starts."""
-
-    def __init__(
-        self,
-        setting: loops.Setting,
-        state: Any,
-        step: _Step,
-        by_hand: bool = False,
-    ) -> None:
-        everywhere, by_rows = shardings(devices_of(setting.devices))
-        if by_hand:
-            # Each device runs the step on its own rows.
-            step = jax.shard_map(
-                step,
-                mesh=by_rows.mesh,
-                in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
-                out_specs=(everywhere.spec, everywhere.spec),
-                check_vma=False,
-            )
-        self.batches = jax.device_put(setting.batches(), by_rows)
-        super().__init__(state, step, everywhere)
-
-
-class JittedWorkersLoop(JittedLoop):
-    """A jitted loop of a Keras model's stateless methods, on global arrays."""
-
-    def __init__(self, setting: loops.Setting, worker: int) -> None:
-        everywhere, self._by_rows = shardings(jax.devices())
-        self.batches = setting.rows_of(worker)
-        super().__init__(*stateless(setting), everywhere)
-
-    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
-        place = jax.make_array_from_process_local_data
-        for x, y in super().feed(steps):
-            yield place(self._by_rows, x), place(self._by_rows, y)
+def placed_loop(
+    setting: loops.Setting, state: Any, step: _Step, by_hand: bool = False
+) -> JittedLoop:
+    """Returns a jitted loop on batches that are on the devices beforehand."""
+    everywhere, by_rows = shardings(devices_of(setting.devices))
+    if by_hand:
+        # Each device runs the step on its own rows.
+        step = jax.shard_map(
+            step,
+            mesh=by_rows.mesh,
+            in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
+            out_specs=(everywhere.spec, everywhere.spec),
+            check_vma=False,
+        )
+    batches = jax.device_put(setting.batches(), by_rows)
+    return JittedLoop(state, step, everywhere, batches)
 
 
 class JittedModelLoop(tasks.ModelLoop, JittedLoop):
@@ -131,7 +119,7 @@ class JittedModelLoop(tasks.ModelLoop, JittedLoop):
             yield jax.device_put(batch, self._by_rows)
 
     def run(self, steps: int) -> float:
-        self._state = (*self._state[:3], self._place(self._metrics))
+        self._state = (*self._state[:3], self._to_devices(self._metrics))
         return super().run(steps)
 
 
@@ -255,7 +243,7 @@ class JaxNativeWorkers(NativeWorkers):
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
         scope = self._distribution.scope
-        return loops.BatchLoop(
+        return loops.batch_loop(
             setting, setting.rows_of(self.worker), scope, scope
         )
 
@@ -263,7 +251,16 @@ class JaxNativeWorkers(NativeWorkers):
         return collectives_run(loop, steps)
 
     def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
-        return {"jit": JittedWorkersLoop(setting, self.worker)}
+        everywhere, by_rows = shardings(jax.devices())
+        put = functools.partial(jax.make_array_from_process_local_data, by_rows)
+        return {
+            "jit": JittedLoop(
+                *stateless(setting),
+                everywhere,
+                setting.rows_of(self.worker),
+                lambda batch: map(put, batch),
+            )
+        }
 
 
 def collectives_run(loop: loops.Loop, steps: int) -> int:
@@ -310,14 +307,14 @@ class JaxBenchmarks(Benchmarks):
     native_workers = JaxNativeWorkers
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
-        return PlacedLoop(setting, native_state(setting), native_step)
+        return placed_loop(setting, native_state(setting), native_step)
 
     def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
         found: dict[str, loops.Loop] = {
-            "Keras": PlacedLoop(setting, *stateless(setting))
+            "Keras": placed_loop(setting, *stateless(setting))
         }
         if setting.num_replicas > 1:
-            found["shmap"] = PlacedLoop(
+            found["shmap"] = placed_loop(
                 setting, native_state(setting), replica_step, by_hand=True
             )
         return found

@@ -23,71 +23,33 @@ from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import Workers
 
 
-class GraphLoop(loops.StepLoop):
-    """A tf.function around a Keras model, in a strategy of tf.distribute."""
+def replica_step(setting: loops.Setting, strategy: Any) -> Callable[..., Any]:
+    """Makes a Keras model, and returns the step of a replica that trains it."""
+    with strategy.scope():
+        model, optimizer = setting.model_and_optimizer()
 
-    def __init__(
-        self,
-        setting: loops.Setting,
-        strategy: Any,
-        runs_in: loops.Scope = contextlib.nullcontext,
-    ) -> None:
-        self._rows = setting.size.rows
-        self._strategy = strategy
-        self.runs_in = runs_in
-        with runs_in(), strategy.scope():
-            self._model, self._optimizer = setting.model_and_optimizer()
-            self.batches = self._placed(setting)
-        self.step = in_replicas(strategy, self._replica_step)
-
-    def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
-        return [
-            (self._in_rows(x), self._in_rows(y)) for x, y in setting.batches()
-        ]
-
-    def _in_rows(self, array: Any) -> Any:
-        each = len(array) // self._strategy.num_replicas_in_sync
-
-        def rows_of(context: Any) -> Any:
-            start = context.replica_id_in_sync_group * each
-            return tf.constant(array[start : start + each])
-
-        return self._strategy.experimental_distribute_values_from_function(
-            rows_of
-        )
-
-    def _replica_step(self, x: Any, y: Any) -> Any:
+    def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            losses = loops.row_losses(y, self._model(x, training=True))
+            losses = loops.row_losses(y, model(x, training=True))
             loss = tf.nn.compute_average_loss(
-                losses, global_batch_size=self._rows
+                losses, global_batch_size=setting.size.rows
             )
-        variables = self._model.trainable_variables
-        self._optimizer.apply(tape.gradient(loss, variables), variables)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
+    return step
 
-class WorkersGraphLoop(GraphLoop):
-    """A `GraphLoop` that takes NumPy batches of the rows of one worker."""
 
-    def __init__(
-        self, setting: loops.Setting, worker: int, strategy: Any
-    ) -> None:
-        self._worker = worker
-        super().__init__(setting, strategy)
-        self.step = tf.function(self._whole_step)
+def in_rows(strategy: Any, array: Any) -> Any:
+    """Returns an array whose rows are on the replicas' devices."""
+    each = len(array) // strategy.num_replicas_in_sync
 
-    def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
-        return setting.rows_of(self._worker)
+    def rows_of(context: Any) -> Any:
+        start = context.replica_id_in_sync_group * each
+        return tf.constant(array[start : start + each])
 
-    def _whole_step(self, x: Any, y: Any) -> Any:
-        # The loss over the worker's rows; a sum would be one more collective.
-        loss = self._strategy.run(self._replica_step, args=(x, y))
-        return loss * self._strategy.num_replicas_in_sync
-
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
-        for x, y in super().feed(steps):
-            yield tf.constant(x), tf.constant(y)
+    return strategy.experimental_distribute_values_from_function(rows_of)
 
 
 class CustomLoop(tasks.ModelLoop):
@@ -125,14 +87,13 @@ class CustomLoop(tasks.ModelLoop):
 def in_replicas(strategy: Any, step: Callable[..., Any]) -> Any:
     """Returns a function of a batch that runs a step, and adds losses up."""
 
-    # No autograph: it would run a converted copy of the step, and calls of the
-    # step itself are counted.
-    @tf.function(autograph=False)
     def whole_step(*batch: Any) -> Any:
         losses = strategy.run(step, args=batch)
         return strategy.reduce("SUM", losses, axis=None)
 
-    return whole_step
+    # No autograph: it would run a converted copy of the step, and calls of the
+    # step itself are counted.
+    return tf.function(whole_step, autograph=False)
 
 
 class TensorFlowNativeWorkers(NativeWorkers):
@@ -153,7 +114,20 @@ class TensorFlowNativeWorkers(NativeWorkers):
             )
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
-        return WorkersGraphLoop(setting, self.worker, self._strategy)
+        strategy = self._strategy
+        step = replica_step(setting, strategy)
+
+        def whole_step(x: Any, y: Any) -> Any:
+            # The loss over the worker's rows; a sum would be one more
+            # collective.
+            loss = strategy.run(step, args=(x, y))
+            return loss * strategy.num_replicas_in_sync
+
+        return loops.StepLoop(
+            tf.function(whole_step),
+            setting.rows_of(self.worker),
+            lambda batch: map(tf.constant, batch),
+        )
 
 
 def _resolver(cluster: Cluster) -> Any:
@@ -185,10 +159,19 @@ class TensorFlowBenchmarks(Benchmarks):
     native_workers = TensorFlowNativeWorkers
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
+        placed: loops.Scope = contextlib.nullcontext
         if setting.num_replicas == 1:
             placed = functools.partial(tf.device, setting.devices[0])
-            return GraphLoop(setting, tf.distribute.get_strategy(), placed)
-        return GraphLoop(setting, native_strategy(setting.devices))
+            strategy = tf.distribute.get_strategy()
+        else:
+            strategy = native_strategy(setting.devices)
+        with placed():
+            step = in_replicas(strategy, replica_step(setting, strategy))
+            batches = [
+                (in_rows(strategy, x), in_rows(strategy, y))
+                for x, y in setting.batches()
+            ]
+        return loops.StepLoop(step, batches, runs_in=placed)
 
     def native_fits(
         self, task: tasks.Task, devices: tuple[str, ...]

@@ -34,50 +34,39 @@ from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.workers import TorchWorkers
 
 
-class NativeLoop(loops.StepLoop):
-    """An eager loop of a torch.nn model and torch's optimizer."""
+def _native_loop(
+    model: torch.nn.Module,
+    batches: list[Any],
+    place: Callable[[Any], Any] | None = None,
+) -> loops.Loop:
+    """Returns an eager loop of a torch.nn model and torch's optimizer."""
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=loops.LEARNING_RATE, eps=loops.EPSILON
+    )
 
-    def __init__(self, model: torch.nn.Module, batches: list[Any]) -> None:
-        self._model = model
-        self._optimizer = torch.optim.Adam(
-            model.parameters(), lr=loops.LEARNING_RATE, eps=loops.EPSILON
-        )
-        self.batches = batches
-
-    def step(self, x: Any, y: Any) -> Any:
-        self._optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self._model(x), y)
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
-        self._optimizer.step()
+        optimizer.step()
         return loss
 
-
-class DataParallelWorkersLoop(NativeLoop):
-    """A Keras model in DistributedDataParallel, with torch's optimizer."""
-
-    def __init__(self, setting: loops.Setting, worker: int) -> None:
-        parallel = torch.nn.parallel.DistributedDataParallel(setting.model())
-        super().__init__(parallel, setting.rows_of(worker))
-
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
-        cpu = torch.device("cpu")
-        return (_placed(batch, cpu) for batch in super().feed(steps))
+    return loops.StepLoop(step, batches, place)
 
 
-class KerasLoop(loops.StepLoop):
-    """An eager loop around a Keras model and optimizer."""
+def _keras_loop(setting: loops.Setting) -> loops.Loop:
+    """Returns an eager loop around a Keras model and optimizer."""
+    device = _device(setting)
+    with keras.device(str(device)):
+        model, optimizer = setting.model_and_optimizer()
+    variables = model.trainable_variables
 
-    def __init__(self, setting: loops.Setting) -> None:
-        device = _device(setting)
-        with keras.device(str(device)):
-            self._model, self._optimizer = setting.model_and_optimizer()
-        self._variables = self._model.trainable_variables
-        self.batches = [_placed(batch, device) for batch in setting.batches()]
+    def step(x: Any, y: Any) -> Any:
+        model.zero_grad()
+        loss = loops.row_losses(y, model(x, training=True)).mean()
+        return _applied(loss, optimizer, variables)
 
-    def step(self, x: Any, y: Any) -> Any:
-        self._model.zero_grad()
-        loss = loops.row_losses(y, self._model(x, training=True)).mean()
-        return _applied(loss, self._optimizer, self._variables)
+    return loops.StepLoop(step, _all_placed(setting))
 
 
 def _applied(loss: Any, optimizer: Any, variables: list[Any]) -> Any:
@@ -102,6 +91,11 @@ def _sequential(setting: loops.Setting) -> torch.nn.Sequential:
 def _device(setting: loops.Setting) -> torch.device:
     kind, _, index = setting.devices[0].partition(":")
     return torch.device("cpu" if kind == "cpu" else f"cuda:{index}")
+
+
+def _all_placed(setting: loops.Setting) -> list[tuple[Any, Any]]:
+    device = _device(setting)
+    return [_placed(batch, device) for batch in setting.batches()]
 
 
 def _placed(batch: tuple[Any, Any], device: torch.device) -> tuple[Any, Any]:
@@ -175,7 +169,11 @@ class TorchNativeWorkers(NativeWorkers):
             )
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
-        return DataParallelWorkersLoop(setting, self.worker)
+        return _native_loop(
+            torch.nn.parallel.DistributedDataParallel(setting.model()),
+            setting.rows_of(self.worker),
+            functools.partial(_placed, device=torch.device("cpu")),
+        )
 
     def collectives(self, loop: loops.Loop, steps: int) -> int:
         with torch.autograd.profiler.profile() as profile:
@@ -246,12 +244,11 @@ class TorchBenchmarks(Benchmarks):
     native_workers = TorchNativeWorkers
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
-        device = _device(setting)
-        batches = [_placed(batch, device) for batch in setting.batches()]
-        return NativeLoop(_sequential(setting).to(device), batches)
+        model = _sequential(setting).to(_device(setting))
+        return _native_loop(model, _all_placed(setting))
 
     def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
-        return {"Keras": KerasLoop(setting)}
+        return {"Keras": _keras_loop(setting)}
 
     def native_fits(
         self, task: tasks.Task, devices: tuple[str, ...]
