@@ -231,19 +231,12 @@ def markdown_of(report: BenchReport) -> str:
 
 
 def markdown_table(shown: Table) -> str:
-    columns = [
-        [
-            " ".join(str(column.header).split()),
-            *(str(cell) for cell in column.cells),
-        ]
-        for column in shown.columns
-    ]
+    heads, rows = tables.cells_of(shown)
     rules = [
         "---:" if column.justify == "right" else "---"
         for column in shown.columns
     ]
-    head, *rows = zip(*columns, strict=True)
-    lines = [head, rules, *rows]
+    lines = [[" ".join(head.split()) for head in heads], rules, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -157,9 +157,14 @@ def html_table(
 
 
 def _html(shown: Table) -> str:
-    heads = [str(column.header) for column in shown.columns]
-    rows = zip(*(column.cells for column in shown.columns), strict=True)
+    heads, rows = cells_of(shown)
     return html_table(str(shown.title), heads, rows)
+
+
+def cells_of(shown: Table) -> tuple[list[str], Iterable[Sequence[Any]]]:
+    """Returns a table's heads and its rows."""
+    heads = [str(column.header) for column in shown.columns]
+    return heads, zip(*(column.cells for column in shown.columns), strict=True)
 
 
 def _plain(cell: Any) -> str:

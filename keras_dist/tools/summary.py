@@ -1,6 +1,7 @@
 """`keras_dist.summary`: the memory of devices, and the traffic of a step."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -25,6 +26,10 @@ from keras_dist.tools.counting import VariableRow
 
 _PLAIN = "It has no strategy: a step sends nothing to other devices."
 _ONE_REPLICA = "There is one replica: a step sends nothing to other devices."
+_NO_SLOTS = (
+    "The optimizer makes its slots with the first step: they are not counted "
+    "yet."
+)
 _ESTIMATED = (
     "What a step sends is the least that it can; a backend may send more. Not "
     "counted: data, losses, metrics, statistics of batches."
@@ -74,20 +79,12 @@ class Summary(tables.Shown):
     @property
     def devices(self) -> tuple[DeviceTotal, ...]:
         """The `DeviceTotal` of each device of this worker."""
+        totals: Counter[tuple[str, str]] = Counter()
+        for row in self.rows:
+            for device, num_bytes in row.kept:
+                totals[device, row.group] += num_bytes
         return tuple(
-            DeviceTotal(
-                name,
-                tuple(
-                    sum(
-                        num_bytes
-                        for row in self.rows
-                        if row.group == group
-                        for device, num_bytes in row.kept
-                        if device == name
-                    )
-                    for group in GROUPS
-                ),
-            )
+            DeviceTotal(name, tuple(totals[name, group] for group in GROUPS))
             for name in self.device_names
         )
 
@@ -169,15 +166,11 @@ def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
                 tables.bytes_text(row.num_bytes),
             )
         if hidden:
-            text = _hidden_text(len(shown), len(hidden))
+            count = len(hidden)
+            text = f"{count} variable{'' if count == 1 else 's'}"
+            if shown:
+                text = f"and {count} more"
             yield (Text(f"  {text}", style="italic"), *blank, _sum(hidden))
-
-
-def _hidden_text(num_shown: int, num_hidden: int) -> str:
-    """Returns the text in place of a group's rows that are left out."""
-    if num_shown:
-        return f"and {num_hidden} more"
-    return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"
 
 
 class _Path:
@@ -270,32 +263,24 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
             f"{max_rows}. Expected: an integer from 0, or `None` for all."
         )
     rows = counting.rows_of(model)
+    notes = []
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        notes.append(_NO_SLOTS)
     binding = bound(model)
     if binding is None:
         names = tuple(dict.fromkeys(d for row in rows for d in row.devices))
-        notes = (*_notes(model), _PLAIN)
-        return Summary(model.name, "", rows, names, (), notes, max_rows)
-    plan = binding.strategy.plan
-    placement = counting.placement_of(plan)
+        notes.append(_PLAIN)
+        return Summary(model.name, "", rows, names, (), tuple(notes), max_rows)
+    placement = counting.placement_of(binding.strategy.plan)
     load, kept = counting.load_of(model), counting.kept_of(model)
     sent = transfers(load, placement, kept)
-    notes = (*_notes(model), _ESTIMATED if sent else _ONE_REPLICA)
     return Summary(
         model.name,
         repr(binding.strategy).strip("<>"),
         rows,
         placement.all_devices,
         sent,
-        notes,
+        (*notes, _ESTIMATED if sent else _ONE_REPLICA),
         max_rows,
     )
-
-
-def _notes(model: keras.Model) -> list[str]:
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or optimizer.built:
-        return []
-    return [
-        "The optimizer makes its slots with the first step: they are not "
-        "counted yet."
-    ]

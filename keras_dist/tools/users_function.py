@@ -81,18 +81,15 @@ def _imported(spec: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and _is_in(
-            error.name, module
+        # The missing module is the user's, or a package of it.
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
         ):
             raise ValueError(
                 f"--model {spec}: can't import {module!r}: {error}. It is "
                 f"searched in {os.getcwd()} and where Python searches."
             ) from error
         _fail(spec, "the module", error)
-
-
-def _is_in(name: str | None, module: str) -> bool:
-    return name is not None and f"{module}.".startswith(f"{name}.")
 
 
 def _check_takes_nothing(spec: str, function: Callable[..., Any]) -> None:
