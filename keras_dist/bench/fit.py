@@ -76,18 +76,14 @@ def _notes(
     known = {task.size.name for task in tasks if task.is_known}
     notes = []
     for each in measured:
-        expected = each.losses[each.base]
-        far = [
-            f"{name} {loss:.4f}"
-            for name, loss in each.losses.items()
-            if not abs(loss - expected) <= measure.TOLERANCE * abs(expected)
-        ]
+        far = measure.far_losses(each.losses, each.base)
         if far and each.setting.size.name not in known:
+            others = ", ".join(f"{arm} {far[arm]:.4f}" for arm in far)
             notes.append(
                 f"Losses after the first steps of {each.setting.title} "
-                f"differ: {each.base} {expected:.4f}, {', '.join(far)}. With "
-                "ours, layers that draw random numbers do that, or it is a "
-                "bug; the framework's own arms may, for one, normalize "
+                f"differ: {each.base} {each.losses[each.base]:.4f}, {others}. "
+                "With ours, layers that draw random numbers do that, or it is "
+                "a bug; the framework's own arms may, for one, normalize "
                 "batches by a replica's rows only."
             )
     return notes

@@ -183,18 +183,25 @@ def check_losses(
     base: str = "native",
 ) -> None:
     """Refuses to compare arms whose losses differ from the arm `base`."""
-    expected = losses[base]
-    for name, loss in losses.items():
-        # A comparison with NaN is false, so a loss that blew up is refused.
-        if name not in others and not (
-            abs(loss - expected) <= TOLERANCE * abs(expected)
-        ):
+    for name, loss in far_losses(losses, base).items():
+        if name not in others:
             raise LossMismatchError(
                 f"The arm '{name}' computes something else than the arm "
                 f"'{base}'. Received: a loss of {loss} after the first steps. "
-                f"Expected: {expected}, up to {TOLERANCE:.0e} of it. This "
+                f"Expected: {losses[base]}, up to {TOLERANCE:.0e} of it. This "
                 "is a bug; please report it with the versions you use."
             )
+
+
+def far_losses(losses: Mapping[str, float], base: str) -> dict[str, float]:
+    """Returns the losses that differ from that of the arm `base`."""
+    expected = losses[base]
+    # A comparison with NaN is false, so a loss that blew up is far.
+    return {
+        name: loss
+        for name, loss in losses.items()
+        if not abs(loss - expected) <= TOLERANCE * abs(expected)
+    }
 
 
 def time_arms(

@@ -1,6 +1,5 @@
 """The memory that devices hold under each strategy, beside the plan."""
 
-import functools
 import gc
 import math
 from collections.abc import Callable
@@ -8,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.benchmarks import lacking
+from keras_dist.bench.measure import Job
 from keras_dist.bench.measure import in_turn
 from keras_dist.bench.report import BenchReport
 from keras_dist.bench.report import Output
@@ -72,20 +73,15 @@ def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
     if counted is None:
         raise lacking(_LACK)
 
-    def in_process(arm: str, on_round: object) -> MeasuredMemory:
-        (found,) = launch(
-            measure_memory,
-            (arm, num_devices, num_parameters),
-            workers=1,
-            devices=num_devices + 1,
+    def job(arm: str) -> Job[list[Any]]:
+        arguments = arm, num_devices, num_parameters
+        return lambda _: launch(
+            measure_memory, arguments, workers=1, devices=num_devices + 1
         )
-        assert isinstance(found, MeasuredMemory)
-        return found
 
-    jobs = {
-        name: functools.partial(in_process, name) for name in arms(num_devices)
-    }
-    output.publish(report_of_memory(in_turn(jobs), counted))
+    found = in_turn({arm: job(arm) for arm in arms(num_devices)})
+    measured = [each for (each,) in found]
+    output.publish(report_of_memory(measured, counted))
 
 
 def measure_memory(

@@ -52,17 +52,14 @@ def run_workers(
         raise lacking(_LACK)
     load = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
     title = f"{', '.join(models)}, {workers} workers"
-
-    def start(on_round: object) -> list[measure.Measurement]:
-        found: list[list[measure.Measurement]] = launch(
-            measure_on_worker,
-            (settings, rounds, seconds),
-            workers=workers,
-            devices=1,
-        )
-        return found[0]
-
-    (measured,) = measure.in_turn({title: start})
+    arguments = settings, rounds, seconds
+    ((measured, *_),) = measure.in_turn(
+        {
+            title: lambda _: launch(
+                measure_on_worker, arguments, workers=workers, devices=1
+            )
+        }
+    )
     output.publish(report_of_workers(measured, native_workers.text, load))
 
 
