@@ -117,11 +117,13 @@ def load_of(model: keras.Model, optimizer: Any = None) -> Load:
     trainable, frozen, own, _ = grouped(model).values()
     state = own if optimizer is None else optimizer.variables
     slots = slots_of(trainable, state)
+    lengths = [math.prod(slot.shape) for slot in slots]
     return Load(
         trainable=_total(trainable),
         frozen=_total(frozen),
         slots=tuple(
-            Flat(math.prod(slot.shape), _item_bytes(slot)) for slot in slots
+            Flat(length, num_bytes(slot) // max(length, 1))
+            for slot, length in zip(slots, lengths, strict=True)
         ),
         counters=_total(state) - _total(slots),
     )
@@ -129,11 +131,6 @@ def load_of(model: keras.Model, optimizer: Any = None) -> Load:
 
 def _total(variables: Sequence[keras.Variable]) -> int:
     return sum(num_bytes(variable) for variable in variables)
-
-
-def _item_bytes(variable: keras.Variable) -> int:
-    length = math.prod(variable.shape)
-    return num_bytes(variable) // length if length else 0
 
 
 def placement_of(plan: Plan) -> Placement:

@@ -62,13 +62,6 @@ def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
     ]
 
 
-def set_values(
-    variables: Sequence[keras.Variable], values: Sequence[Any]
-) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
 def maker_of(model: Any) -> Callable[[], keras.Model]:
     """Returns a function that makes compiled copies; refuses other things."""
     if isinstance(model, keras.Model):

@@ -138,7 +138,6 @@ class Copy:
     ) -> None:
         """Sets the state to start from, in the order of `variables_of`."""
         variables = copies.variables_of(self.model)
-        copies.set_values(variables, values)
         self.initial = list(zip(variables, values, strict=True))
         self.names = {
             id(variable): name

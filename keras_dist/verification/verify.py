@@ -34,10 +34,6 @@ from keras_dist.verification.runs import Copy
 from keras_dist.verification.runs import RecordedStep
 from keras_dist.verification.runs import copies_of
 
-_PLAIN_FAILED = (
-    "`{name}` was not compared: on one device it raised {error}: {message}."
-)
-
 
 def verify(
     strategy: StrategyBase,
@@ -198,9 +194,9 @@ class Trial:
             own = getattr(self._own, name)(batch, index)
         except Exception as error:
             message = " ".join(str(error).split())[:200]
-            kind = type(error).__name__
             self._notes.append(
-                _PLAIN_FAILED.format(name=name, error=kind, message=message)
+                f"`{name}` was not compared: on one device it raised "
+                f"{type(error).__name__}: {message}."
             )
             return
         noisy = None

@@ -19,7 +19,6 @@ from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
-from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import Workers
 
 
@@ -107,11 +106,16 @@ class TensorFlowNativeWorkers(NativeWorkers):
 
     def __init__(self, workers: Workers) -> None:
         super().__init__(workers)
+        addresses = list(workers.cluster.addresses)
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": addresses}),
+            task_type="worker",
+            task_id=self.worker,
+            rpc_layer="grpc",
+        )
         # A process has one runtime, and a second server would end it.
         with mock.patch.object(context.context(), "enable_collective_ops"):
-            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
-                _resolver(workers.cluster)
-            )
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
         strategy = self._strategy
@@ -128,15 +132,6 @@ class TensorFlowNativeWorkers(NativeWorkers):
             setting.rows_of(self.worker),
             lambda batch: map(tf.constant, batch),
         )
-
-
-def _resolver(cluster: Cluster) -> Any:
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
-        task_type="worker",
-        task_id=cluster.index,
-        rpc_layer="grpc",
-    )
 
 
 class TensorFlowBenchmarks(Benchmarks):
