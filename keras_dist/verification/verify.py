@@ -23,10 +23,10 @@ from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
-from keras_dist.verification import causes
 from keras_dist.verification import compare
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
+from keras_dist.verification.causes import cause_of
 from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
@@ -172,16 +172,12 @@ class Trial:
         first = self._first
         if first is None:
             return None
-        model = self._own.model
-        return causes.cause_of(
+        return cause_of(
             first,
-            causes.Clues(
-                self._is_random,
-                self._doubles,
-                causes.overrides_of(model),
-                tuple(dict.fromkeys(self._adding)),
-                causes.sparse_of(model),
-            ),
+            self._own.model,
+            self._is_random,
+            self._doubles,
+            list(dict.fromkeys(self._adding)),
         )
 
     def _without_training(self, name: str) -> None:
