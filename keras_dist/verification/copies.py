@@ -12,8 +12,6 @@ import numpy as np
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 
-# The kind of each variable of a model, by its id, as in `Difference.kind`.
-Kinds = dict[int, str]
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
@@ -33,9 +31,9 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in found}.values())
 
 
-def kinds_of(model: keras.Model) -> Kinds:
-    """Returns the kind of each variable that is compared, by its id."""
-    kinds: Kinds = {}
+def kinds_of(model: keras.Model) -> dict[int, str]:
+    """Returns the `Difference.kind` of compared variables, by their ids."""
+    kinds: dict[int, str] = {}
     for optimizer in optimizers_of(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
     metrics = ids_of_metrics(model)

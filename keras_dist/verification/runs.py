@@ -112,13 +112,9 @@ class Copy:
     """A copy of a model that can start again from the same state."""
 
     def __init__(
-        self,
-        make: Callable[[], keras.Model],
-        scope: Callable[[], Any],
-        backend: Any,
+        self, make: Callable[[], keras.Model], scope: Callable[[], Any]
     ) -> None:
         self._scope = scope
-        self._backend = backend
         with scope():
             self.model = make()
         self.names: dict[int, str] = {}
@@ -139,10 +135,7 @@ class Copy:
         """Sets the state to start from, in the order of `variables_of`."""
         variables = copies.variables_of(self.model)
         self.initial = list(zip(variables, values, strict=True))
-        self.names = {
-            id(variable): name
-            for variable, name in zip(variables, names, strict=True)
-        }
+        self.names = dict(zip(map(id, variables), names, strict=True))
         self._random = state
 
     def predict(self, batch: Batch, index: int) -> RecordedStep:
@@ -178,24 +171,18 @@ class Copy:
         found = _of_logs(logs)
         for key, gradient in recorders.gradients().items():
             found["gradient", self.names[key]] = gradient
-        found |= self._variables(("state",))
-        return RecordedStep(
-            "gradients", index, batch.rows, found, self._before()
-        )
+        return self._recorded("gradients", index, batch, found, ["state"])
 
     def train(self, batches: Sequence[Batch]) -> list[RecordedStep]:
         """Returns losses, metrics and all variables after each step."""
         self._reset()
-        steps = []
-        for index, batch in enumerate(batches):
-            found = _of_logs(self._fit(batch))
-            found |= self._variables(("state", "weight", "slot"))
-            steps.append(
-                RecordedStep(
-                    "training", index, batch.rows, found, self._before()
-                )
+        kinds = ["state", "weight", "slot"]
+        return [
+            self._recorded(
+                "training", index, batch, _of_logs(self._fit(batch)), kinds
             )
-        return steps
+            for index, batch in enumerate(batches)
+        ]
 
     def _build_optimizer(self) -> None:
         """Makes the slots that `fit` would make."""
@@ -213,26 +200,32 @@ class Copy:
     def _reset(self) -> None:
         for variable, value in self.initial:
             variable.assign(value)
-        set_random_state(self._backend, self._random)
+        set_random_state(get_backend(), self._random)
 
-    def _variables(self, kinds: Sequence[str]) -> dict[Key, Any]:
-        of: copies.Kinds = copies.kinds_of(self.model)
-        known = [v for v in copies.variables_of(self.model) if id(v) in of]
-        chosen = [v for v in known if of[id(v)] in kinds]
-        ordered = sorted(chosen, key=lambda v: kinds.index(of[id(v)]))
-        return {
-            self._key(v, of): value
-            for v, value in zip(ordered, copies.values_of(ordered), strict=True)
-        }
-
-    def _before(self) -> dict[Key, Any]:
+    def _recorded(
+        self,
+        phase: str,
+        index: int,
+        batch: Batch,
+        found: dict[Key, Any],
+        kinds: Sequence[str],
+    ) -> RecordedStep:
+        """Adds the values of variables of some kinds to what was found."""
         of = copies.kinds_of(self.model)
-        return {
-            self._key(v, of): value for v, value in self.initial if id(v) in of
-        }
 
-    def _key(self, variable: keras.Variable, of: copies.Kinds) -> Key:
-        return of[id(variable)], self.names.get(id(variable), variable.path)
+        def key(variable: keras.Variable) -> Key:
+            name = self.names.get(id(variable), variable.path)
+            return of[id(variable)], name
+
+        variables = copies.variables_of(self.model)
+        for kind in kinds:
+            chosen = [v for v in variables if of.get(id(v)) == kind]
+            for each, value in zip(
+                chosen, copies.values_of(chosen), strict=True
+            ):
+                found[key(each)] = value
+        before = {key(v): value for v, value in self.initial if id(v) in of}
+        return RecordedStep(phase, index, batch.rows, found, before)
 
 
 def _is_built(model: keras.Model) -> bool:
@@ -261,7 +254,7 @@ def copies_of(
         # Both copies get the same names and the same random numbers.
         keras_internals.set_name_counts({})
         set_random_state(backend, state)
-        copy = Copy(make, scope, backend)
+        copy = Copy(make, scope)
         copy.build(batch)
         if isinstance(model, keras.Model) and model.built:
             copies.check_copy(copy.model, model)
