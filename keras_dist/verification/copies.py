@@ -13,7 +13,6 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 
 
-
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """Returns a model's optimizers, by the name of their attribute."""
     return {
