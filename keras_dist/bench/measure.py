@@ -20,7 +20,7 @@ from typing import Any
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.progress import TimeElapsedColumn
 
@@ -74,11 +74,7 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(
-        cls,
-        times: Sequence[float] | NDArray[np.float64],
-        base: Sequence[float] | NDArray[np.float64],
-    ) -> "Ratio":
+    def of(cls, times: ArrayLike, base: ArrayLike) -> "Ratio":
         """Returns the ratio of times to those of `base` in the same rounds."""
         paired = np.asarray(times) / np.asarray(base)
         low, median, high = np.percentile(paired, [25, 50, 75])
@@ -127,10 +123,6 @@ class Measurement:
         """The ratio of the base's copy to the base."""
         return Ratio.of(self.times[AGAIN], self.times[self.base])
 
-    @property
-    def rounds(self) -> int:
-        return len(self.times[self.base])
-
     def comparisons(self) -> list[Comparison]:
         """Returns the ratio of each pair, with a verdict."""
         rows = []
@@ -143,7 +135,7 @@ class Measurement:
             else:
                 ratio = Ratio.of(self.times[arm], self.times[other])
             name = f"{arm}/{other}"
-            word = verdict(ratio, self.noise, self.rounds)
+            word = verdict(ratio, self.noise, len(self.times[self.base]))
             rows.append(Comparison(name, ratio, word))
         return rows
 
