@@ -207,10 +207,9 @@ def _check_classes(copy: keras.Model, model: keras.Model) -> None:
     }
     for own, other in _pairs_of(copy, model):
         _check_class(own, other)
-        if not hasattr(own, "__dict__") or not hasattr(other, "__dict__"):
-            continue
-        for name, value in vars(other).items():
-            copied = vars(own).get(name)
+        attributes = getattr(own, "__dict__", {})
+        for name, value in getattr(other, "__dict__", {}).items():
+            copied = attributes.get(name)
             if copied is value or copied is None:
                 continue
             if hasattr(value, "get_config"):

@@ -19,8 +19,7 @@ from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.randomness import random_state
-from keras_dist.plugin.randomness import set_random_state
+from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.verification import compare
@@ -64,7 +63,11 @@ def verify(
     # Hooks that were installed during the trial would be undone with its
     # temporary replacements of Keras' methods.
     hooks.install()
-    with _everything_put_back(), alone_on_purpose():
+    with contextlib.ExitStack() as stack:
+        counts = keras_internals.name_counts()
+        stack.callback(keras_internals.set_name_counts, counts)
+        stack.enter_context(kept_random_state(get_backend()))
+        stack.enter_context(alone_on_purpose())
         own, other = copies_of(strategy, model, batches[0])
         trial = Trial(own, other, strategy.num_replicas_in_sync, batches)
         trial.run()
@@ -94,18 +97,6 @@ def _agreed(report: Report, workers: Workers | None) -> Report:
         note = f"Worker {first} is the first whose numbers differ."
         found = found.with_note(note)
     return found
-
-
-@contextlib.contextmanager
-def _everything_put_back() -> Iterator[None]:
-    """Restores the random states and the counts of names after the context."""
-    backend = get_backend()
-    state, names = random_state(backend), keras_internals.name_counts()
-    try:
-        yield
-    finally:
-        set_random_state(backend, state)
-        keras_internals.set_name_counts(names)
 
 
 class Trial:
