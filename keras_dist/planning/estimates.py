@@ -149,13 +149,8 @@ def memory(
     keepers = placement.keepers
     if not keepers:
         parts = placement.num_replicas if placement.is_sharded else 1
-        each = Memory(
-            load.weights,
-            load.optimizer(parts),
-            0,
-            load.trainable,
-            activations,
-        )
+        state = load.optimizer(parts)
+        each = Memory(load.weights, state, 0, load.trainable, activations)
         return dict.fromkeys(placement.devices, each)
     result = {}
     for name in placement.all_devices:
@@ -232,16 +227,14 @@ def _all_reduce(
     # state it is the same, which JAX on CPU devices does not reach: there it is
     # 1.5 times as much.
     total = 2 * (count - 1) * num_bytes
-    if not placement.is_sharded:
-        each = math.ceil(total / count)
-        sent = tuple((name, each) for name in names)
-        what = "gradients, all-reduce"
-        return (Transfer(what, between, sent, times * total),)
-    each = math.ceil(total / 2 / count)
+    kinds: tuple[str, ...] = ("gradients, all-reduce",)
+    if placement.is_sharded:
+        kinds = "gradients, reduce-scatter", "parameters, all-gather"
+    each = math.ceil(total / len(kinds) / count)
     sent = tuple((name, each) for name in names)
     return tuple(
-        Transfer(what, between, sent, times * total // 2)
-        for what in ("gradients, reduce-scatter", "parameters, all-gather")
+        Transfer(what, between, sent, times * total // len(kinds))
+        for what in kinds
     )
 
 

@@ -107,11 +107,14 @@ def show(
     placement = choice.placement
     of_devices = memory(load, placement, activations)
     sent = transfers(load, placement)
-    console.print(Text(f"{what}, {_where(choice.title, placement)}"))
-    console.print()
+    count = len(placement.devices)
+    where = f"{count} device{'s' if count > 1 else ''}"
     title = "Memory of each device"
     if placement.num_workers > 1:
+        where += f" on each of {placement.num_workers} workers"
         title += " of each worker"
+    console.print(Text(f"{what}, {choice.title}: {where}"))
+    console.print()
     console.print(tables.memory_table(title, of_devices))
     console.print()
     if sent:
@@ -128,14 +131,6 @@ def show(
         + "metrics, buffers of the framework, copies that mixed precision "
         "casts. What is sent is the least that it can be."
     )
-
-
-def _where(title: str, placement: Placement) -> str:
-    devices = f"{len(placement.devices)} device"
-    devices += "s" if len(placement.devices) > 1 else ""
-    if placement.num_workers > 1:
-        devices += f" on each of {placement.num_workers} workers"
-    return f"{title}: {devices}"
 
 
 def _beside(load: Load, choice: Choice, activations: int) -> Table:

@@ -1,6 +1,7 @@
 """The batches that both copies of a model get."""
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -115,11 +116,10 @@ def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
 def _of_dataset(
     x: Any, class_weight: Any, steps: int, num_replicas: int
 ) -> list[Batch]:
-    found: list[Batch] = []
-    for element in _elements(x):
-        found.append(_batch_of(element, class_weight))
-        if len(found) == steps:
-            break
+    found = [
+        _batch_of(element, class_weight)
+        for element in itertools.islice(_elements(x), steps)
+    ]
     if not found:
         raise ValueError(
             f"`verify` needs data to train with. Received: {x!r}, which has "
