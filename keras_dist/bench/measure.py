@@ -316,18 +316,14 @@ def bytes_sent() -> int | None:
     total = 0
     for name in os.listdir(_FOLDER):
         with contextlib.suppress(OSError):  # closed meanwhile, or not TCP
-            if os.readlink(f"{_FOLDER}/{name}").startswith("socket:"):
-                found = _sent_by(int(name))
-                if found is None:
-                    return None
-                total += found
+            if not os.readlink(f"{_FOLDER}/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                info = one.getsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE
+                )
+            # The structure was shorter before Linux 4.19.
+            if len(info) < _OFFSET + 8:
+                return None
+            total += int(struct.unpack_from("Q", info, _OFFSET)[0])
     return total
-
-
-def _sent_by(descriptor: int) -> int | None:
-    with socket.socket(fileno=os.dup(descriptor)) as one:
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
-    # The structure was shorter before Linux 4.19.
-    if len(info) < _OFFSET + 8:
-        return None
-    return int(struct.unpack_from("Q", info, _OFFSET)[0])

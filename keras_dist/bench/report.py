@@ -142,22 +142,22 @@ def _cell(each: measure.Measurement, name: str, arm: str) -> str:
 def settings_json(
     measurements: Sequence[measure.Measurement],
 ) -> list[dict[str, Any]]:
-    """Returns all measurements in types that JSON has; times are in seconds."""
+    """Returns all measurements for JSON; times are in seconds."""
     return [
         {
             "model": each.setting.size.name,
             "replicas": each.setting.num_replicas,
-            "devices": list(each.setting.devices),
+            "devices": each.setting.devices,
             "rows": each.setting.size.rows,
-            "widths": list(each.setting.size.widths),
+            "widths": each.setting.size.widths,
             "steps": each.steps,
             "noise": dataclasses.asdict(each.noise),
             "comparisons": [
                 dataclasses.asdict(row) for row in each.comparisons()
             ],
-            "counts": {name: dict(one) for name, one in each.counts.items()},
-            "losses": dict(each.losses),
-            "times": dict(each.times),
+            "counts": each.counts,
+            "losses": each.losses,
+            "times": each.times,
         }
         for each in measurements
     ]

@@ -13,16 +13,11 @@ from keras_dist.verification.report import Difference
 def cause_of(
     difference: Difference,
     model: keras.Model,
-    is_random: bool,
-    doubles: bool | None,
-    adding: Sequence[str],
+    is_random: bool,  # one device differs from itself
+    doubles: bool | None,  # each row twice changes it; `None` if not tried
+    adding: Sequence[str],  # layers that call `add_loss`
 ) -> Cause:
-    """Returns the likely cause of the first difference.
-
-    With `is_random`, one device differs from itself. With `doubles`, each row
-    twice changes the value, as it does no mean; `None` if that was not tried.
-    Layers of the names `adding` call `add_loss`.
-    """
+    """Returns the likely cause of the first difference."""
     kind, name = difference.kind, difference.name
     if is_random:
         return Cause(
