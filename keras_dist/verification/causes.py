@@ -62,7 +62,8 @@ def cause_of(
         )
     if not doubles:
         return _COUPLED
-    adds = f" {', '.join(adding)} calls `add_loss`." if adding else ""
+    layers = ", ".join(dict.fromkeys(adding))
+    adds = f" {layers} calls `add_loss`." if layers else ""
     return Cause(
         "a sum over rows",
         "Each row twice makes it larger on one device: it is a sum over "

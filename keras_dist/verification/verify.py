@@ -5,8 +5,9 @@ import functools
 import json
 import warnings
 from collections.abc import Callable
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -26,7 +27,6 @@ from keras_dist.verification import compare
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
 from keras_dist.verification.causes import cause_of
-from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
 from keras_dist.verification.runs import Copy
@@ -118,8 +118,7 @@ class Trial:
     def run(self) -> None:
         """Runs all phases, and compares their results."""
         parts = self._num_replicas
-        rows = [batch.rows for batch in self._batches]
-        if parts > 1 and not any(count % parts for count in rows):
+        if parts > 1 and not any(b.rows % parts for b in self._batches):
             self._notes.append(
                 f"Every batch had the same number of rows for each of {parts} "
                 "replicas: uneven batches were not compared."
@@ -144,12 +143,16 @@ class Trial:
 
     def report(self, model: str, strategy: str) -> Report:
         """Returns the report on the named model and strategy."""
+        first, cause = self._first, None
+        if first is not None:
+            own, random = self._own.model, self._is_random
+            cause = cause_of(first, own, random, self._doubles, self._adding)
         return Report(
             model,
             strategy,
             _most_telling(self._found),
-            self._first,
-            self._cause(),
+            first,
+            cause,
             _by_layer(self._found),
             tuple(batch.rows for batch in self._batches),
             tuple(self._notes),
@@ -158,18 +161,6 @@ class Trial:
     @property
     def _first(self) -> Difference | None:
         return next((each for each in self._found if each.differs), None)
-
-    def _cause(self) -> Cause | None:
-        first = self._first
-        if first is None:
-            return None
-        return cause_of(
-            first,
-            self._own.model,
-            self._is_random,
-            self._doubles,
-            list(dict.fromkeys(self._adding)),
-        )
 
     def _without_training(self, name: str) -> None:
         # An uneven batch, if there is one.
@@ -200,7 +191,9 @@ class Trial:
         for index, batch in enumerate(self._batches):
             step = own.gradients(batch, index, kept)
             if not index:
-                self._check_repeats(step, own.gradients(batch, index, kept))
+                again = own.gradients(batch, index, kept)
+                repeated = compare.compare(step, again, None, self._tolerance)
+                self._is_random = any(each.differs for each in repeated)
             noisy = None
             if (turned := batch.reordered()) is not None:
                 noisy = own.gradients(turned, index, kept)
@@ -211,6 +204,10 @@ class Trial:
         self._double(lambda b, i: own.gradients(b, i, kept), "gradients")
         kept.undo()
         others.undo()
+        if self._is_random:
+            self._notes.append(
+                "On one device alone, the same step twice gives other numbers."
+            )
         if not keeps_order:
             self._notes.append(
                 "On one device alone, rows in another order give other "
@@ -228,14 +225,6 @@ class Trial:
         other = self._other.train(self._batches)
         for step, theirs, noise in zip(own, other, noisy, strict=True):
             self._found += compare.compare(step, theirs, noise, self._tolerance)
-
-    def _check_repeats(self, step: RecordedStep, again: RecordedStep) -> None:
-        again_differs = compare.compare(step, again, None, self._tolerance)
-        if any(each.differs for each in again_differs):
-            self._is_random = True
-            self._notes.append(
-                "On one device alone, the same step twice gives other numbers."
-            )
 
     def _double(
         self, run: Callable[[Batch, int], RecordedStep], phase: str
@@ -280,8 +269,7 @@ def _by_layer(found: list[Difference]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
 
-@contextlib.contextmanager
-def _noting_losses(names: list[str]) -> Iterator[None]:
+def _noting_losses(names: list[str]) -> AbstractContextManager[Any]:
     """Collects the user's layers that call `add_loss` inside of the context."""
     original = keras.Layer.add_loss
 
@@ -291,8 +279,4 @@ def _noting_losses(names: list[str]) -> Iterator[None]:
             names.append(f"layer '{self.name}'")
         original(self, loss)
 
-    keras.Layer.add_loss = add_loss
-    try:
-        yield
-    finally:
-        keras.Layer.add_loss = original
+    return mock.patch.object(keras.Layer, "add_loss", add_loss)
