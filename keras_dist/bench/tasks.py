@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -16,27 +17,21 @@ from keras_dist.tools.users_function import function_of
 from keras_dist.tools.users_function import told
 
 
+@dataclass(eq=False)
 class Task:
     """A model, made anew for each arm, and the data that it is trained on."""
 
-    def __init__(
-        self,
-        size: loops.ModelSize,
-        make: Callable[[], keras.Model],
-        x: Any,
-        y: Any,
-        is_known: bool = False,
-    ) -> None:
-        self.size = size
-        self.is_known = is_known
-        self._make = make
-        self._given = x, y
-        self._repeated: tuple[int, Any] = (0, None)
+    size: loops.ModelSize
+    make: Callable[[], keras.Model]
+    x: Any
+    y: Any
+    is_known: bool = False  # all arms must have the same loss
+    _repeated: tuple[int, Any] = (0, None)
 
     def model(self) -> keras.Model:
         """Returns a new model, with the same weights each time."""
         keras.utils.set_random_seed(0)
-        return self._make()
+        return self.make()
 
     def data(self, steps: int) -> tuple[Any, Any]:
         """Returns `x` and `y` of `steps` global batches; rows may repeat."""
@@ -44,7 +39,7 @@ class Task:
             rows = steps * self.size.rows
             repeated = keras.tree.map_structure(
                 lambda each: np.resize(each, (rows, *each.shape[1:])),
-                self._given,
+                (self.x, self.y),
             )
             self._repeated = steps, repeated
         x, y = self._repeated[1]
@@ -88,13 +83,7 @@ def users_task(spec: str, rows: int) -> Task:
     task = Task(
         loops.ModelSize(spec, rows, ()), lambda: called(spec, function)[0], x, y
     )
-    _try(spec, model, task)
-    return task
-
-
-def _try(spec: str, model: keras.Model, task: Task) -> None:
-    """Trains a model that no arm uses, so that its errors are the user's."""
-    rows = task.size.rows
+    # A model that no arm uses is trained, so that its errors are the user's.
     ((x, y),) = task.batches(1)
     try:
         model.fit(x, y, batch_size=rows, verbose=0)
@@ -104,6 +93,7 @@ def _try(spec: str, model: keras.Model, task: Task) -> None:
             f"`model.fit` with one batch of {rows} rows of `x` and `y` failed "
             f"with {told(error)}"
         ) from error
+    return task
 
 
 def _check(spec: str, given: Any) -> None:
