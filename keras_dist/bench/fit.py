@@ -98,6 +98,7 @@ def measure_fit(
     on_round: Callable[[], None],
 ) -> measure.Measurement:
     """Measures all arms in blocks that alternate."""
+    counts = Counts(benchmarks, setting.num_replicas)
     placed = functools.partial(on_device, setting.devices[0])
     plain = functools.partial(FitLoop, task, placed, placed)
     # Neighbors are measured one after the other.
@@ -107,63 +108,67 @@ def measure_fit(
         measure.AGAIN: plain,
         **benchmarks.native_fits(task, setting.devices),
     }
-    arms: dict[str, loops.Loop] = {}
-    losses: dict[str, float] = {}
-    counts: dict[str, dict[str, float | None]] = defaultdict(dict)
-    empty = keras.Sequential([keras.Input((1,))])
+    arms, losses = {}, {}
     with contextlib.ExitStack() as stack:
         for name, make in makers.items():
-            before = _live_bytes(benchmarks, empty)
-            arm = arms[name] = make()
-            stack.callback(arm.close)
-            if not isinstance(arm, ModelLoop):
-                # Calls in other processes are not counted.
-                arm.run(measure.FEW)
-                losses[name] = arm.run(1)
-                continue
-            counts["traces"][name] = _traces(arm)
-            losses[name] = arm.run(1)
-            after = _live_bytes(benchmarks, arm.model)
-            held = None if before is None or after is None else after - before
-            counts["live_bytes"][name] = held
+            arms[name], losses[name] = counts.warm(name, make)
+            stack.callback(arms[name].close)
         if task.is_known:
             measure.check_losses(losses, others=(), base=BASE)
         for name, arm in arms.items():
             if name != measure.AGAIN and isinstance(arm, ModelLoop):
-                found = _count(benchmarks, arm, setting.num_replicas)
-                for what, number in found.items():
-                    counts[what][name] = number
-        counts["planned_bytes"][OURS] = _planned(arms[OURS], setting)
+                counts.count(name, arm)
+        counts.numbers["planned_bytes"][OURS] = _planned(arms[OURS], setting)
         steps = measure.steps_that_take(arms[BASE], seconds)
         # The data that all arms share is made before the first one is timed.
         task.data(steps)
         times = measure.time_arms(arms, steps, rounds, on_round)
     pairs = [(OURS, name) for name in arms if name not in (OURS, measure.AGAIN)]
     return measure.Measurement(
-        setting, steps, times, losses, counts, pairs, BASE
+        setting, steps, times, losses, counts.numbers, pairs, BASE
     )
 
 
-def _count(
-    benchmarks: Benchmarks, arm: ModelLoop, num_replicas: int
-) -> dict[str, float | None]:
-    """Counts traces, calls and collectives of a warm arm."""
+class Counts:
+    """Counts of each arm; `numbers` has the form of `Measurement.counts`."""
 
-    def collectives(steps: int) -> int | None:
-        return benchmarks.fit_collectives(arm, steps, num_replicas)
+    def __init__(self, benchmarks: Benchmarks, num_replicas: int) -> None:
+        self.numbers: dict[str, dict[str, float | None]] = defaultdict(dict)
+        self._benchmarks = benchmarks
+        self._num_replicas = num_replicas
 
-    return {
-        "traced_again": _traces(arm),
-        "calls": measure.calls_a_step(arm, measure.FEW),
-        "collectives": measure.a_step(collectives, 2),
-    }
+    def warm(
+        self, name: str, make: Callable[[], loops.Loop]
+    ) -> tuple[loops.Loop, float]:
+        """Makes an arm and warms it up; returns it with its loss."""
+        before = self._live_bytes(keras.Sequential([keras.Input((1,))]))
+        arm = make()
+        if not isinstance(arm, ModelLoop):
+            # Calls in other processes are not counted.
+            arm.run(measure.FEW)
+            return arm, arm.run(1)
+        self.numbers["traces"][name] = _traces(arm)
+        loss = arm.run(1)
+        after = self._live_bytes(arm.model)
+        held = None if before is None or after is None else after - before
+        self.numbers["live_bytes"][name] = held
+        return arm, loss
 
+    def count(self, name: str, arm: ModelLoop) -> None:
+        """Counts traces, calls and collectives of a warm arm."""
+        self.numbers["traced_again"][name] = _traces(arm)
+        self.numbers["calls"][name] = measure.calls_a_step(arm, measure.FEW)
+        self.numbers["collectives"][name] = measure.a_step(
+            lambda steps: self._benchmarks.fit_collectives(
+                arm, steps, self._num_replicas
+            ),
+            2,
+        )
 
-def _live_bytes(benchmarks: Benchmarks, model: keras.Model) -> int | None:
-    """Returns the bytes that are alive on all devices of this process."""
-    gc.collect()
-    held = benchmarks.live_bytes(model)
-    return None if held is None else sum(held.values())
+    def _live_bytes(self, model: keras.Model) -> int | None:
+        gc.collect()
+        held = self._benchmarks.live_bytes(model)
+        return None if held is None else sum(held.values())
 
 
 def _traces(arm: ModelLoop) -> int | None:
