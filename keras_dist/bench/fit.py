@@ -21,11 +21,9 @@ from keras_dist.bench.tasks import Task
 from keras_dist.bench.tasks import on_device
 from keras_dist.bench.tasks import task_of
 from keras_dist.bench.tasks import users_task
-from keras_dist.planning.estimates import transfers
+from keras_dist.planning.estimates import bytes_sent
 from keras_dist.strategies.mirrored import MirroredStrategy
-from keras_dist.tools.counting import kept_of
-from keras_dist.tools.counting import load_of
-from keras_dist.tools.counting import placement_of
+from keras_dist.tools import counting
 
 ARMS = (
     "Ours: `fit` under `MirroredStrategy`. Keras: `fit` without a strategy, "
@@ -50,27 +48,19 @@ def run_fit(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures `fit` with and without a strategy, beside the framework's own.
-
-    `users_model` is `"module:function"` and a global batch, to measure too.
-    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
-    block takes about `seconds`, and each arm has `rounds` of them.
-    """
+    """Measures `fit` with and without a strategy, and publishes the report."""
     sizes = [loops.size_of(name) for name in models]
     groups = loops.groups_of_devices(replicas, device_type)
     benchmarks = get_benchmarks("has no training to compare with")
     tasks = [task_of(size) for size in sizes]
     if users_model is not None:
         tasks.append(users_task(*users_model))
-    loops.check_shares(
-        [loops.Setting(t.size, each) for t in tasks for each in groups]
-    )
     jobs = {
-        loops.Setting(task.size, devices).title: functools.partial(
-            measure_fit, benchmarks, task, devices, rounds, seconds
+        setting.title: functools.partial(
+            measure_fit, benchmarks, task, setting, rounds, seconds
         )
         for task in tasks
-        for devices in groups
+        for setting in loops.settings_of([task.size], groups)
     }
     measured = measure.in_turn(jobs, rounds)
     text = [ARMS, *_notes(tasks, measured)]
@@ -86,18 +76,14 @@ def _notes(
     known = {task.size.name for task in tasks if task.is_known}
     notes = []
     for each in measured:
-        expected = each.losses[each.base]
-        far = [
-            f"{name} {loss:.4f}"
-            for name, loss in each.losses.items()
-            if not abs(loss - expected) <= measure.TOLERANCE * abs(expected)
-        ]
+        far = measure.far_losses(each.losses, each.base)
         if far and each.setting.size.name not in known:
+            others = ", ".join(f"{arm} {far[arm]:.4f}" for arm in far)
             notes.append(
                 f"Losses after the first steps of {each.setting.title} "
-                f"differ: {each.base} {expected:.4f}, {', '.join(far)}. With "
-                "ours, layers that draw random numbers do that, or it is a "
-                "bug; the framework's own arms may, for one, normalize "
+                f"differ: {each.base} {each.losses[each.base]:.4f}, {others}. "
+                "With ours, layers that draw random numbers do that, or it is "
+                "a bug; the framework's own arms may, for one, normalize "
                 "batches by a replica's rows only."
             )
     return notes
@@ -106,20 +92,25 @@ def _notes(
 def measure_fit(
     benchmarks: Benchmarks,
     task: Task,
-    devices: tuple[str, ...],
+    setting: loops.Setting,
     rounds: int,
     seconds: float,
     on_round: Callable[[], None],
 ) -> measure.Measurement:
-    """Measures all arms in blocks that alternate.
-
-    `devices` has one device for each replica. A block of plain Keras takes
-    about `seconds`. `on_round` is called after each round.
-    """
-    counts = Counts(benchmarks, len(devices))
+    """Measures all arms in blocks that alternate."""
+    counts = Counts(benchmarks, setting.num_replicas)
+    placed = functools.partial(on_device, setting.devices[0])
+    plain = functools.partial(FitLoop, task, placed, placed)
+    # Neighbors are measured one after the other.
+    makers: dict[str, Callable[[], loops.Loop]] = {
+        BASE: plain,
+        OURS: lambda: FitLoop(task, MirroredStrategy(setting.devices).scope),
+        measure.AGAIN: plain,
+        **benchmarks.native_fits(task, setting.devices),
+    }
     arms, losses = {}, {}
     with contextlib.ExitStack() as stack:
-        for name, make in _makers(benchmarks, task, devices).items():
+        for name, make in makers.items():
             arms[name], losses[name] = counts.warm(name, make)
             stack.callback(arms[name].close)
         if task.is_known:
@@ -127,33 +118,15 @@ def measure_fit(
         for name, arm in arms.items():
             if name != measure.AGAIN and isinstance(arm, ModelLoop):
                 counts.count(name, arm)
-        counts.numbers["planned_bytes"][OURS] = _planned(arms[OURS], devices)
+        counts.numbers["planned_bytes"][OURS] = _planned(arms[OURS], setting)
         steps = measure.steps_that_take(arms[BASE], seconds)
         # The data that all arms share is made before the first one is timed.
         task.data(steps)
         times = measure.time_arms(arms, steps, rounds, on_round)
     pairs = [(OURS, name) for name in arms if name not in (OURS, measure.AGAIN)]
-    setting = loops.Setting(task.size, devices)
     return measure.Measurement(
         setting, steps, times, losses, counts.numbers, pairs, BASE
     )
-
-
-def _makers(
-    benchmarks: Benchmarks, task: Task, devices: tuple[str, ...]
-) -> dict[str, Callable[[], loops.Loop]]:
-    """Returns functions that make the arms, by name.
-
-    Neighbors are measured one after the other.
-    """
-    placed = functools.partial(on_device, devices[0])
-    plain = functools.partial(FitLoop, task, placed, placed)
-    return {
-        BASE: plain,
-        OURS: lambda: FitLoop(task, MirroredStrategy(devices).scope),
-        measure.AGAIN: plain,
-        **benchmarks.native_fits(task, devices),
-    }
 
 
 class Counts:
@@ -183,21 +156,16 @@ class Counts:
 
     def count(self, name: str, arm: ModelLoop) -> None:
         """Counts traces, calls and collectives of a warm arm."""
-
-        def collectives(steps: int) -> int | None:
-            return self._benchmarks.fit_collectives(
-                arm, steps, self._num_replicas
-            )
-
         self.numbers["traced_again"][name] = _traces(arm)
         self.numbers["calls"][name] = measure.calls_a_step(arm, measure.FEW)
-        self.numbers["collectives"][name] = measure.a_step(collectives, 2)
+        self.numbers["collectives"][name] = measure.a_step(
+            lambda steps: self._benchmarks.fit_collectives(
+                arm, steps, self._num_replicas
+            ),
+            2,
+        )
 
     def _live_bytes(self, model: keras.Model) -> int | None:
-        """Returns the bytes that are alive on all devices of this process.
-
-        It is `None` if the framework can't count them.
-        """
         gc.collect()
         held = self._benchmarks.live_bytes(model)
         return None if held is None else sum(held.values())
@@ -211,10 +179,9 @@ def _traces(arm: ModelLoop) -> int | None:
     return None if profile.of_wanted >= measure.FEW else profile.of_wanted
 
 
-def _planned(arm: loops.Loop, devices: tuple[str, ...]) -> int:
+def _planned(arm: loops.Loop, setting: loops.Setting) -> int:
     """Returns the bytes sent in a step that `keras-dist plan` computes."""
     assert isinstance(arm, ModelLoop)
-    model = arm.model
-    placement = placement_of(MirroredStrategy(devices).plan)
-    sent = transfers(load_of(model), placement, kept_of(model))
-    return sum(each.total for each in sent)
+    placement = counting.placement_of(MirroredStrategy(setting.devices).plan)
+    load, kept = counting.load_of(arm.model), counting.kept_of(arm.model)
+    return bytes_sent(load, placement, kept)

@@ -32,14 +32,11 @@ Scope = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A multilayer perceptron and the batch it is trained on.
-
-    `rows` is the global batch; `widths` are features, hidden units, classes.
-    """
+    """A multilayer perceptron and the batch it is trained on."""
 
     name: str
-    rows: int
-    widths: tuple[int, ...]
+    rows: int  # of a global batch
+    widths: tuple[int, ...]  # features, hidden units, classes
 
 
 MODELS = {
@@ -53,17 +50,13 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A model on devices; every arm starts with its weights and batches.
-
-    `devices` has one device for each replica.
-    """
+    """A model on devices; every arm starts with its weights and batches."""
 
     size: ModelSize
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # one of each replica
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas that share a batch."""
         return len(self.devices)
 
     @property
@@ -82,13 +75,10 @@ class Setting:
         return weights
 
     def batches(self, rows: int | None = None) -> list[Batch]:
-        """Returns batches of float32 features and int32 classes.
-
-        All batches have the same features and different classes, so that no
-        model can fit them: gradients that fade into denormal numbers would make
-        late steps slower than early ones. Each batch is cut to `rows`, if that
-        is given.
-        """
+        """Returns batches of float32 features and int32 classes."""
+        # All have the same features and different classes, so that no model
+        # can fit them: gradients that fade into denormal numbers would make
+        # late steps slower than early ones.
         rng = np.random.default_rng(1)
         size = self.size
         x = rng.normal(size=(size.rows, size.widths[0])).astype("float32")
@@ -126,7 +116,6 @@ class Setting:
         return model, optimizer
 
     def compiled(self) -> keras.Model:
-        """Returns a new model that is compiled with its optimizer and loss."""
         model = self.model()
         model.compile(
             keras.optimizers.Adam(LEARNING_RATE),
@@ -136,7 +125,6 @@ class Setting:
 
 
 def row_losses(y: Any, logits: Any) -> Any:
-    """Returns the loss of each row."""
     return keras.losses.sparse_categorical_crossentropy(
         y, logits, from_logits=True
     )
@@ -152,11 +140,11 @@ def size_of(name: str) -> ModelSize:
     return MODELS[name]
 
 
-def check_shares(settings: Sequence[Setting]) -> None:
-    """Refuses batches that can't be split into equal shares.
-
-    The framework's own distribution needs them.
-    """
+def settings_of(
+    sizes: Sequence[ModelSize], groups: Sequence[tuple[str, ...]]
+) -> list[Setting]:
+    """Returns all sizes on all groups; refuses batches without equal shares."""
+    settings = [Setting(size, devices) for size in sizes for devices in groups]
     for setting in settings:
         rows = setting.size.rows
         if rows % setting.num_replicas:
@@ -165,16 +153,13 @@ def check_shares(settings: Sequence[Setting]) -> None:
                 f"equal shares. Received: N = {setting.num_replicas}. "
                 f"Expected: a number that divides {rows}, such as 2 or 4."
             )
+    return settings
 
 
 def groups_of_devices(
     replicas: Sequence[int] | None, device_type: str
 ) -> list[tuple[str, ...]]:
-    """Returns the devices of each number of replicas; CPUs are virtual devices.
-
-    `replicas` of `None` are 1, 2, 4 and so on up to all devices (for CPUs,
-    cores).
-    """
+    """Returns the devices of each number of replicas; `None` is all numbers."""
     on_cpu = device_type == "cpu"
     if replicas is None:
         count = os.cpu_count() if on_cpu else len(list_devices(device_type))
@@ -197,54 +182,51 @@ class Loop(ABC):
 
     @abstractmethod
     def run(self, steps: int) -> float:
-        """Trains for a number of steps, and waits for the last one.
-
-        Batches are taken in turns, from the first one on. Returns the last
-        step's loss over the global batch.
-        """
+        """Trains from the first batch on, waits, and returns the last loss."""
 
     def close(self) -> None:
         """Ends what the loop has started; a second call does nothing."""
 
 
 class StepLoop(Loop):
-    """A loop that calls `step` with the features and classes of each batch."""
+    """A loop that calls `step` with the parts of each batch."""
 
-    batches: Sequence[tuple[Any, Any]]
-    step: Callable[[Any, Any], Any]
-
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
-        """Returns the batches of a number of steps."""
-        return itertools.islice(itertools.cycle(self.batches), steps)
-
-    def run(self, steps: int) -> float:
-        step, loss = self.step, None
-        for x, y in self.feed(steps):
-            loss = step(x, y)
-        return float(keras.ops.convert_to_numpy(loss))
-
-
-class BatchLoop(StepLoop):
-    """A loop that calls `train_on_batch`, which is the step of `fit`.
-
-    The model is made in the context manager of `built_in`, and trained in that
-    of `runs_in`.
-    """
+    runs_in: Scope = contextlib.nullcontext
 
     def __init__(
         self,
-        setting: Setting,
-        batches: list[Batch],
-        built_in: Scope = contextlib.nullcontext,
+        step: Callable[..., Any],
+        batches: Sequence[Any],
+        place: Callable[[Any], Any] | None = None,
         runs_in: Scope = contextlib.nullcontext,
     ) -> None:
+        self.step = step
         self.batches = batches
-        self._runs_in = runs_in
-        with built_in():
-            # A strategy's `train_on_batch` does not keep its model alive.
-            self._model = setting.compiled()
-        self.step = self._model.train_on_batch
+        self.runs_in = runs_in
+        self._place = place
+
+    def feed(self, steps: int) -> Iterable[Any]:
+        batches = itertools.islice(itertools.cycle(self.batches), steps)
+        return batches if self._place is None else map(self._place, batches)
 
     def run(self, steps: int) -> float:
-        with self._runs_in():
-            return super().run(steps)
+        step, loss = self.step, None
+        with self.runs_in():
+            for batch in self.feed(steps):
+                loss = step(*batch)
+        return float(keras.ops.convert_to_numpy(loss))
+
+
+def batch_loop(
+    setting: Setting,
+    batches: list[Batch],
+    built_in: Scope = contextlib.nullcontext,
+    runs_in: Scope = contextlib.nullcontext,
+) -> StepLoop:
+    """Returns a loop of `train_on_batch`, which is the step of `fit`."""
+    with built_in():
+        model = setting.compiled()
+    # A strategy's `train_on_batch` does not keep its model alive.
+    return StepLoop(
+        lambda x, y: model.train_on_batch(x, y), batches, runs_in=runs_in
+    )

@@ -20,7 +20,7 @@ from typing import Any
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.progress import TimeElapsedColumn
 
@@ -74,11 +74,7 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(
-        cls,
-        times: Sequence[float] | NDArray[np.float64],
-        base: Sequence[float] | NDArray[np.float64],
-    ) -> "Ratio":
+    def of(cls, times: ArrayLike, base: ArrayLike) -> "Ratio":
         """Returns the ratio of times to those of `base` in the same rounds."""
         paired = np.asarray(times) / np.asarray(base)
         low, median, high = np.percentile(paired, [25, 50, 75])
@@ -89,13 +85,7 @@ class Ratio:
 
 
 def verdict(ratio: Ratio, noise: Ratio, rounds: int) -> str:
-    """Returns the meaning of a ratio in a word.
-
-    It is "few rounds" for fewer than `LEAST_ROUNDS`; "noise" if the ratio of an
-    arm to its copy (`noise`) shows that the machine was too busy; "level" if
-    the difference is not larger than what passes for noise, or the quartiles
-    disagree on its sign; else "faster" or "slower".
-    """
+    """Returns the meaning of a ratio in a word."""
     if rounds < LEAST_ROUNDS:
         return "few rounds"
     least, most = NOISE
@@ -118,31 +108,20 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All numbers of one setting.
-
-    A block has `steps` steps. `times` has the seconds of a step of each arm,
-    one for each round; `losses` are those after the first steps. `counts` has
-    the number of each arm by what was counted, `None` if it is not known. The
-    arm `"again"` is a copy of `base`.
-    """
+    """All numbers of one setting."""
 
     setting: Setting
-    steps: int
-    times: Mapping[str, list[float]]
-    losses: Mapping[str, float]
-    counts: Mapping[str, Mapping[str, float | None]]
+    steps: int  # of a block
+    times: Mapping[str, list[float]]  # of a step, for each arm and round
+    losses: Mapping[str, float]  # after the first steps
+    counts: Mapping[str, Mapping[str, float | None]]  # what, then which arm
     pairs: Sequence[tuple[str, str]]
-    base: str = "native"
+    base: str = "native"  # the arm that `AGAIN` is a copy of
 
     @property
     def noise(self) -> Ratio:
         """The ratio of the base's copy to the base."""
         return Ratio.of(self.times[AGAIN], self.times[self.base])
-
-    @property
-    def rounds(self) -> int:
-        """The number of blocks of each arm."""
-        return len(self.times[self.base])
 
     def comparisons(self) -> list[Comparison]:
         """Returns the ratio of each pair, with a verdict."""
@@ -156,7 +135,7 @@ class Measurement:
             else:
                 ratio = Ratio.of(self.times[arm], self.times[other])
             name = f"{arm}/{other}"
-            word = verdict(ratio, self.noise, self.rounds)
+            word = verdict(ratio, self.noise, len(self.times[self.base]))
             rows.append(Comparison(name, ratio, word))
         return rows
 
@@ -177,12 +156,7 @@ def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def in_turn(jobs: Mapping[str, Job[T]], rounds: int | None = None) -> list[T]:
-    """Does jobs one after another, shows progress, and returns their results.
-
-    Progress goes to standard error: a bar on a terminal, lines elsewhere.
-    `rounds` is the number of each job's rounds, or `None` if jobs don't report
-    them.
-    """
+    """Does jobs one after another, shows progress, and returns the results."""
     console = Console(stderr=True, highlight=False)
     done = []
     with progress_bar(console, TimeElapsedColumn()) as progress:
@@ -200,23 +174,26 @@ def check_losses(
     others: Collection[str] = ("ragged",),
     base: str = "native",
 ) -> None:
-    """Refuses to compare arms whose losses differ from the arm `base`.
-
-    `losses` are those after equally many steps. `others` are arms that have
-    other rows and may differ.
-    """
-    expected = losses[base]
-    for name, loss in losses.items():
-        # A comparison with NaN is false, so a loss that blew up is refused.
-        if name not in others and not (
-            abs(loss - expected) <= TOLERANCE * abs(expected)
-        ):
+    """Refuses to compare arms whose losses differ from the arm `base`."""
+    for name, loss in far_losses(losses, base).items():
+        if name not in others:
             raise LossMismatchError(
                 f"The arm '{name}' computes something else than the arm "
                 f"'{base}'. Received: a loss of {loss} after the first steps. "
-                f"Expected: {expected}, up to {TOLERANCE:.0e} of it. This "
+                f"Expected: {losses[base]}, up to {TOLERANCE:.0e} of it. This "
                 "is a bug; please report it with the versions you use."
             )
+
+
+def far_losses(losses: Mapping[str, float], base: str) -> dict[str, float]:
+    """Returns the losses that differ from that of the arm `base`."""
+    expected = losses[base]
+    # A comparison with NaN is false, so a loss that blew up is far.
+    return {
+        name: loss
+        for name, loss in losses.items()
+        if not abs(loss - expected) <= TOLERANCE * abs(expected)
+    }
 
 
 def time_arms(
@@ -226,11 +203,7 @@ def time_arms(
     on_round: Callable[[], None],
     on_block: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Returns the seconds that a step of each arm takes in each round.
-
-    A block has `steps` steps. `on_round` is called after each round, `on_block`
-    before each block.
-    """
+    """Returns the seconds that a step of each arm takes in each round."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     order = list(arms)
     for _ in range(rounds):
@@ -256,11 +229,9 @@ def steps_in(arm: Loop, seconds: float) -> int:
 
 
 def steps_that_take(arm: Loop, seconds: float) -> int:
-    """Returns the number of steps that take `seconds`, besides a call's cost.
-
-    On TensorFlow, a call of `fit` costs as much as many steps. So the time that
-    twice as many steps add is what counts.
-    """
+    """Returns how many steps take `seconds`, without the cost of a call."""
+    # On TensorFlow, a call of `fit` costs as much as many steps. So the time
+    # that twice as many steps add is what counts.
 
     def taken_by(steps: int) -> float:
         start = time.perf_counter()
@@ -280,10 +251,7 @@ def steps_that_take(arm: Loop, seconds: float) -> int:
 
 
 class Profile:
-    """A context that counts calls.
-
-    Calls of the code objects `wanted` are counted apart.
-    """
+    """A context that counts calls."""
 
     def __init__(self, wanted: Collection[CodeType] = ()) -> None:
         self._wanted = wanted
@@ -313,10 +281,7 @@ class Profile:
 
 
 def calls_a_step(loop: Loop, steps: int) -> float:
-    """Returns the number of Python functions that a step calls in this thread.
-
-    The loop must be warm. `steps` is the number of steps to count in.
-    """
+    """Returns the Python calls in a step of a warm loop, in this thread."""
 
     def calls(steps: int) -> int:
         # Collecting garbage calls functions of some libraries.
@@ -335,11 +300,7 @@ def calls_a_step(loop: Loop, steps: int) -> float:
 
 
 def a_step(in_steps: Callable[[int], int | None], steps: int) -> float | None:
-    """Returns the count that one step adds, without a block's fixed count.
-
-    `in_steps` counts in a number of steps; it is called for `steps` and for
-    twice as many.
-    """
+    """Returns the count that one step adds, without a block's fixed count."""
     few, many = in_steps(steps), in_steps(2 * steps)
     if few is None or many is None:
         return None
@@ -349,27 +310,20 @@ def a_step(in_steps: Callable[[int], int | None], steps: int) -> float | None:
 
 
 def bytes_sent() -> int | None:
-    """Returns the bytes sent by all TCP sockets that are open now.
-
-    It is `None` if the system doesn't tell.
-    """
+    """Returns the bytes sent by all open TCP sockets, if the system tells."""
     if not sys.platform.startswith("linux"):
         return None
     total = 0
     for name in os.listdir(_FOLDER):
         with contextlib.suppress(OSError):  # closed meanwhile, or not TCP
-            if os.readlink(f"{_FOLDER}/{name}").startswith("socket:"):
-                found = _sent_by(int(name))
-                if found is None:
-                    return None
-                total += found
+            if not os.readlink(f"{_FOLDER}/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                info = one.getsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE
+                )
+            # The structure was shorter before Linux 4.19.
+            if len(info) < _OFFSET + 8:
+                return None
+            total += int(struct.unpack_from("Q", info, _OFFSET)[0])
     return total
-
-
-def _sent_by(descriptor: int) -> int | None:
-    with socket.socket(fileno=os.dup(descriptor)) as one:
-        info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE)
-    # The structure was shorter before Linux 4.19.
-    if len(info) < _OFFSET + 8:
-        return None
-    return int(struct.unpack_from("Q", info, _OFFSET)[0])

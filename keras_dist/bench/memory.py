@@ -1,10 +1,5 @@
-"""The memory that devices hold under each strategy, beside the plan.
+"""The memory that devices hold under each strategy, beside the plan."""
 
-Each arm trains in a process of its own, so that no memory of another arm is
-alive in it.
-"""
-
-import functools
 import gc
 import math
 from collections.abc import Callable
@@ -12,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import asdict
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,6 +15,7 @@ from rich.table import Table
 
 from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.bench.benchmarks import lacking
+from keras_dist.bench.measure import Job
 from keras_dist.bench.measure import in_turn
 from keras_dist.bench.report import BenchReport
 from keras_dist.bench.report import Output
@@ -27,16 +24,14 @@ from keras_dist.bench.report import header
 from keras_dist.launch.function import launch
 from keras_dist.planning import tables
 from keras_dist.planning.estimates import Placement
+from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
-from keras_dist.planning.estimates import transfers
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.strategy import Strategy
-from keras_dist.tools.counting import kept_of
-from keras_dist.tools.counting import load_of
-from keras_dist.tools.counting import placement_of
+from keras_dist.tools import counting
 
 SHARDED = "optimizer sharded"
 _LACK = "can't tell what memory is held"
@@ -46,31 +41,17 @@ NUM_LAYERS = 4
 
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """The memory of one arm between steps, by device.
-
-    `planned` and `bytes_sent`, of a step, are what `keras-dist plan` computes.
-    """
+    """The memory of one arm between steps, by device."""
 
     arm: str
     parameters: int
     measured: Mapping[str, int]
     planned: Mapping[str, int]
-    bytes_sent: int
-
-    def pairs(self) -> list[tuple[str, tuple[int, int]]]:
-        """Returns the measured and the planned bytes of each device."""
-        return [
-            (name, (held, self.planned.get(name, 0)))
-            for name, held in self.measured.items()
-        ]
+    bytes_sent: int  # in a step, as planned
 
 
 def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
-    """Returns functions that make the strategy of each arm, by name.
-
-    `num_devices` devices compute. Central variables are on the device after
-    those.
-    """
+    """Returns functions that make the strategy of each arm, by name."""
     computing = [f"cpu:{index}" for index in range(num_devices)]
     known: dict[str, Callable[[], Strategy | None]] = {
         "plain Keras": lambda: None,
@@ -87,38 +68,26 @@ def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
 
 
 def run_memory(num_devices: int, num_parameters: int, output: Output) -> None:
-    """Measures what devices hold after a step, and shows it beside the plan.
-
-    `num_devices` devices compute, and the model has about `num_parameters`
-    parameters.
-    """
+    """Measures what devices hold after a step, and shows it beside the plan."""
     counted = get_benchmarks(_LACK).live_bytes_text
     if counted is None:
         raise lacking(_LACK)
 
-    def in_process(arm: str, on_round: object) -> MeasuredMemory:
-        (found,) = launch(
-            measure_memory,
-            (arm, num_devices, num_parameters),
-            workers=1,
-            devices=num_devices + 1,
+    def job(arm: str) -> Job[list[Any]]:
+        arguments = arm, num_devices, num_parameters
+        return lambda _: launch(
+            measure_memory, arguments, workers=1, devices=num_devices + 1
         )
-        assert isinstance(found, MeasuredMemory)
-        return found
 
-    jobs = {
-        name: functools.partial(in_process, name) for name in arms(num_devices)
-    }
-    output.publish(report_of_memory(in_turn(jobs), counted))
+    found = in_turn({arm: job(arm) for arm in arms(num_devices)})
+    measured = [each for (each,) in found]
+    output.publish(report_of_memory(measured, counted))
 
 
 def measure_memory(
     arm: str, num_devices: int, num_parameters: int
 ) -> MeasuredMemory:
-    """Trains for one step, and counts the bytes that are alive then.
-
-    It runs in the process of the arm that it measures.
-    """
+    """Trains for one step, and counts the bytes that are alive then."""
     strategy = arms(num_devices)[arm]()
     if strategy is None:
         model = build_model(num_parameters)
@@ -126,7 +95,7 @@ def measure_memory(
     else:
         with strategy.scope():
             model = build_model(num_parameters)
-        placement = placement_of(strategy.plan)
+        placement = counting.placement_of(strategy.plan)
     rows, width = 4 * num_devices, model.input_shape[-1]
     x = np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
     model.fit(x, x, batch_size=rows, epochs=1, verbose=0)
@@ -137,21 +106,18 @@ def measure_memory(
     assert held is not None  # `run_memory` starts this where it is counted.
     live = {str(name): n for name, n in held.items()}
     devices = dict.fromkeys((*placement.all_devices, *live))
-    load = load_of(model)
+    load = counting.load_of(model)
     return MeasuredMemory(
         arm,
         sum(math.prod(each.shape) for each in model.trainable_variables),
         {name: live.get(name, 0) for name in devices},
         {name: m.kept for name, m in memory(load, placement).items()},
-        sum(t.total for t in transfers(load, placement, kept_of(model))),
+        bytes_sent(load, placement, counting.kept_of(model)),
     )
 
 
 def build_model(num_parameters: int) -> keras.Model:
-    """Returns a model of square layers, compiled with Adam.
-
-    It has about `num_parameters` parameters.
-    """
+    """Returns a model of square layers, compiled with Adam."""
     # A layer has width ** 2 + width parameters.
     each = num_parameters / NUM_LAYERS
     width = max(1, round(math.sqrt(each + 0.25) - 0.5))
@@ -168,11 +134,7 @@ def build_model(num_parameters: int) -> keras.Model:
 def report_of_memory(
     measured: Sequence[MeasuredMemory], counted: str
 ) -> BenchReport:
-    """Returns the report on the bytes that devices hold in each arm.
-
-    The first item of `measured` is plain Keras; `counted` says what the backend
-    counts.
-    """
+    """Returns the report on the bytes that devices hold in each arm."""
     return BenchReport(
         tables=[memory_table(measured)],
         notes=[
@@ -207,14 +169,13 @@ def memory_table(measured: Sequence[MeasuredMemory]) -> Table:
     )
     plain = max(measured[0].measured.values())
     for each in measured:
-        for index, (names, numbers) in enumerate(tables.alike(each.pairs())):
-            held, planned = numbers
-            made.add_row(
-                "" if index else each.arm,
-                names,
-                tables.bytes_text(held),
-                tables.bytes_text(planned),
-                f"{held / plain:.2f}",
-                "" if index else tables.bytes_text(each.bytes_sent),
-            )
+        arm, sent = each.arm, tables.bytes_text(each.bytes_sent)
+        pairs = (
+            (name, (held, each.planned.get(name, 0)))
+            for name, held in each.measured.items()
+        )
+        for names, (held, planned) in tables.alike(pairs):
+            numbers = tables.bytes_text(held), tables.bytes_text(planned)
+            made.add_row(arm, names, *numbers, f"{held / plain:.2f}", sent)
+            arm = sent = ""
     return made

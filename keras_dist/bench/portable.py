@@ -29,12 +29,8 @@ ARMS = (
 )
 
 
-class PortableLoop(loops.Loop):
-    """A loop that calls `strategy.run` of a compiled step for each batch.
-
-    Each batch is cut to `rows`, if that is given. The default strategy is a
-    `MirroredStrategy` of the setting's devices.
-    """
+class PortableLoop(loops.StepLoop):
+    """A loop that calls `strategy.run` of a compiled step for each batch."""
 
     def __init__(
         self,
@@ -48,11 +44,10 @@ class PortableLoop(loops.Loop):
         self._global_batch = rows or setting.size.rows
         with self.strategy.scope():
             self._model, self._optimizer = setting.model_and_optimizer()
-        batches = setting.batches(rows)
-        self.batches = list(
-            self.strategy.experimental_distribute_dataset(batches)
+        batches = self.strategy.experimental_distribute_dataset(
+            setting.batches(rows)
         )
-        self.step = function(self._train_step)
+        super().__init__(function(self._train_step), list(batches))
 
     def _train_step(self, x: Any, y: Any) -> Any:
         self.traces += 1
@@ -70,12 +65,11 @@ class PortableLoop(loops.Loop):
 
     def run(self, steps: int) -> float:
         run, step = self.strategy.run, self.step
-        for batch in itertools.islice(itertools.cycle(self.batches), steps):
+        for batch in self.feed(steps):
             loss = run(step, args=batch)
         return float(self.total(loss))
 
     def total(self, loss: Any) -> Any:
-        """Returns the sum of the replicas' losses."""
         return self.strategy.reduce("SUM", loss, axis=None)
 
 
@@ -84,16 +78,13 @@ class ReducedLoop(PortableLoop):
 
     def run(self, steps: int) -> float:
         run, step = self.strategy.run, self.step
-        for batch in itertools.islice(itertools.cycle(self.batches), steps):
+        for batch in self.feed(steps):
             loss = self.total(run(step, args=batch))
         return float(loss)
 
 
 class ScannedLoop(PortableLoop):
-    """A portable loop with `SCANNED_STEPS` steps in a call.
-
-    It runs a multiple of so many steps.
-    """
+    """A portable loop with `SCANNED_STEPS` steps in a call."""
 
     def run(self, steps: int) -> float:
         batches = itertools.cycle(self.batches)
@@ -111,23 +102,15 @@ def run_loops(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures the portable loop beside the framework's own, and shows ratios.
-
-    `replicas` of `None` are all numbers that `groups_of_devices` chooses. A
-    block takes about `seconds`, and each arm has `rounds` of them.
-    """
+    """Measures the portable loop, and publishes the report."""
     sizes = [loops.size_of(name) for name in models]
     groups = loops.groups_of_devices(replicas, device_type)
     benchmarks = get_benchmarks("has no loop to compare with")
-    settings = [
-        loops.Setting(size, devices) for size in sizes for devices in groups
-    ]
-    loops.check_shares(settings)
     jobs = {
         setting.title: functools.partial(
             measure_loops, benchmarks, setting, rounds, seconds
         )
-        for setting in settings
+        for setting in loops.settings_of(sizes, groups)
     }
     measured = measure.in_turn(jobs, rounds)
     output.publish(report_of("loops", measured, benchmarks.loop_text, [ARMS]))
@@ -140,11 +123,7 @@ def measure_loops(
     seconds: float,
     on_round: Callable[[], None],
 ) -> measure.Measurement:
-    """Measures all arms in blocks that alternate.
-
-    A block of the native loop takes about `seconds`, and each arm has `rounds`
-    blocks. `on_round` is called after each round.
-    """
+    """Measures all arms in blocks that alternate."""
     ours = PortableLoop(setting)
     # Neighbors are measured one after the other.
     arms: dict[str, loops.Loop] = {

@@ -1,15 +1,13 @@
 """Loops that run in one process for each replica."""
 
 import contextlib
-import json
-import shutil
-import socket
-import tempfile
 import threading
 from collections.abc import Callable
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
+from multiprocessing.connection import Client
+from multiprocessing.connection import Connection
+from multiprocessing.connection import Listener
 from typing import Any
 from typing import NoReturn
 
@@ -20,24 +18,18 @@ from keras_dist.launch.function import launch
 # Makes the loops of a worker, by name, when it starts.
 MakeLoops = Callable[[], AbstractContextManager[Mapping[str, Loop]]]
 
-_TURN_SECONDS = 0.5
-
 
 class ProcessesError(KerasDistError, RuntimeError):
     """Raised when a worker process of a measurement has failed."""
 
 
 class Processes:
-    """Workers on this machine that run the loops they are asked for.
-
-    They connect to a socket in a folder that only this user can open. Each
-    worker calls `make`, which is sent by value.
-    """
+    """Workers on this machine that run the loops they are asked for."""
 
     def __init__(self, make: MakeLoops, num_workers: int) -> None:
         self._make = make
         self._num_workers = num_workers
-        self._files: list[Any] = []
+        self._connections: list[Connection] = []
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -50,72 +42,60 @@ class Processes:
     def run(self, name: str, steps: int) -> float:
         """Runs a loop on all workers, and returns the mean of their losses."""
         try:
-            for file in self._files:
-                _send(file, [name, steps])
-            losses = [self._answer(file) for file in self._files]
+            for connection in self._connections:
+                connection.send((name, steps))
         except OSError:
             # A worker that has ended does not read any more.
             self._fail()
+        losses = self._answers()
         return sum(losses) / len(losses)
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
-        files, self._files = self._files, []
-        for file in files:
-            # What was not sent to a worker that has ended is sent again here.
-            with contextlib.suppress(OSError):
-                file.close()
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
         if self._thread is not None:
             self._thread.join()
 
     def _start(self) -> None:
-        folder = tempfile.mkdtemp(prefix="keras-dist-")
         try:
-            path = str(Path(folder, "socket"))
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(path)
-                listener.listen(self._num_workers)
-                listener.settimeout(_TURN_SECONDS)
+            # The socket is in a folder that only this user can open.
+            with Listener(family="AF_UNIX") as listener:
                 self._thread = threading.Thread(
-                    target=self._launch, args=(path,), name="bench-processes"
+                    target=self._launch,
+                    args=(listener.address,),
+                    name="bench-processes",
                 )
                 self._thread.start()
-                while len(self._files) < self._num_workers:
-                    self._accept(listener)
-            for file in self._files:
-                self._answer(file)
+                while len(self._connections) < self._num_workers:
+                    self._connections.append(listener.accept())
+            self._answers()
         except BaseException:
             self.close()
             raise
-        finally:
-            shutil.rmtree(folder)
 
-    def _launch(self, path: str) -> None:
+    def _launch(self, address: Any) -> None:
         try:
             launch(
-                serve, (path, self._make), workers=self._num_workers, devices=1
+                serve,
+                (address, self._make),
+                workers=self._num_workers,
+                devices=1,
             )
         except BaseException as error:
             # It is raised in the thread that runs the loop.
             self._error = error
+            # That thread may wait for workers, which do not connect any more.
+            with contextlib.suppress(OSError):
+                for _ in range(self._num_workers):
+                    Client(address).close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        assert self._thread is not None
+    def _answers(self) -> list[float]:
         try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            if not self._thread.is_alive():
-                self._fail()
-            return
-        with connection:
-            connection.setblocking(True)
-            self._files.append(connection.makefile("rw"))
-
-    def _answer(self, file: Any) -> float:
-        line = file.readline()
-        if not line:
+            return [connection.recv() for connection in self._connections]
+        except (EOFError, OSError):
             self._fail()
-        return float(json.loads(line))
 
     def _fail(self) -> NoReturn:
         self.close()
@@ -137,20 +117,13 @@ class _LoopOfAll(Loop):
         self._processes.close()
 
 
-def serve(path: str, make: MakeLoops) -> None:
-    """Connects a worker to the socket, and runs loops until it closes.
-
-    `make` makes the loops by name.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        with make() as loops, connection.makefile("rw") as file:
-            _send(file, 0.0)
-            for line in file:
-                name, steps = json.loads(line)
-                _send(file, loops[name].run(steps))
-
-
-def _send(file: Any, what: Any) -> None:
-    file.write(json.dumps(what) + "\n")
-    file.flush()
+def serve(address: Any, make: MakeLoops) -> None:
+    """Connects a worker to the socket, and runs loops until it closes."""
+    with Client(address) as connection, make() as loops:
+        connection.send(0.0)
+        while True:
+            try:
+                name, steps = connection.recv()
+            except EOFError:
+                return
+            connection.send(loops[name].run(steps))

@@ -23,16 +23,12 @@ from keras_dist.planning import tables
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """The format of a column of numbers.
-
-    Numbers are divided by `unit` and have `digits` after the point; `missing`
-    stands for a number that is not known.
-    """
+    """The format of a column of numbers."""
 
     head: str
     unit: float
     digits: int
-    missing: str
+    missing: str  # stands for a number that is not known
 
     @property
     def lines(self) -> str:
@@ -40,7 +36,6 @@ class Column:
         return self.head.replace(" ", "\n")
 
     def text(self, number: float | None) -> str:
-        """Returns a number in the column's format."""
         if number is None:
             return self.missing
         return f"{number / self.unit:.{self.digits}f}"
@@ -147,22 +142,22 @@ def _cell(each: measure.Measurement, name: str, arm: str) -> str:
 def settings_json(
     measurements: Sequence[measure.Measurement],
 ) -> list[dict[str, Any]]:
-    """Returns all measurements in types that JSON has; times are in seconds."""
+    """Returns all measurements for JSON; times are in seconds."""
     return [
         {
             "model": each.setting.size.name,
             "replicas": each.setting.num_replicas,
-            "devices": list(each.setting.devices),
+            "devices": each.setting.devices,
             "rows": each.setting.size.rows,
-            "widths": list(each.setting.size.widths),
+            "widths": each.setting.size.widths,
             "steps": each.steps,
             "noise": dataclasses.asdict(each.noise),
             "comparisons": [
                 dataclasses.asdict(row) for row in each.comparisons()
             ],
-            "counts": {name: dict(one) for name, one in each.counts.items()},
-            "losses": dict(each.losses),
-            "times": dict(each.times),
+            "counts": each.counts,
+            "losses": each.losses,
+            "times": each.times,
         }
         for each in measurements
     ]
@@ -170,12 +165,7 @@ def settings_json(
 
 @dataclasses.dataclass(frozen=True)
 class BenchReport:
-    """The results of a command.
-
-    `notes` has paragraphs that explain the tables, `content` begins with what
-    `header` returns and has all numbers in types that JSON has. `draw` draws
-    them into a file.
-    """
+    """The results of a command."""
 
     tables: Sequence[Table]
     notes: Sequence[str]
@@ -192,10 +182,7 @@ class BenchReport:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """The destinations of a report besides the terminal.
-
-    With `markdown`, the terminal gets Markdown.
-    """
+    """The destinations of a report besides the terminal."""
 
     json: pathlib.Path | None = None
     plot: pathlib.Path | None = None
@@ -225,11 +212,7 @@ def report_of(
     text: Sequence[str],
     **more: Any,
 ) -> BenchReport:
-    """Returns the report of a command that compares times.
-
-    `native` describes the framework's own arms, and `text` the others. `more`
-    is added to the JSON.
-    """
+    """Returns the report of a command that compares times."""
     return BenchReport(
         tables=[ratio_table(measured), arm_table(measured)],
         notes=[f"Native: {native}", *text, meaning(measured[0].base)],
@@ -248,20 +231,12 @@ def markdown_of(report: BenchReport) -> str:
 
 
 def markdown_table(shown: Table) -> str:
-    """Returns a table as Markdown."""
-    columns = [
-        [
-            " ".join(str(column.header).split()),
-            *(str(cell) for cell in column.cells),
-        ]
-        for column in shown.columns
-    ]
+    heads, rows = tables.cells_of(shown)
     rules = [
         "---:" if column.justify == "right" else "---"
         for column in shown.columns
     ]
-    head, *rows = zip(*columns, strict=True)
-    lines = [head, rules, *rows]
+    lines = [[" ".join(head.split()) for head in heads], rules, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

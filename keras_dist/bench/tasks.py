@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
@@ -16,31 +17,21 @@ from keras_dist.tools.users_function import function_of
 from keras_dist.tools.users_function import told
 
 
+@dataclass(eq=False)
 class Task:
-    """A model, made anew for each arm, and the data that it is trained on.
+    """A model, made anew for each arm, and the data that it is trained on."""
 
-    `size` has the task's name and the rows of a global batch, `x` and `y` are
-    nests of NumPy arrays. With `is_known`, all arms must have the same loss.
-    """
-
-    def __init__(
-        self,
-        size: loops.ModelSize,
-        make: Callable[[], keras.Model],
-        x: Any,
-        y: Any,
-        is_known: bool = False,
-    ) -> None:
-        self.size = size
-        self.is_known = is_known
-        self._make = make
-        self._given = x, y
-        self._repeated: tuple[int, Any] = (0, None)
+    size: loops.ModelSize
+    make: Callable[[], keras.Model]
+    x: Any
+    y: Any
+    is_known: bool = False  # all arms must have the same loss
+    _repeated: tuple[int, Any] = (0, None)
 
     def model(self) -> keras.Model:
         """Returns a new model, with the same weights each time."""
         keras.utils.set_random_seed(0)
-        return self._make()
+        return self.make()
 
     def data(self, steps: int) -> tuple[Any, Any]:
         """Returns `x` and `y` of `steps` global batches; rows may repeat."""
@@ -48,7 +39,7 @@ class Task:
             rows = steps * self.size.rows
             repeated = keras.tree.map_structure(
                 lambda each: np.resize(each, (rows, *each.shape[1:])),
-                self._given,
+                (self.x, self.y),
             )
             self._repeated = steps, repeated
         x, y = self._repeated[1]
@@ -76,15 +67,7 @@ def task_of(size: loops.ModelSize) -> Task:
 
 
 def users_task(spec: str, rows: int) -> Task:
-    """Returns the task of the user's model and data.
-
-    `spec` is `"module:function"`. The function takes no arguments and returns a
-    new compiled model, `x` and `y`. `rows` is the global batch.
-
-    Raises:
-        ValueError: If it can't be found, returns something else, or if plain
-            Keras can't train the model on the data.
-    """
+    """Returns the task of the user's model and data."""
     function = function_of(spec)
     keras.utils.set_random_seed(0)
     given = called(spec, function)
@@ -100,13 +83,7 @@ def users_task(spec: str, rows: int) -> Task:
     task = Task(
         loops.ModelSize(spec, rows, ()), lambda: called(spec, function)[0], x, y
     )
-    _try(spec, model, task)
-    return task
-
-
-def _try(spec: str, model: keras.Model, task: Task) -> None:
-    """Trains a model that no arm uses, so that its errors are the user's."""
-    rows = task.size.rows
+    # A model that no arm uses is trained, so that its errors are the user's.
     ((x, y),) = task.batches(1)
     try:
         model.fit(x, y, batch_size=rows, verbose=0)
@@ -116,6 +93,7 @@ def _try(spec: str, model: keras.Model, task: Task) -> None:
             f"`model.fit` with one batch of {rows} rows of `x` and `y` failed "
             f"with {told(error)}"
         ) from error
+    return task
 
 
 def _check(spec: str, given: Any) -> None:
@@ -147,11 +125,8 @@ def _check(spec: str, given: Any) -> None:
             )
 
 
-class ModelLoop(loops.Loop):
-    """A loop around a compiled Keras model.
-
-    `step` is the Python function that a step runs, or traces.
-    """
+class ModelLoop(loops.StepLoop):
+    """A loop around a compiled Keras model."""
 
     def __init__(
         self, model: keras.Model, step: Callable[..., Any] | None = None
@@ -162,11 +137,7 @@ class ModelLoop(loops.Loop):
 
 
 class FitLoop(ModelLoop):
-    """A loop that calls `fit` for one epoch, on NumPy arrays.
-
-    The model is made in the context manager of `built_in`, and `fit` is called
-    in that of `runs_in`.
-    """
+    """A loop that calls `fit` for one epoch, on NumPy arrays."""
 
     def __init__(
         self,
@@ -177,12 +148,12 @@ class FitLoop(ModelLoop):
         with built_in():
             super().__init__(task.model())
         self._task = task
-        self._runs_in = runs_in
+        self.runs_in = runs_in
 
     def run(self, steps: int) -> float:
         """Trains; returns the mean loss over all steps, as `fit` reports it."""
         x, y = self._task.data(steps)
-        with self._runs_in():
+        with self.runs_in():
             history = self.model.fit(
                 x,
                 y,
@@ -194,10 +165,7 @@ class FitLoop(ModelLoop):
 
 
 def on_device(name: str) -> AbstractContextManager[Any]:
-    """Returns a context manager that places a plain Keras model on a device.
-
-    On the first device, where models are by default, it does nothing.
-    """
+    """Returns a context manager that places a plain Keras model on a device."""
     if name == list_devices()[0]:
         return contextlib.nullcontext()
     scope: AbstractContextManager[Any] = keras.device(name)

@@ -44,30 +44,22 @@ def run_workers(
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures training over workers beside the framework's own; shows ratios.
-
-    Each worker has one CPU device. A block takes about `seconds`, and each arm
-    has `rounds` of them.
-    """
+    """Measures training over workers of one CPU each; publishes the report."""
     sizes = [loops.size_of(name) for name in models]
-    settings = [loops.Setting(size, ("cpu:0",) * workers) for size in sizes]
-    loops.check_shares(settings)
+    settings = loops.settings_of(sizes, [("cpu:0",) * workers])
     native_workers = get_benchmarks(_LACK).native_workers
     if native_workers is None:
         raise lacking(_LACK)
     load = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
     title = f"{', '.join(models)}, {workers} workers"
-
-    def start(on_round: object) -> list[measure.Measurement]:
-        found: list[list[measure.Measurement]] = launch(
-            measure_on_worker,
-            (settings, rounds, seconds),
-            workers=workers,
-            devices=1,
-        )
-        return found[0]
-
-    (measured,) = measure.in_turn({title: start})
+    arguments = settings, rounds, seconds
+    ((measured, *_),) = measure.in_turn(
+        {
+            title: lambda _: launch(
+                measure_on_worker, arguments, workers=workers, devices=1
+            )
+        }
+    )
     output.publish(report_of_workers(measured, native_workers.text, load))
 
 
@@ -76,11 +68,7 @@ def report_of_workers(
     native: str,
     load: list[float] | None,
 ) -> BenchReport:
-    """Returns the report: ratios, then times and traffic, then explanations.
-
-    `native` describes the native loop. `load` has the load averages over 1, 5
-    and 15 minutes before the workers were started, where the system tells them.
-    """
+    """Returns the report: ratios, then times and traffic, then explanations."""
     text = [ARMS]
     if load is not None:
         text.insert(
@@ -94,11 +82,7 @@ def report_of_workers(
 def measure_on_worker(
     settings: Sequence[loops.Setting], rounds: int, seconds: float
 ) -> list[measure.Measurement]:
-    """Measures all settings; each worker calls it.
-
-    Settings have one device of each worker. A block of the native loop takes
-    about `seconds`, and each arm has `rounds` blocks.
-    """
+    """Measures all settings; each worker calls it."""
     strategy = MultiWorkerMirroredStrategy()
     workers = strategy.executor.workers
     native_workers = get_benchmarks(_LACK).native_workers
@@ -125,11 +109,11 @@ def _measure(
     own_rows = setting.rows_of(workers.cluster.index)
     arms: dict[str, loops.Loop] = {
         "native": native.loop(setting),
-        "ours": loops.BatchLoop(setting, setting.batches(), strategy.scope),
+        "ours": loops.batch_loop(setting, setting.batches(), strategy.scope),
         "again": native.loop(setting),
         "run": PortableLoop(setting, strategy=strategy),
         **native.other_loops(setting),
-        ALONE: loops.BatchLoop(setting, own_rows, runs_in=alone_on_purpose),
+        ALONE: loops.batch_loop(setting, own_rows, runs_in=alone_on_purpose),
     }
     losses = {
         name: _mean(workers, arm.run(measure.COUNTED_STEPS))
@@ -151,10 +135,8 @@ def _measure(
 
 
 def _mean(workers: Workers, loss: float) -> float:
-    """Returns the mean over workers, whose numbers of rows are equal.
-
-    The bits of the loss are sent as integers, so that it stays exact.
-    """
+    """Returns the mean over workers, whose numbers of rows are equal."""
+    # The bits are sent as integers, so that the loss stays exact.
     halves = np.array([loss], "float64").view("int32")
     found = np.array(workers.concatenate_numbers(list(halves)), "int32")
     return float(found.view("float64").mean())

@@ -117,13 +117,23 @@ class Plan:
         """The device whose copy of a variable is read and saved."""
         return self.variable_devices[0]
 
+    @property
+    def keepers(self) -> tuple[Device, ...]:
+        """The devices of variables with a single copy; else empty."""
+        return self.variable_devices if self.is_central else ()
+
+    @property
+    def slot_parts(self) -> int:
+        """The number of parts that an optimizer's slot is split into."""
+        return self.num_replicas if self.shards_optimizer else 1
+
     def __str__(self) -> str:
         """Returns the devices, and the ways of storage that are not usual."""
         text = ", ".join(map(str, self.devices))
         if self.shards_optimizer:
             text += ", with a sharded optimizer state"
-        if self.is_central:
-            names = ", ".join(map(str, self.variable_devices))
+        if self.keepers:
+            names = ", ".join(map(str, self.keepers))
             text += f", variables on {names}"
         if self.cluster is not None:
             text += f" of worker {self.cluster.index} of {self.num_workers}"

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 # Bytes of one number of a variable under each dtype policy of Keras. Gradients
 # and slots have the same type; mixed policies compute in another one.
@@ -43,43 +42,30 @@ _SCALING = 16
 
 @dataclass(frozen=True)
 class Flat:
-    """Numbers of one type that can be split into parts anywhere.
-
-    There are `length` numbers, of `num_bytes` each.
-    """
+    """Numbers of one type that can be split into parts anywhere."""
 
     length: int
     num_bytes: int
 
     def part(self, count: int) -> int:
-        """Returns the bytes of one of `count` parts, the last one padded."""
         return math.ceil(self.length / count) * self.num_bytes
 
 
 @dataclass(frozen=True)
 class Load:
-    """The bytes of a model's variables and of its optimizer's.
+    """The bytes of a model's variables and of its optimizer's."""
 
-    Gradients have as many as trainable variables. `slots` are what the
-    optimizer keeps for each parameter, `counters` the bytes of its other
-    variables.
-    """
-
-    trainable: int
+    trainable: int  # gradients are as large
     frozen: int = 0
     slots: tuple[Flat, ...] = ()
-    counters: int = 0
+    counters: int = 0  # the optimizer's other variables
 
     @property
     def weights(self) -> int:
-        """Bytes of the model's variables."""
         return self.trainable + self.frozen
 
     def optimizer(self, parts: int = 1) -> int:
-        """Returns the optimizer's bytes on each of `parts` replicas.
-
-        Slots are split among the replicas, counters are not.
-        """
+        """Returns the optimizer's bytes where replicas split its slots."""
         return self.counters + sum(flat.part(parts) for flat in self.slots)
 
 
@@ -89,13 +75,7 @@ def load_of_parameters(
     optimizer: str = "adam",
     slots: int | None = None,
 ) -> Load:
-    """Returns the load of a number of parameters, all of them trainable.
-
-    `slots` replaces the number of slots for each parameter that `SLOTS` has.
-
-    Raises:
-        ValueError: If a name is unknown.
-    """
+    """Returns the load of a number of parameters, all of them trainable."""
     if dtype not in VARIABLE_BYTES:
         raise ValueError(_unknown("dtype policy", dtype, list(VARIABLE_BYTES)))
     name = optimizer.lower().replace("_", "").replace("-", "")
@@ -124,21 +104,15 @@ def _unknown(what: str, received: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices that keep variables, and those that compute.
-
-    They are named for one worker; all workers have such devices. Each variable
-    has its only copy on one of `keepers`; without any, each device has a copy.
-    With `is_sharded`, slots are split over all replicas.
-    """
+    """The devices of a worker that compute, and those that keep variables."""
 
     devices: tuple[str, ...]
-    keepers: tuple[str, ...] = ()
+    keepers: tuple[str, ...] = ()  # of the only copy; else each device has one
     num_workers: int = 1
-    is_sharded: bool = False
+    is_sharded: bool = False  # slots are split over all replicas
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas on all workers."""
         return len(self.devices) * self.num_workers
 
     @property
@@ -149,15 +123,11 @@ class Placement:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one device.
-
-    `copies` are of values that other devices keep. They, `gradients` and
-    `activations` exist during a step only.
-    """
+    """Bytes on one device; all but the first two exist in a step only."""
 
     parameters: int = 0
     optimizer: int = 0
-    copies: int = 0
+    copies: int = 0  # of values that other devices keep
     gradients: int = 0
     activations: int = 0
 
@@ -175,21 +145,12 @@ class Memory:
 def memory(
     load: Load, placement: Placement, activations: int = 0
 ) -> dict[str, Memory]:
-    """Returns the memory of each device of a worker.
-
-    Several parameter devices are assumed to keep equal parts. `activations` are
-    bytes for each replica.
-    """
+    """Returns the memory of each device; equal parts on parameter devices."""
     keepers = placement.keepers
     if not keepers:
         parts = placement.num_replicas if placement.is_sharded else 1
-        each = Memory(
-            load.weights,
-            load.optimizer(parts),
-            0,
-            load.trainable,
-            activations,
-        )
+        state = load.optimizer(parts)
+        each = Memory(load.weights, state, 0, load.trainable, activations)
         return dict.fromkeys(placement.devices, each)
     result = {}
     for name in placement.all_devices:
@@ -207,13 +168,9 @@ def memory(
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes of the variables that a parameter device keeps.
+    """Bytes of the variables that a parameter device keeps."""
 
-    `weights` counts all of the model's variables there, `trainable` those that
-    are trained.
-    """
-
-    weights: int
+    weights: int  # all of the model's variables
     trainable: int
 
 
@@ -233,26 +190,13 @@ class Transfer:
     sent: tuple[tuple[str, int], ...]
     total: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the transfer in types that JSON has."""
-        return {
-            "what": self.what,
-            "between": self.between,
-            "sent": dict(self.sent),
-            "total": self.total,
-        }
-
 
 def transfers(
     load: Load,
     placement: Placement,
     kept: Mapping[str, Kept] | None = None,
 ) -> tuple[Transfer, ...]:
-    """Returns the traffic of a step.
-
-    The package's docstring has the formulas. `kept` maps the name of each
-    parameter device to its `Kept`; `None` assumes equal parts.
-    """
+    """Returns the traffic of a step; `kept` `None` is equal parts."""
     if placement.keepers:
         local = _to_and_from_keepers(load, placement, kept)
     else:
@@ -261,6 +205,12 @@ def transfers(
         )
     workers = tuple(f"worker {i}" for i in range(placement.num_workers))
     return (*local, *_all_reduce(load.trainable, placement, workers, "workers"))
+
+
+def bytes_sent(
+    load: Load, placement: Placement, kept: Mapping[str, Kept] | None = None
+) -> int:
+    return sum(each.total for each in transfers(load, placement, kept))
 
 
 def _all_reduce(
@@ -277,16 +227,14 @@ def _all_reduce(
     # state it is the same, which JAX on CPU devices does not reach: there it is
     # 1.5 times as much.
     total = 2 * (count - 1) * num_bytes
-    if not placement.is_sharded:
-        each = math.ceil(total / count)
-        sent = tuple((name, each) for name in names)
-        what = "gradients, all-reduce"
-        return (Transfer(what, between, sent, times * total),)
-    each = math.ceil(total / 2 / count)
+    kinds: tuple[str, ...] = ("gradients, all-reduce",)
+    if placement.is_sharded:
+        kinds = "gradients, reduce-scatter", "parameters, all-gather"
+    each = math.ceil(total / len(kinds) / count)
     sent = tuple((name, each) for name in names)
     return tuple(
-        Transfer(what, between, sent, times * total // 2)
-        for what in ("gradients, reduce-scatter", "parameters, all-gather")
+        Transfer(what, between, sent, times * total // len(kinds))
+        for what in kinds
     )
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from keras_dist.planning import tables
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import Placement
-from keras_dist.planning.estimates import Transfer
+from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
 
@@ -23,13 +23,7 @@ _NEED_WHOLE_VARIABLES = ("adafactor", "lamb", "muon")
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy, and the number of its devices.
-
-    `devices` compute on each worker, by default 1 with `one-device` and else 8;
-    `workers` are by default 2 with `multi-worker`, else 1. `parameter_devices`
-    keep the variables of `central`. With `is_sharded`, replicas share the
-    optimizer's state.
-    """
+    """A strategy and its devices; numbers that are `None` have defaults."""
 
     strategy: str = "mirrored"
     devices: int | None = None
@@ -38,11 +32,7 @@ class Choice:
     is_sharded: bool = False
 
     def check(self, optimizer: str | None) -> None:
-        """Refuses combinations of options that no strategy supports.
-
-        Raises:
-            ValueError: If two options don't go together.
-        """
+        """Refuses combinations of options that no strategy supports."""
         if self.strategy == "one-device" and (self.devices or 1) > 1:
             raise ValueError(
                 f"--devices {self.devices}: one-device computes on one. Leave "
@@ -76,7 +66,6 @@ class Choice:
 
     @property
     def placement(self) -> Placement:
-        """The `Placement` of the chosen strategy."""
         return self.placements[self.title]
 
     @property
@@ -114,18 +103,18 @@ def show(
     choice: Choice,
     activations: int = 0,
 ) -> None:
-    """Prints memory and traffic, and a comparison with other strategies.
-
-    `what` describes the model; `activations` are bytes for each replica.
-    """
+    """Prints memory and traffic, and a comparison with other strategies."""
     placement = choice.placement
     of_devices = memory(load, placement, activations)
     sent = transfers(load, placement)
-    console.print(Text(f"{what}, {_where(choice.title, placement)}"))
-    console.print()
+    count = len(placement.devices)
+    where = f"{count} device{'s' if count > 1 else ''}"
     title = "Memory of each device"
     if placement.num_workers > 1:
+        where += f" on each of {placement.num_workers} workers"
         title += " of each worker"
+    console.print(Text(f"{what}, {choice.title}: {where}"))
+    console.print()
     console.print(tables.memory_table(title, of_devices))
     console.print()
     if sent:
@@ -142,14 +131,6 @@ def show(
         + "metrics, buffers of the framework, copies that mixed precision "
         "casts. What is sent is the least that it can be."
     )
-
-
-def _where(title: str, placement: Placement) -> str:
-    devices = f"{len(placement.devices)} device"
-    devices += "s" if len(placement.devices) > 1 else ""
-    if placement.num_workers > 1:
-        devices += f" on each of {placement.num_workers} workers"
-    return f"{title}: {devices}"
 
 
 def _beside(load: Load, choice: Choice, activations: int) -> Table:
@@ -172,22 +153,13 @@ def _beside(load: Load, choice: Choice, activations: int) -> Table:
             tables.bytes_text(computing.kept),
             tables.bytes_text(computing.most),
             keeping,
-            tables.bytes_text(total_of(transfers(load, placement))),
+            tables.bytes_text(bytes_sent(load, placement)),
         )
     return made
 
 
-def total_of(sent: tuple[Transfer, ...]) -> int:
-    """Returns the bytes of all transfers."""
-    return sum(transfer.total for transfer in sent)
-
-
 def as_json(load: Load, choice: Choice, activations: int = 0) -> dict[str, Any]:
-    """Returns the plan and those of other strategies, in types that JSON has.
-
-    `"plans"` has each one by its name, and `"plan"` the name of the chosen one.
-    Numbers are bytes.
-    """
+    """Returns all strategies' plans, in bytes, for JSON."""
     return {
         "load": {
             "trainable": load.trainable,
@@ -205,7 +177,6 @@ def as_json(load: Load, choice: Choice, activations: int = 0) -> dict[str, Any]:
 def _plan_json(
     load: Load, placement: Placement, activations: int
 ) -> dict[str, Any]:
-    sent = transfers(load, placement)
     return {
         "devices": len(placement.devices),
         "workers": placement.num_workers,
@@ -217,6 +188,9 @@ def _plan_json(
             }
             for name, each in memory(load, placement, activations).items()
         },
-        "transfers": [transfer.as_json() for transfer in sent],
-        "bytes_sent": total_of(sent),
+        "transfers": [
+            dataclasses.asdict(each) | {"sent": dict(each.sent)}
+            for each in transfers(load, placement)
+        ],
+        "bytes_sent": bytes_sent(load, placement),
     }

@@ -53,13 +53,7 @@ _MEMORY = {
 
 
 def bytes_text(num_bytes: int) -> str:
-    """Returns bytes with about three digits, in powers of 1,000.
-
-    Example:
-
-    >>> bytes_text(14_000_000_000)
-    '14.0 GB'
-    """
+    """Returns bytes with about three digits, in powers of 1,000."""
     number, unit = float(num_bytes), 0
     while number >= 999.95 and unit < len(_UNITS) - 1:
         number, unit = number / 1e3, unit + 1
@@ -67,11 +61,7 @@ def bytes_text(num_bytes: int) -> str:
 
 
 def read_number(text: str) -> int:
-    """Reads a count as people write it: `7e9`, `7B`, `350M`, `20_000`.
-
-    Raises:
-        ValueError: If the text is no number from 1 to 1e18.
-    """
+    """Reads a count as people write it: `7e9`, `7B`, `350M`, `20_000`."""
     match = _NUMBER.fullmatch(text.strip().replace("_", "").replace(",", ""))
     suffix = match[2].lower() if match else ""
     number = 0.0
@@ -87,13 +77,7 @@ def read_number(text: str) -> int:
 
 
 def names_text(names: Iterable[str]) -> str:
-    """Joins names; numbers that follow each other become a range: `cpu:0-3`.
-
-    Example:
-
-    >>> names_text(["cpu:0", "cpu:1", "cpu:2", "gpu:0"])
-    'cpu:0-2 gpu:0'
-    """
+    """Joins names; numbers that follow each other become a range: `cpu:0-3`."""
     runs: list[tuple[str, int, int]] = []
     parts: list[str] = []
     for name in names:
@@ -112,14 +96,14 @@ def names_text(names: Iterable[str]) -> str:
     return " ".join(parts)
 
 
-def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
-    """Returns a table with a line under its head only.
-
-    Each column is a head with `WORDS`, `WORD` or `NUMBER`. Brackets in the
-    title are printed as they are.
-    """
+def table(
+    title: str,
+    *columns: tuple[str, dict[str, Any]],
+    rows: Iterable[Sequence[Any]] = (),
+) -> Table:
+    """Returns a table with a line under its head only."""
     made = Table(
-        title=Text(title),
+        title=Text(title) if title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -128,6 +112,8 @@ def table(title: str, *columns: tuple[str, dict[str, Any]]) -> Table:
     )
     for name, options in columns:
         made.add_column(name, **options)
+    for row in rows:
+        made.add_row(*row)
     return made
 
 
@@ -171,30 +157,18 @@ def html_table(
 
 
 def _html(shown: Table) -> str:
-    heads = [str(column.header) for column in shown.columns]
-    rows = zip(*(column.cells for column in shown.columns), strict=True)
+    heads, rows = cells_of(shown)
     return html_table(str(shown.title), heads, rows)
 
 
+def cells_of(shown: Table) -> tuple[list[str], Iterable[Sequence[Any]]]:
+    """Returns a table's heads and its rows."""
+    heads = [str(column.header) for column in shown.columns]
+    return heads, zip(*(column.cells for column in shown.columns), strict=True)
+
+
 def _plain(cell: Any) -> str:
-    """Returns a cell without its style and indent, for HTML."""
     return escape(getattr(cell, "plain", cell).strip())
-
-
-def filled_table(
-    title: str,
-    columns: Sequence[tuple[str, dict[str, Any]]],
-    rows: Iterable[Sequence[Any]],
-) -> Table:
-    """Returns a `table` with rows.
-
-    Cells are strings, or what rich prints with the text in its attribute
-    `plain`.
-    """
-    made = table(title, *columns)
-    for row in rows:
-        made.add_row(*row)
-    return made
 
 
 class Shown(ABC):
@@ -202,7 +176,7 @@ class Shown(ABC):
 
     @abstractmethod
     def _tables(self) -> Iterable[Table]:
-        """Returns the tables, made by `filled_table`."""
+        """Returns the tables, whose cells have a text, or one in `plain`."""
 
     @abstractmethod
     def _lines(self) -> Iterable[str]:
@@ -237,35 +211,24 @@ def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
     return [(names_text(names), what) for what, names in found.items()]
 
 
-def _transfer_rows(
-    transfers: Sequence[Transfer],
-) -> Iterable[tuple[str, str, str, str, str]]:
-    """Yields a row for each kind of transfer and each set of equal senders.
-
-    Cells that would repeat the row above are empty.
-    """
-    for transfer in transfers:
-        for index, (names, num_bytes) in enumerate(alike(transfer.sent)):
-            yield (
-                "" if index else transfer.what,
-                "" if index else transfer.between,
-                names,
-                bytes_text(num_bytes),
-                "" if index else bytes_text(transfer.total),
-            )
-
-
 def transfer_table(transfers: Sequence[Transfer]) -> Table:
     """Returns a table of the bytes that each device or worker sends."""
-    columns = (
+    made = table(
+        "Each step sends, estimated",
         ("What", WORDS),
         ("Between", WORD),
         ("From each of", WORDS),
         ("Bytes", NUMBER),
         ("In total", NUMBER),
     )
-    title = "Each step sends, estimated"
-    return filled_table(title, columns, _transfer_rows(transfers))
+    for transfer in transfers:
+        what, between = transfer.what, transfer.between
+        total = bytes_text(transfer.total)
+        for names, num_bytes in alike(transfer.sent):
+            made.add_row(what, between, names, bytes_text(num_bytes), total)
+            # Cells that would repeat the row above are empty.
+            what = between = total = ""
+    return made
 
 
 def memory_table(title: str, memory: Mapping[str, Memory]) -> Table:

@@ -85,7 +85,7 @@ def executor_of(plan: Plan) -> Executor:
     backend = get_backend()
     if plan.is_central and not plan.is_one_device:
         return backend.central_executor(plan)
-    if plan.shards_optimizer and plan.num_replicas > 1:
+    if plan.slot_parts > 1:
         assert isinstance(backend, ShardsOptimizerState)
         return backend.sharded_executor(plan)
     return backend.executor(plan)

@@ -136,7 +136,7 @@ class StrategyExtended(ExtendedBase):
         """
         context.check_cross_replica(self._strategy, "update_non_slot")
         own = self._component
-        if self._strategy.plan.is_central:
+        if self._strategy.plan.keepers:
             owners = self._keeping_devices(colocate_with)
             return self._at_owners(owners, fn, args, kwargs, group)
         return self._on_copies(
@@ -246,9 +246,8 @@ class StrategyExtended(ExtendedBase):
             Tuple of device names, for `update_non_slot`. Where variables have
             a single copy, the tuple has one device.
         """
-        if self._strategy.plan.is_central:
-            return self.parameter_devices[:1]
-        return self.parameter_devices
+        owners = tuple(map(str, self._strategy.plan.keepers[:1]))
+        return owners or self.parameter_devices
 
     def call_for_each_replica(
         self,

@@ -1,6 +1,7 @@
 """A model's variables and their bytes, by group and device."""
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,11 +97,9 @@ def grouped(model: keras.Model) -> dict[str, list[keras.Variable]]:
 def slots_of(
     trainable: Sequence[keras.Variable], optimizer: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
-    """Returns the optimizer's slots, the variables kept for each parameter.
-
-    A slot has the shape of a trainable variable; a scalar one also has that
-    variable's path in its name.
-    """
+    """Returns the optimizer's slots, the variables kept for each parameter."""
+    # A slot has the shape of a trainable variable; a scalar one also has that
+    # variable's path in its name.
     shapes: dict[tuple[int, ...], list[str]] = {}
     for variable in trainable:
         start = variable.path.replace("/", "_") + "_"
@@ -114,18 +113,17 @@ def slots_of(
 
 
 def load_of(model: keras.Model, optimizer: Any = None) -> Load:
-    """Returns the bytes of a built model and its optimizer's state.
-
-    `optimizer` replaces the model's own.
-    """
+    """Returns the bytes of a built model and its, or another, optimizer."""
     trainable, frozen, own, _ = grouped(model).values()
     state = own if optimizer is None else optimizer.variables
     slots = slots_of(trainable, state)
+    lengths = [math.prod(slot.shape) for slot in slots]
     return Load(
         trainable=_total(trainable),
         frozen=_total(frozen),
         slots=tuple(
-            Flat(math.prod(slot.shape), _item_bytes(slot)) for slot in slots
+            Flat(length, num_bytes(slot) // max(length, 1))
+            for slot, length in zip(slots, lengths, strict=True)
         ),
         counters=_total(state) - _total(slots),
     )
@@ -135,35 +133,25 @@ def _total(variables: Sequence[keras.Variable]) -> int:
     return sum(num_bytes(variable) for variable in variables)
 
 
-def _item_bytes(variable: keras.Variable) -> int:
-    length = math.prod(variable.shape)
-    return num_bytes(variable) // length if length else 0
-
-
 def placement_of(plan: Plan) -> Placement:
     """Converts a `Plan` to the `Placement` of the planning tools."""
     return Placement(
         devices=tuple(map(str, plan.devices)),
-        keepers=tuple(map(str, plan.variable_devices))
-        if plan.is_central
-        else (),
+        keepers=tuple(map(str, plan.keepers)),
         num_workers=plan.num_workers,
-        is_sharded=plan.shards_optimizer,
+        is_sharded=plan.slot_parts > 1,
     )
 
 
 def kept_of(model: keras.Model) -> dict[str, Kept] | None:
-    """Returns the bytes on each parameter device of central variables.
-
-    The result is `None` if each device has a copy.
-    """
+    """Returns the bytes on each parameter device, if variables are central."""
     binding = bound(model)
-    if binding is None or not binding.strategy.plan.is_central:
+    if binding is None or not binding.strategy.plan.keepers:
         return None
     home = binding.strategy.executor.home
     trainable, frozen, *_ = grouped(model).values()
     kept = {}
-    for device in binding.strategy.plan.variable_devices:
+    for device in binding.strategy.plan.keepers:
         trained, others = (
             _total([v for v in variables if home(v).devices == (device,)])
             for variables in (trainable, frozen)
@@ -175,37 +163,31 @@ def kept_of(model: keras.Model) -> dict[str, Kept] | None:
 def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
     """Returns a row for each variable of a model."""
     binding = bound(model)
-    strategy = None if binding is None else binding.strategy
-    plain = _PlainDevices() if strategy is None else None
+    if binding is None:
+        kept, plan = _kept_without_strategy(), None
+    else:
+        home, plan = binding.strategy.executor.home, binding.strategy.plan
+
+        def kept(variable: keras.Variable) -> dict[Device, int]:
+            found: dict[Device, int] = home(variable).bytes_kept()
+            return found
+
     groups = grouped(model)
     slots = slots_of(groups["trainable"], groups["optimizer"])
     are_slots = {id(slot) for slot in slots}
-    rows = []
-    for group, variables in groups.items():
-        for variable in variables:
-            if strategy is None:
-                assert plain is not None
-                devices = plain.of(variable)
-                kept = dict.fromkeys(devices, num_bytes(variable))
-            else:
-                kept = strategy.executor.home(variable).bytes_kept()
-            kind = _kind(
-                None if strategy is None else strategy.plan,
-                variable,
-                id(variable) in are_slots,
-            )
-            rows.append(
-                VariableRow(
-                    group,
-                    variable.path,
-                    tuple(variable.shape),
-                    keras.backend.standardize_dtype(variable.dtype),
-                    kind,
-                    num_bytes(variable),
-                    tuple((str(name), count) for name, count in kept.items()),
-                )
-            )
-    return tuple(rows)
+    return tuple(
+        VariableRow(
+            group,
+            variable.path,
+            tuple(variable.shape),
+            keras.backend.standardize_dtype(variable.dtype),
+            _kind(plan, variable, id(variable) in are_slots),
+            num_bytes(variable),
+            tuple((str(name), n) for name, n in kept(variable).items()),
+        )
+        for group, variables in groups.items()
+        for variable in variables
+    )
 
 
 def _kind(plan: Plan | None, variable: keras.Variable, is_slot: bool) -> str:
@@ -213,27 +195,26 @@ def _kind(plan: Plan | None, variable: keras.Variable, is_slot: bool) -> str:
         return "plain"
     if isinstance(variable, SyncOnReadVariable):
         return "on-read"
-    if plan.is_central:
+    if plan.keepers:
         return "central"
-    if plan.shards_optimizer and is_slot and plan.num_replicas > 1:
+    if is_slot and plan.slot_parts > 1:
         return "sharded"
     return "mirrored" if plan.num_replicas > 1 else "one copy"
 
 
-class _PlainDevices:
-    """The devices of variables outside of any strategy."""
+def _kept_without_strategy() -> Callable[[keras.Variable], dict[Device, int]]:
+    """Returns a function of a plain variable that counts as a home does."""
+    backend = get_backend()
+    default = default_devices(backend.list_devices())[0]
+    executor = backend.executor(Plan(((default,),), (default,)))
 
-    def __init__(self) -> None:
-        backend = get_backend()
-        self._default = default_devices(backend.list_devices())[0]
-        plan = Plan(((self._default,),), (self._default,))
-        self._executor = backend.executor(plan)
-
-    def of(self, variable: keras.Variable) -> tuple[Device, ...]:
+    def kept(variable: keras.Variable) -> dict[Device, int]:
         if not keras_internals.has_value(variable):
-            return (self._default,)
-        found = self._executor.home(variable).devices
+            return {default: num_bytes(variable)}
+        found = executor.home(variable).devices
         if not found:  # not on the plan's device
             value: Any = keras.ops.convert_to_tensor(variable)
-            found = (self._executor.device_of(value),)
-        return found
+            found = (executor.device_of(value),)
+        return dict.fromkeys(found, num_bytes(variable))
+
+    return kept

@@ -272,13 +272,10 @@ def _check_resolver(resolver: Any) -> None:
 
 def _workers_of(checkpoint: Any, resolver: Any) -> Workers | None:
     """Returns the workers of the model, else of the scope or the resolver."""
-    binding = None
-    if isinstance(checkpoint, keras.Model):
-        binding = bound(checkpoint)
-    if binding is not None:
-        workers: Workers | None = binding.strategy.executor.workers
-        return workers
-    strategy: StrategyBase | None = context.current_strategy()
+    binding = bound(checkpoint) if isinstance(checkpoint, keras.Model) else None
+    strategy: StrategyBase | None = (
+        context.current_strategy() if binding is None else binding.strategy
+    )
     if strategy is not None:
         return strategy.executor.workers
     if resolver is None:

@@ -1,6 +1,5 @@
 """The checkpoints of a `PreemptionCheckpointHandler`."""
 
-import contextlib
 import json
 import os
 from abc import ABC
@@ -28,29 +27,16 @@ class PreemptionCheckpoint(ABC):
     def __init__(self, folder: str, workers: Workers | None) -> None:
         self.folder = os.fspath(folder)
         self.workers = workers
-
-    @property
-    def is_chief(self) -> bool:
-        """True if this worker writes the files."""
-        return self.workers is None or self.workers.cluster.is_chief
+        self.is_chief = workers is None or workers.cluster.is_chief
 
     def path(self, suffix: str) -> str:
-        """Returns the path of a file in the folder."""
         return os.path.join(self.folder, _NAME + suffix)
 
     def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        """Saves if this worker is the chief; every worker calls it.
-
-        The `save` method of a checkpoint manager gets `args` and `kwargs`.
-        """
-        with self.readable():
-            if self.is_chief:
-                os.makedirs(self.folder, exist_ok=True)
-                self.write(run_calls, *args, **kwargs)
-
-    def readable(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context of a save, which every worker enters."""
-        return contextlib.nullcontext()
+        """Saves if this worker is the chief; every worker calls it."""
+        if self.is_chief:
+            os.makedirs(self.folder, exist_ok=True)
+            self.write(run_calls, *args, **kwargs)
 
     @abstractmethod
     def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
@@ -58,10 +44,7 @@ class PreemptionCheckpoint(ABC):
 
     @abstractmethod
     def restore(self) -> int:
-        """Restores the last checkpoint, on every worker.
-
-        Returns the number of calls of `run` before it; 0 if there is none.
-        """
+        """Restores on every worker; returns the number of calls of `run`."""
 
 
 @final
@@ -80,8 +63,9 @@ class CheckpointOfModel(PreemptionCheckpoint):
             )
         self._model = model
 
-    def readable(self) -> contextlib.AbstractContextManager[Any]:
-        return readable_by_chief(self._model)
+    def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        with readable_by_chief(self._model):
+            super().save(run_calls, *args, **kwargs)
 
     def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
         path = self.path(".weights.h5")
@@ -97,9 +81,8 @@ class CheckpointOfModel(PreemptionCheckpoint):
 class CheckpointOfObject(PreemptionCheckpoint):
     """The checkpoint of an object with `save` and `load` or `restore`.
 
-    A JSON file next to it has the path of the last checkpoint. Each checkpoint
-    has a new name, so that a process that is killed while it saves leaves the
-    previous one intact.
+    Each checkpoint has a new name, which a JSON file names: a process that is
+    killed while it saves leaves the previous one intact.
     """
 
     def __init__(
@@ -147,14 +130,8 @@ class CheckpointOfObject(PreemptionCheckpoint):
     def _check_shared(self, text: str) -> None:
         """Raises `ClusterError` on all workers if one can't see the folder."""
         assert self.workers is not None
-        differs = self._notes() != text
-        missing = [
-            index
-            for index, flag in enumerate(
-                self.workers.concatenate_numbers([int(differs)])
-            )
-            if flag
-        ]
+        flags = self.workers.concatenate_numbers([int(self._notes() != text)])
+        missing = [index for index, flag in enumerate(flags) if flag]
         if missing:
             raise ClusterError(
                 f"Workers {missing} don't see what the chief has saved. "
@@ -167,11 +144,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
 def checkpoint_of(
     thing: Any, folder: str | None, workers: Workers | None
 ) -> PreemptionCheckpoint:
-    """Returns the checkpoint for a model, a manager or another object.
-
-    With `folder` `None`, the folder is the manager's. Raises `ValueError` if
-    the object can't be saved and loaded, or if there is no folder.
-    """
+    """Returns the checkpoint for a model, a manager or another object."""
     if folder is None:
         folder = getattr(thing, "directory", None)
     if folder is None:

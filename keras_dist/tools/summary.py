@@ -1,6 +1,7 @@
 """`keras_dist.summary`: the memory of devices, and the traffic of a step."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -19,16 +20,16 @@ from keras_dist.planning import tables
 from keras_dist.planning.estimates import Transfer
 from keras_dist.planning.estimates import transfers
 from keras_dist.plugin.front_end import bound
+from keras_dist.tools import counting
 from keras_dist.tools.counting import GROUPS
 from keras_dist.tools.counting import VariableRow
-from keras_dist.tools.counting import check_built
-from keras_dist.tools.counting import kept_of
-from keras_dist.tools.counting import load_of
-from keras_dist.tools.counting import placement_of
-from keras_dist.tools.counting import rows_of
 
 _PLAIN = "It has no strategy: a step sends nothing to other devices."
 _ONE_REPLICA = "There is one replica: a step sends nothing to other devices."
+_NO_SLOTS = (
+    "The optimizer makes its slots with the first step: they are not counted "
+    "yet."
+)
 _ESTIMATED = (
     "What a step sends is the least that it can; a backend may send more. Not "
     "counted: data, losses, metrics, statistics of batches."
@@ -78,20 +79,12 @@ class Summary(tables.Shown):
     @property
     def devices(self) -> tuple[DeviceTotal, ...]:
         """The `DeviceTotal` of each device of this worker."""
+        totals: Counter[tuple[str, str]] = Counter()
+        for row in self.rows:
+            for device, num_bytes in row.kept:
+                totals[device, row.group] += num_bytes
         return tuple(
-            DeviceTotal(
-                name,
-                tuple(
-                    sum(
-                        num_bytes
-                        for row in self.rows
-                        if row.group == group
-                        for device, num_bytes in row.kept
-                        if device == name
-                    )
-                    for group in GROUPS
-                ),
-            )
+            DeviceTotal(name, tuple(totals[name, group] for group in GROUPS))
             for name in self.device_names
         )
 
@@ -134,19 +127,23 @@ class Summary(tables.Shown):
 
     def _tables(self) -> Iterator[Table]:
         of = f", {self.strategy}" if self.strategy else ""
-        columns: tuple[tuple[str, dict[str, Any]], ...] = (
+        yield tables.table(
+            f"Variables of '{self.model}'{of}",
             ("Variable", tables.WORDS),
             ("Shape", tables.WORDS),
             ("Dtype", tables.WORD),
             ("Kind", tables.WORD),
             ("Devices", tables.WORDS),
             ("Bytes", tables.NUMBER),
+            rows=_variables(self),
         )
-        title = f"Variables of '{self.model}'{of}"
-        yield tables.filled_table(title, columns, _variables(self))
-        groups = ((group.capitalize(), tables.NUMBER) for group in GROUPS)
-        columns = (("Device", tables.WORDS), *groups, ("Total", tables.NUMBER))
-        yield tables.filled_table("Each device keeps", columns, _devices(self))
+        yield tables.table(
+            "Each device keeps",
+            ("Device", tables.WORDS),
+            *((group.capitalize(), tables.NUMBER) for group in GROUPS),
+            ("Total", tables.NUMBER),
+            rows=_devices(self),
+        )
         if self.transfers:
             yield tables.transfer_table(self.transfers)
 
@@ -169,15 +166,11 @@ def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
                 tables.bytes_text(row.num_bytes),
             )
         if hidden:
-            text = _hidden_text(len(shown), len(hidden))
+            count = len(hidden)
+            text = f"{count} variable{'' if count == 1 else 's'}"
+            if shown:
+                text = f"and {count} more"
             yield (Text(f"  {text}", style="italic"), *blank, _sum(hidden))
-
-
-def _hidden_text(num_shown: int, num_hidden: int) -> str:
-    """Returns the text in place of a group's rows that are left out."""
-    if num_shown:
-        return f"and {num_hidden} more"
-    return f"{num_hidden} variable{'' if num_hidden == 1 else 's'}"
 
 
 class _Path:
@@ -263,38 +256,31 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     >>> found.bytes_sent
     96
     """
-    check_built(model)
+    counting.check_built(model)
     if max_rows is not None and max_rows < 0:
         raise ValueError(
             "`max_rows` is how many variables are shown. Received: "
             f"{max_rows}. Expected: an integer from 0, or `None` for all."
         )
-    rows = rows_of(model)
+    rows = counting.rows_of(model)
+    notes = []
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        notes.append(_NO_SLOTS)
     binding = bound(model)
     if binding is None:
         names = tuple(dict.fromkeys(d for row in rows for d in row.devices))
-        notes = (*_notes(model), _PLAIN)
-        return Summary(model.name, "", rows, names, (), notes, max_rows)
-    plan = binding.strategy.plan
-    placement = placement_of(plan)
-    sent = transfers(load_of(model), placement, kept_of(model))
-    notes = (*_notes(model), _ESTIMATED if sent else _ONE_REPLICA)
+        notes.append(_PLAIN)
+        return Summary(model.name, "", rows, names, (), tuple(notes), max_rows)
+    placement = counting.placement_of(binding.strategy.plan)
+    load, kept = counting.load_of(model), counting.kept_of(model)
+    sent = transfers(load, placement, kept)
     return Summary(
         model.name,
         repr(binding.strategy).strip("<>"),
         rows,
         placement.all_devices,
         sent,
-        notes,
+        (*notes, _ESTIMATED if sent else _ONE_REPLICA),
         max_rows,
     )
-
-
-def _notes(model: keras.Model) -> list[str]:
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or optimizer.built:
-        return []
-    return [
-        "The optimizer makes its slots with the first step: they are not "
-        "counted yet."
-    ]

@@ -19,12 +19,7 @@ _MISSING = object()
 
 
 def function_of(spec: str) -> Callable[[], Any]:
-    """Returns the function that a user named as `"module:function"`.
-
-    Raises:
-        ValueError: If the module can't be found, or fails; if it has no such
-            function; or if that takes arguments.
-    """
+    """Returns the function that a user named as `"module:function"`."""
     module, name = _names(spec)
     # `python -m` searches in the working directory too.
     if os.getcwd() not in sys.path:
@@ -46,11 +41,7 @@ def function_of(spec: str) -> Callable[[], Any]:
 
 
 def called(spec: str, function: Callable[[], Any]) -> Any:
-    """Calls the user's function and returns its result.
-
-    Raises:
-        ValueError: If the function fails.
-    """
+    """Calls the user's function and returns its result."""
     try:
         return function()
     except (Exception, SystemExit) as error:
@@ -58,11 +49,7 @@ def called(spec: str, function: Callable[[], Any]) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """Returns the type and the message of an error, in one line.
-
-    The frames of a traceback in TensorFlow's messages, and the colors in
-    Keras', are removed.
-    """
+    """Returns an error's type and message in one line, without frames."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = _COLOR.sub("", message).splitlines()
     kept = " ".join(line for line in lines if not _FRAME.match(line))
@@ -72,7 +59,6 @@ def told(error: BaseException) -> str:
 
 
 def _names(spec: str) -> tuple[str, str]:
-    """Returns the names of the module and of the function."""
     module, _, name = spec.partition(":")
     if module.endswith(".py"):
         path = os.path.relpath(module.removesuffix(".py"))
@@ -95,19 +81,15 @@ def _imported(spec: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and _is_in(
-            error.name, module
+        # The missing module is the user's, or a package of it.
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
         ):
             raise ValueError(
                 f"--model {spec}: can't import {module!r}: {error}. It is "
                 f"searched in {os.getcwd()} and where Python searches."
             ) from error
         _fail(spec, "the module", error)
-
-
-def _is_in(name: str | None, module: str) -> bool:
-    """Returns whether a name is the module's or that of a package of it."""
-    return name is not None and f"{module}.".startswith(f"{name}.")
 
 
 def _check_takes_nothing(spec: str, function: Callable[..., Any]) -> None:
@@ -133,10 +115,7 @@ def _fail(spec: str, what: str, error: BaseException) -> NoReturn:
 
 
 def _place(error: BaseException) -> str:
-    """Returns the place of an error: the deepest frame of the user's code.
-
-    Without any, the deepest frame of all.
-    """
+    """Returns the deepest frame of the user's code, or else of all."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f" in {_shown(error.filename)}, line {error.lineno}"
     # The first frame is the call in this module.

@@ -1,6 +1,7 @@
 """The batches that both copies of a model get."""
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -20,16 +21,12 @@ _ROWS = 4
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of data.
+    """One batch of data."""
 
-    `data` is `(x, y, sample_weight)`, or another nest of arrays, as a dataset
-    has it. With `is_bare`, a step gets it unchanged.
-    """
-
-    data: Any
+    data: Any  # (x, y, sample_weight), or another nest of arrays
     rows: int
     class_weight: Any = None
-    is_bare: bool = False
+    is_bare: bool = False  # a step gets `data` unchanged
 
     def arguments(self, trains: bool) -> dict[str, Any]:
         """Returns the arguments of `fit` or `evaluate` for this batch."""
@@ -42,18 +39,13 @@ class Batch:
         return {**given, "batch_size": self.rows}
 
     def reordered(self) -> "Batch | None":
-        """Returns a batch with the same rows in reverse order."""
         return self.with_rows(np.arange(self.rows)[::-1])
 
     def twice(self) -> "Batch | None":
-        """Returns a batch with each row twice."""
         return self.with_rows(np.tile(np.arange(self.rows), 2))
 
     def with_rows(self, index: Any) -> "Batch | None":
-        """Returns a batch of the rows at `index`.
-
-        It is `None` if the data can't be indexed by rows.
-        """
+        """Returns a batch of some rows; `None` if the data has no rows."""
         leaves = [x for x in keras.tree.flatten(self.data) if x is not None]
         if not all(
             isinstance(leaf, np.ndarray) and leaf.shape[:1] == (self.rows,)
@@ -73,15 +65,7 @@ def batches_of(
     steps: int,
     num_replicas: int,
 ) -> list[Batch]:
-    """Returns the batches to compare with, of several sizes.
-
-    `x` has arrays, or data in batches: a dataset, a list, an iterable.
-    `batch_size` is the number of rows in the first batch of arrays.
-
-    Raises:
-        ValueError: If there are no rows, or `steps` is below 1.
-        TypeError: If rows can't be taken out of `x`, `y` or `sample_weight`.
-    """
+    """Returns the batches to compare with, of several sizes, checked."""
     if steps < 1:
         raise ValueError(
             f"`steps` is how many batches to train. Received: {steps}. "
@@ -121,11 +105,7 @@ def _rows_of(index: Any, leaf: Any) -> Any:
 
 
 def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
-    """Returns sizes: full, odd, fewer rows than replicas, then full again.
-
-    An odd one does not divide among the replicas. It is there even if the only
-    step asked for is an even one.
-    """
+    """Returns sizes: full, odd, fewer rows than replicas, then full again."""
     odd = size - 1 if (size - 1) % max(num_replicas, 2) else size - 2
     few = max(min(num_replicas - 1, size), 1)
     sizes = [size, max(odd, 1), few, *[size] * steps]
@@ -136,11 +116,10 @@ def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
 def _of_dataset(
     x: Any, class_weight: Any, steps: int, num_replicas: int
 ) -> list[Batch]:
-    found: list[Batch] = []
-    for element in _elements(x):
-        found.append(_batch_of(element, class_weight))
-        if len(found) == steps:
-            break
+    found = [
+        _batch_of(element, class_weight)
+        for element in itertools.islice(_elements(x), steps)
+    ]
     if not found:
         raise ValueError(
             f"`verify` needs data to train with. Received: {x!r}, which has "

@@ -1,6 +1,6 @@
 """The likely cause of a difference."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import keras
 
@@ -10,28 +10,16 @@ from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 
 
-@dataclass(frozen=True)
-class Clues:
-    """Observations besides the first difference.
-
-    With `is_random`, one device differs from itself. With `doubles`, the value
-    of the first difference changes on one device when each row comes twice,
-    which no mean over rows does; it is `None` if that could not be tried.
-    `overrides` are loss classes with a `__call__` of their own, `adding` layers
-    that call `add_loss`, and `sparse` layers that may have sparse gradients.
-    """
-
-    is_random: bool
-    doubles: bool | None
-    overrides: tuple[str, ...]
-    adding: tuple[str, ...]
-    sparse: tuple[str, ...]
-
-
-def cause_of(difference: Difference, clues: Clues) -> Cause:
+def cause_of(
+    difference: Difference,
+    model: keras.Model,
+    is_random: bool,  # one device differs from itself
+    doubles: bool | None,  # each row twice changes it; `None` if not tried
+    adding: Sequence[str],  # layers that call `add_loss`
+) -> Cause:
     """Returns the likely cause of the first difference."""
     kind, name = difference.kind, difference.name
-    if clues.is_random:
+    if is_random:
         return Cause(
             "randomness",
             "On one device alone, the same step twice gives other numbers. "
@@ -54,26 +42,39 @@ def cause_of(difference: Difference, clues: Clues) -> Cause:
             "over rows from the step.",
         )
     if kind == "state":
-        return _of_state(name, clues)
+        if doubles is False:
+            return _COUPLED
+        return Cause(
+            "a state counted in shares",
+            f"'{name}' counts or adds up rows, and a replica sees its share of "
+            "them. Count in a `keras.metrics.Metric`, whose updates see all "
+            "rows, or keep a mean over rows, which replicas can average.",
+        )
     if kind in ("weight", "slot"):
-        return _of_update(name, clues)
-    return _of_loss(kind, clues)
-
-
-def _of_state(name: str, clues: Clues) -> Cause:
-    if clues.doubles is False:
+        return _of_update(name, model)
+    overrides = _overrides_of(model)
+    if overrides and kind != "prediction":
+        return Cause(
+            "an override of Loss.__call__",
+            f"{', '.join(overrides)} overrides `__call__` of "
+            "`keras.losses.Loss`, which gets a replica's rows there. Override "
+            "`call`, and leave the reduction to Keras.",
+        )
+    if not doubles:
         return _COUPLED
+    layers = ", ".join(dict.fromkeys(adding))
+    adds = f" {layers} calls `add_loss`." if layers else ""
     return Cause(
-        "a state counted in shares",
-        f"'{name}' counts or adds up rows, and a replica sees its share of "
-        "them. Count in a `keras.metrics.Metric`, whose updates see all "
-        "rows, or keep a mean over rows, which replicas can average.",
+        "a sum over rows",
+        "Each row twice makes it larger on one device: it is a sum over "
+        "rows, and a replica sums its share of them. Take the mean, with "
+        f"`keras.ops.mean`, or divide by a number of rows.{adds}",
     )
 
 
-def _of_update(name: str, clues: Clues) -> Cause:
+def _of_update(name: str, model: keras.Model) -> Cause:
     # The name of a slot contains that of its variable's layer.
-    if any(layer in name for layer in clues.sparse):
+    if any(layer in name for layer in _sparse_of(model)):
         return Cause(
             "sparse gradients",
             f"The gradient of '{name}' is the same, what the optimizer makes "
@@ -89,28 +90,6 @@ def _of_update(name: str, clues: Clues) -> Cause:
     )
 
 
-def _of_loss(kind: str, clues: Clues) -> Cause:
-    if clues.overrides and kind != "prediction":
-        names = ", ".join(clues.overrides)
-        return Cause(
-            "an override of Loss.__call__",
-            f"{names} overrides `__call__` of `keras.losses.Loss`, which gets "
-            "a replica's rows there. Override `call`, and leave the "
-            "reduction to Keras.",
-        )
-    if clues.doubles:
-        adds = ""
-        if clues.adding:
-            adds = f" {', '.join(clues.adding)} calls `add_loss`."
-        return Cause(
-            "a sum over rows",
-            "Each row twice makes it larger on one device: it is a sum over "
-            "rows, and a replica sums its share of them. Take the mean, with "
-            f"`keras.ops.mean`, or divide by a number of rows.{adds}",
-        )
-    return _COUPLED
-
-
 _COUPLED = Cause(
     "rows coupled in a layer",
     "It depends on several rows at once, beyond a mean, and a replica sees "
@@ -121,7 +100,7 @@ _COUPLED = Cause(
 )
 
 
-def overrides_of(model: keras.Model) -> tuple[str, ...]:
+def _overrides_of(model: keras.Model) -> list[str]:
     """Returns the model's loss classes that override `Loss.__call__`."""
     given = compile_arguments(model) or {}
     things = [*keras.tree.flatten(given.get("loss")), *vars(model).values()]
@@ -129,23 +108,19 @@ def overrides_of(model: keras.Model) -> tuple[str, ...]:
         type(thing).__name__
         for thing in things
         if isinstance(thing, keras.losses.Loss)
-        and not is_of_keras(type(thing))
-        and _overrides_call(type(thing))
+        and any(
+            "__call__" in vars(base) and not is_of_keras(base)
+            for base in type(thing).__mro__
+        )
     ]
-    return tuple(dict.fromkeys(names))
+    return list(dict.fromkeys(names))
 
 
-def sparse_of(model: keras.Model) -> tuple[str, ...]:
+def _sparse_of(model: keras.Model) -> list[str]:
     """Returns the names of layers whose gradients may be rows of a table."""
-    names = [
+    return [
         layer.name
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.Embedding)
         or getattr(getattr(layer, "input", None), "sparse", False)
     ]
-    return tuple(dict.fromkeys(names))
-
-
-def _overrides_call(cls: type) -> bool:
-    own = [base for base in cls.__mro__ if not is_of_keras(base)]
-    return any("__call__" in vars(base) for base in own)

@@ -27,15 +27,11 @@ _OF_LARGEST = 1e-6
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Relative differences that count as rounding.
+    """Relative differences that count as rounding."""
 
-    `once` is for the results of one step, `trained` for those of several.
-    `epsilon` is the spacing of numbers in the variables' dtype.
-    """
-
-    once: float
-    trained: float
-    epsilon: float
+    once: float  # after one step
+    trained: float  # after several
+    epsilon: float  # spacing of numbers in the variables' dtype
 
     @classmethod
     def of(cls, model: keras.Model) -> "Tolerance":
@@ -54,37 +50,14 @@ def compare(
     noisy: RecordedStep | None,
     tolerance: Tolerance,
 ) -> list[Difference]:
-    """Compares each value of a step on one device and under the strategy.
-
-    `own` is the step on one device, `other` that under the strategy. `noisy` is
-    the step on one device with rows in another order, which shows the rounding.
-    """
-    least = _OF_LARGEST * max(
-        (
-            _largest(value)
-            for (kind, _), value in own.found.items()
-            if kind == "gradient"
-        ),
-        default=0.0,
-    )
-    found = []
-    for key in [*own.found, *(k for k in other.found if k not in own.found)]:
-        if key not in own.found or key not in other.found:
-            found.append(_of_one_side(own, other, key))
-            continue
-        noise = None if noisy is None else noisy.found.get(key)
-        found.append(
-            _difference(
-                own,
-                key,
-                own.found[key],
-                other.found[key],
-                noise,
-                tolerance,
-                least,
-            )
-        )
-    return found
+    """Compares each value of a step; `noisy` is `own` with reordered rows."""
+    least = _least(own)
+    return [
+        _difference(own, other, noisy, key, tolerance, least)
+        if key in own.found and key in other.found
+        else _of_one_side(own, other, key)
+        for key in dict.fromkeys((*own.found, *other.found))
+    ]
 
 
 def _of_one_side(
@@ -109,28 +82,25 @@ def _of_one_side(
 
 def _difference(
     step: RecordedStep,
+    other: RecordedStep,
+    noisy: RecordedStep | None,
     key: Key,
-    value: Any,
-    other: Any,
-    noise: Any,
     tolerance: Tolerance,
     least: float,
 ) -> Difference:
     kind, name = key
-    own = _floats(value)
+    own, theirs = _floats(step.found[key]), _floats(other.found[key])
     before = _floats(step.before.get(key, 0.0))
     is_kept = kind in ("state", "weight", "slot")
     scale = _largest(own - before if is_kept else own)
     rounding = _OF_NOISE * tolerance.epsilon * _largest(own) if is_kept else 0.0
     if kind == "gradient":
         rounding = least
-    if noise is not None:
-        moved = _distance(own, _floats(noise))
+    if noisy is not None and key in noisy.found:
+        moved = _distance(own, _floats(noisy.found[key]))
         if step.phase == "training" or moved <= _most_noise(scale, least):
             rounding += _OF_NOISE * moved
     share = tolerance.trained if step.phase == "training" else tolerance.once
-    theirs = _floats(other)
-    distance = _distance(own, theirs)
     at = _place(own, theirs)
     unit = scale or _largest(own) or 1.0
     return Difference(
@@ -141,7 +111,7 @@ def _difference(
         step.rows,
         float(own.reshape(-1)[at]) if own.size else 0.0,
         float(theirs.reshape(-1)[at]) if theirs.size else 0.0,
-        float(distance / unit),
+        float(_distance(own, theirs) / unit),
         float(share + rounding / unit),
     )
 
@@ -152,18 +122,21 @@ def change(step: RecordedStep, key: Key) -> Any:
 
 
 def depends_on_order(own: RecordedStep, noisy: RecordedStep) -> bool:
-    """Returns whether another order of rows changes gradients noticeably.
-
-    A change that may be rounding does not count.
-    """
-    gradients = {k: v for k, v in own.found.items() if k[0] == "gradient"}
-    least = _OF_LARGEST * max(map(_largest, gradients.values()), default=0.0)
+    """Returns whether another order of rows changes gradients noticeably."""
+    least = _least(own)
     return any(
         key not in noisy.found
         or _distance(_floats(value), _floats(noisy.found[key]))
         > _most_noise(_largest(value), least)
-        for key, value in gradients.items()
+        for key, value in own.found.items()
+        if key[0] == "gradient"
     )
+
+
+def _least(step: RecordedStep) -> float:
+    """Returns the size below which gradients of a step are rounding."""
+    gradients = [v for k, v in step.found.items() if k[0] == "gradient"]
+    return _OF_LARGEST * max(map(_largest, gradients), default=0.0)
 
 
 def _most_noise(scale: float, least: float) -> float:
@@ -182,10 +155,7 @@ def _largest(value: Any) -> float:
 
 
 def _distance(own: Any, theirs: Any) -> float:
-    """Returns the largest difference; non-finite numbers must be equal.
-
-    Otherwise, or if shapes differ, it is infinite.
-    """
+    """Returns the largest difference; infinite if NaN or shapes differ."""
     if own.shape != theirs.shape:
         return np.inf
     if not own.size:

@@ -12,9 +12,6 @@ import numpy as np
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 
-# The kind of each variable of a model, by its id, as in `Difference.kind`.
-Kinds = dict[int, str]
-
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """Returns a model's optimizers, by the name of their attribute."""
@@ -33,12 +30,9 @@ def variables_of(model: keras.Model) -> list[keras.Variable]:
     return list({id(v): v for v in found}.values())
 
 
-def kinds_of(model: keras.Model) -> Kinds:
-    """Returns the kind of each variable that is compared, by its id.
-
-    States of metrics and of seed generators are not compared.
-    """
-    kinds: Kinds = {}
+def kinds_of(model: keras.Model) -> dict[int, str]:
+    """Returns the `Difference.kind` of compared variables, by their ids."""
+    kinds: dict[int, str] = {}
     for optimizer in optimizers_of(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
     metrics = ids_of_metrics(model)
@@ -51,7 +45,6 @@ def kinds_of(model: keras.Model) -> Kinds:
 
 
 def ids_of_metrics(model: keras.Model) -> set[int]:
-    """Returns the ids of the variables of a model's metrics."""
     return {
         id(variable)
         for metric in keras_internals.all_metrics(model)
@@ -66,25 +59,8 @@ def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
     ]
 
 
-def set_values(
-    variables: Sequence[keras.Variable], values: Sequence[Any]
-) -> None:
-    """Assigns values to variables."""
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
 def maker_of(model: Any) -> Callable[[], keras.Model]:
-    """Returns a function that makes a compiled copy of a model.
-
-    Each copy has a state of its own. `model` is a compiled `keras.Model`, or a
-    function without arguments that makes one.
-
-    Raises:
-        UnsupportedModelError: If it is no model or is not compiled. The
-            function that is returned raises it if the model can't be made
-            again; see `copy_of`.
-    """
+    """Returns a function that makes compiled copies; refuses other things."""
     if isinstance(model, keras.Model):
         if not getattr(model, "compiled", False):
             raise UnsupportedModelError(
@@ -103,14 +79,7 @@ def maker_of(model: Any) -> Callable[[], keras.Model]:
 
 
 def copy_of(model: keras.Model) -> keras.Model:
-    """Returns a compiled copy of a model, made from its configuration.
-
-    The loss functions are the model's own; layers, metrics and optimizers are
-    new.
-
-    Raises:
-        UnsupportedModelError: If the configuration does not describe the model.
-    """
+    """Returns a compiled copy of a model, made from its configuration."""
     try:
         with keras.saving.custom_object_scope(_classes_of(model)):
             _check_compile(model)
@@ -132,11 +101,7 @@ def copy_of(model: keras.Model) -> keras.Model:
 
 
 def check_copy(copy: keras.Model, model: keras.Model) -> None:
-    """Refuses a copy that has other variables than its model.
-
-    Raises:
-        UnsupportedModelError: If shapes, dtypes or `trainable` differ.
-    """
+    """Refuses a copy that has other variables than its model."""
     own, other = _shapes(copy), _shapes(model)
     if own != other:
         raise UnsupportedModelError(
@@ -192,18 +157,13 @@ def _compile_like(copy: keras.Model, model: keras.Model) -> None:
 
 
 def _another(thing: Any) -> Any:
-    """Returns a new metric or optimizer like `thing`, or else `thing`."""
     if isinstance(thing, (keras.metrics.Metric, keras.optimizers.Optimizer)):
         return type(thing).from_config(thing.get_config())
     return thing
 
 
 def _classes_of(model: keras.Model) -> dict[str, Any]:
-    """Returns the user's classes and functions, by their names in configs.
-
-    Registered names take precedence. `_check_classes` refuses a copy in which a
-    name that several share was resolved to the wrong one.
-    """
+    """Returns the user's classes and functions, by their names in configs."""
     found: dict[str, Any] = {}
     registered: dict[str, Any] = {}
     for thing in _things_of(model):
@@ -239,10 +199,7 @@ def _named(thing: Any) -> Any:
 
 
 def _check_classes(copy: keras.Model, model: keras.Model) -> None:
-    """Refuses a copy in which one class or function stands for another one.
-
-    A configuration has their names, and several may have the same.
-    """
+    """Refuses a copy where a shared name led to another class or function."""
     functions = {
         id(thing)
         for thing in _things_of(model)
@@ -250,10 +207,9 @@ def _check_classes(copy: keras.Model, model: keras.Model) -> None:
     }
     for own, other in _pairs_of(copy, model):
         _check_class(own, other)
-        if not hasattr(own, "__dict__") or not hasattr(other, "__dict__"):
-            continue
-        for name, value in vars(other).items():
-            copied = vars(own).get(name)
+        attributes = getattr(own, "__dict__", {})
+        for name, value in getattr(other, "__dict__", {}).items():
+            copied = attributes.get(name)
             if copied is value or copied is None:
                 continue
             if hasattr(value, "get_config"):
@@ -288,7 +244,6 @@ def _check_class(own: Any, other: Any) -> None:
 
 
 def _refuse(named: Any) -> None:
-    """Raises the error for a class or function that another one replaced."""
     raise TypeError(
         f"it tells classes and functions by their names, and "
         f"'{named.__name__}' of module '{named.__module__}' became another "

@@ -194,16 +194,17 @@ class Report(tables.Shown):
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
     def _tables(self) -> tuple[Table]:
-        columns = (
+        made = tables.table(
+            f"'{self.model}' on {self.strategy}, and on one device",
             ("Phase", tables.WORD),
             ("What", tables.WORDS),
             ("Compared", tables.NUMBER),
             ("Largest", tables.NUMBER),
             ("Of", tables.WORDS),
             ("Found", tables.WORD),
+            rows=_rows(self),
         )
-        title = f"'{self.model}' on {self.strategy}, and on one device"
-        return (tables.filled_table(title, columns, _rows(self)),)
+        return (made,)
 
     def _lines(self) -> Iterator[str]:
         sizes = ", ".join(map(str, self.batches))

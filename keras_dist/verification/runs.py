@@ -1,7 +1,4 @@
-"""Two copies of a model, their runs, and the results of these.
-
-To see gradients, an optimizer that keeps them takes the place of its own.
-"""
+"""Two copies of a model, their runs, and the results of these."""
 
 import contextlib
 from collections.abc import Callable
@@ -31,26 +28,17 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """The results of one step.
-
-    `phase` is that of `Difference`, `index` the number of the batch. `found`
-    has arrays by kind and name, in the order in which they are computed;
-    `before` has variables' values before training.
-    """
+    """The results of one step."""
 
     phase: str
     index: int
     rows: int
-    found: dict[Key, Any]
-    before: dict[Key, Any]
+    found: dict[Key, Any]  # arrays, in the order in which they are computed
+    before: dict[Key, Any]  # variables' values before training
 
 
 class Recorder(keras.optimizers.Optimizer):
-    """An optimizer that only records the last gradient of each variable.
-
-    It gets gradients as any optimizer does, summed over replicas, so it records
-    the ones that any other would use. It does not clip.
-    """
+    """An optimizer that only records the last gradient of each variable."""
 
     # Each part of a slot depends on the same part of a gradient only.
     is_elementwise = True
@@ -68,7 +56,6 @@ class Recorder(keras.optimizers.Optimizer):
     def update_step(
         self, gradient: Any, variable: Any, learning_rate: Any
     ) -> None:
-        """Keeps a gradient in the variable's slot."""
         slot = self.gradients[self._get_variable_index(variable)]
         # Sparse gradients, rows of an embedding, can be added but not assigned.
         self.assign(slot, ops.multiply(slot, 0.0))
@@ -99,7 +86,6 @@ class Recorders:
         return found
 
     def undo(self) -> None:
-        """Gives the model its own optimizers back."""
         for name, optimizer in self._own.items():
             setattr(self._model, name, optimizer)
         compile_again(self._model)
@@ -123,20 +109,12 @@ def _scaled_like(optimizer: Any, recorder: Recorder) -> Any:
 
 
 class Copy:
-    """A copy of a model that can start again from the same state.
-
-    `make` makes the model, in the context manager that `scope` returns.
-    `backend` knows the framework's random state.
-    """
+    """A copy of a model that can start again from the same state."""
 
     def __init__(
-        self,
-        make: Callable[[], keras.Model],
-        scope: Callable[[], Any],
-        backend: Any,
+        self, make: Callable[[], keras.Model], scope: Callable[[], Any]
     ) -> None:
         self._scope = scope
-        self._backend = backend
         with scope():
             self.model = make()
         self.names: dict[int, str] = {}
@@ -154,22 +132,13 @@ class Copy:
     def begin(
         self, values: Sequence[Any], names: Sequence[str], state: str
     ) -> None:
-        """Sets the state that each phase starts from.
-
-        `values` and `names` are in the order of `variables_of` this copy;
-        `state` comes from `random_state`.
-        """
+        """Sets the state to start from, in the order of `variables_of`."""
         variables = copies.variables_of(self.model)
-        copies.set_values(variables, values)
         self.initial = list(zip(variables, values, strict=True))
-        self.names = {
-            id(variable): name
-            for variable, name in zip(variables, names, strict=True)
-        }
+        self.names = dict(zip(map(id, variables), names, strict=True))
         self._random = state
 
     def predict(self, batch: Batch, index: int) -> RecordedStep:
-        """Returns predictions."""
         self._reset()
         found: dict[Key, Any] = {}
         given = batch.arguments(trains=False)
@@ -180,7 +149,6 @@ class Copy:
         return RecordedStep("predict", index, batch.rows, found, {})
 
     def evaluate(self, batch: Batch, index: int) -> RecordedStep:
-        """Returns losses and metrics, without training."""
         self._reset()
         logs = self.model.evaluate(
             verbose=0, return_dict=True, **batch.arguments(trains=False)
@@ -203,24 +171,18 @@ class Copy:
         found = _of_logs(logs)
         for key, gradient in recorders.gradients().items():
             found["gradient", self.names[key]] = gradient
-        found |= self._variables(("state",))
-        return RecordedStep(
-            "gradients", index, batch.rows, found, self._before()
-        )
+        return self._recorded("gradients", index, batch, found, ["state"])
 
     def train(self, batches: Sequence[Batch]) -> list[RecordedStep]:
         """Returns losses, metrics and all variables after each step."""
         self._reset()
-        steps = []
-        for index, batch in enumerate(batches):
-            found = _of_logs(self._fit(batch))
-            found |= self._variables(("state", "weight", "slot"))
-            steps.append(
-                RecordedStep(
-                    "training", index, batch.rows, found, self._before()
-                )
+        kinds = ["state", "weight", "slot"]
+        return [
+            self._recorded(
+                "training", index, batch, _of_logs(self._fit(batch)), kinds
             )
-        return steps
+            for index, batch in enumerate(batches)
+        ]
 
     def _build_optimizer(self) -> None:
         """Makes the slots that `fit` would make."""
@@ -238,26 +200,32 @@ class Copy:
     def _reset(self) -> None:
         for variable, value in self.initial:
             variable.assign(value)
-        set_random_state(self._backend, self._random)
+        set_random_state(get_backend(), self._random)
 
-    def _variables(self, kinds: Sequence[str]) -> dict[Key, Any]:
-        of: copies.Kinds = copies.kinds_of(self.model)
-        known = [v for v in copies.variables_of(self.model) if id(v) in of]
-        chosen = [v for v in known if of[id(v)] in kinds]
-        ordered = sorted(chosen, key=lambda v: kinds.index(of[id(v)]))
-        return {
-            self._key(v, of): value
-            for v, value in zip(ordered, copies.values_of(ordered), strict=True)
-        }
-
-    def _before(self) -> dict[Key, Any]:
+    def _recorded(
+        self,
+        phase: str,
+        index: int,
+        batch: Batch,
+        found: dict[Key, Any],
+        kinds: Sequence[str],
+    ) -> RecordedStep:
+        """Adds the values of variables of some kinds to what was found."""
         of = copies.kinds_of(self.model)
-        return {
-            self._key(v, of): value for v, value in self.initial if id(v) in of
-        }
 
-    def _key(self, variable: keras.Variable, of: copies.Kinds) -> Key:
-        return of[id(variable)], self.names.get(id(variable), variable.path)
+        def key(variable: keras.Variable) -> Key:
+            name = self.names.get(id(variable), variable.path)
+            return of[id(variable)], name
+
+        variables = copies.variables_of(self.model)
+        for kind in kinds:
+            chosen = [v for v in variables if of.get(id(v)) == kind]
+            for each, value in zip(
+                chosen, copies.values_of(chosen), strict=True
+            ):
+                found[key(each)] = value
+        before = {key(v): value for v, value in self.initial if id(v) in of}
+        return RecordedStep(phase, index, batch.rows, found, before)
 
 
 def _is_built(model: keras.Model) -> bool:
@@ -278,14 +246,7 @@ def _of_logs(logs: dict[str, Any]) -> dict[Key, Any]:
 def copies_of(
     strategy: StrategyBase, model: Any, batch: Batch
 ) -> tuple[Copy, Copy]:
-    """Makes a copy on one device and one under the strategy, which start alike.
-
-    `model` is a compiled `keras.Model`, or a function that makes one. Layers
-    that wait for a batch are built with `batch`.
-
-    Raises:
-        UnsupportedModelError: If the model can't be made a second time.
-    """
+    """Makes copies on one device and under the strategy that start alike."""
     make, backend = copies.maker_of(model), get_backend()
     made = []
     state = random_state(backend)
@@ -293,7 +254,7 @@ def copies_of(
         # Both copies get the same names and the same random numbers.
         keras_internals.set_name_counts({})
         set_random_state(backend, state)
-        copy = Copy(make, scope, backend)
+        copy = Copy(make, scope)
         copy.build(batch)
         if isinstance(model, keras.Model) and model.built:
             copies.check_copy(copy.model, model)

@@ -5,8 +5,9 @@ import functools
 import json
 import warnings
 from collections.abc import Callable
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -19,30 +20,18 @@ from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.randomness import random_state
-from keras_dist.plugin.randomness import set_random_state
+from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
+from keras_dist.verification import compare
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
-from keras_dist.verification.causes import Clues
 from keras_dist.verification.causes import cause_of
-from keras_dist.verification.causes import overrides_of
-from keras_dist.verification.causes import sparse_of
-from keras_dist.verification.compare import Tolerance
-from keras_dist.verification.compare import change
-from keras_dist.verification.compare import compare
-from keras_dist.verification.compare import depends_on_order
-from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
 from keras_dist.verification.runs import Copy
 from keras_dist.verification.runs import RecordedStep
 from keras_dist.verification.runs import copies_of
-
-_PLAIN_FAILED = (
-    "`{name}` was not compared: on one device it raised {error}: {message}."
-)
 
 
 def verify(
@@ -55,13 +44,7 @@ def verify(
     batch_size: int | None,
     steps: int,
 ) -> Report:
-    """Compares training under a strategy with training on one device.
-
-    Arguments are those of `Strategy.verify`.
-
-    Raises:
-        RuntimeError: If it is called inside of a `strategy.scope()`.
-    """
+    """Compares training under a strategy with training on one device."""
     if context.has_strategy() or context.in_replica_function():
         raise RuntimeError(
             "`verify` trains without a strategy, too. Received: a call inside "
@@ -80,7 +63,11 @@ def verify(
     # Hooks that were installed during the trial would be undone with its
     # temporary replacements of Keras' methods.
     hooks.install()
-    with _everything_put_back(), alone_on_purpose():
+    with contextlib.ExitStack() as stack:
+        counts = keras_internals.name_counts()
+        stack.callback(keras_internals.set_name_counts, counts)
+        stack.enter_context(kept_random_state(get_backend()))
+        stack.enter_context(alone_on_purpose())
         own, other = copies_of(strategy, model, batches[0])
         trial = Trial(own, other, strategy.num_replicas_in_sync, batches)
         trial.run()
@@ -92,10 +79,7 @@ def verify(
 
 
 def _agreed(report: Report, workers: Workers | None) -> Report:
-    """Returns the same report on every worker.
-
-    It is that of the first worker whose numbers differ, or else worker 0's.
-    """
+    """Returns the report of the first worker that differs, on every worker."""
     if workers is None:
         return report
     text = json.dumps(report.to_dict())
@@ -115,23 +99,8 @@ def _agreed(report: Report, workers: Workers | None) -> Report:
     return found
 
 
-@contextlib.contextmanager
-def _everything_put_back() -> Iterator[None]:
-    """Restores the random states and the counts of names after the context."""
-    backend = get_backend()
-    state, names = random_state(backend), keras_internals.name_counts()
-    try:
-        yield
-    finally:
-        set_random_state(backend, state)
-        keras_internals.set_name_counts(names)
-
-
 class Trial:
-    """The steps of both copies, one phase after another.
-
-    `own` is plain Keras on one device, `other` is under the strategy.
-    """
+    """The steps of both copies, one phase after another."""
 
     def __init__(
         self, own: Copy, other: Copy, num_replicas: int, batches: list[Batch]
@@ -139,7 +108,7 @@ class Trial:
         self._own, self._other = own, other
         self._num_replicas = num_replicas
         self._batches = batches
-        self._tolerance = Tolerance.of(own.model)
+        self._tolerance = compare.Tolerance.of(own.model)
         self._found: list[Difference] = []
         self._adding: list[str] = []
         self._is_random = False
@@ -149,8 +118,7 @@ class Trial:
     def run(self) -> None:
         """Runs all phases, and compares their results."""
         parts = self._num_replicas
-        rows = [batch.rows for batch in self._batches]
-        if parts > 1 and not any(count % parts for count in rows):
+        if parts > 1 and not any(b.rows % parts for b in self._batches):
             self._notes.append(
                 f"Every batch had the same number of rows for each of {parts} "
                 "replicas: uneven batches were not compared."
@@ -175,12 +143,16 @@ class Trial:
 
     def report(self, model: str, strategy: str) -> Report:
         """Returns the report on the named model and strategy."""
+        first, cause = self._first, None
+        if first is not None:
+            own, random = self._own.model, self._is_random
+            cause = cause_of(first, own, random, self._doubles, self._adding)
         return Report(
             model,
             strategy,
             _most_telling(self._found),
-            self._first,
-            self._cause(),
+            first,
+            cause,
             _by_layer(self._found),
             tuple(batch.rows for batch in self._batches),
             tuple(self._notes),
@@ -188,25 +160,7 @@ class Trial:
 
     @property
     def _first(self) -> Difference | None:
-        """The first difference that is larger than rounding, or `None`."""
         return next((each for each in self._found if each.differs), None)
-
-    def _cause(self) -> Cause | None:
-        """Returns the likely cause of the first difference, if there is any."""
-        first = self._first
-        if first is None:
-            return None
-        model = self._own.model
-        return cause_of(
-            first,
-            Clues(
-                self._is_random,
-                self._doubles,
-                overrides_of(model),
-                tuple(dict.fromkeys(self._adding)),
-                sparse_of(model),
-            ),
-        )
 
     def _without_training(self, name: str) -> None:
         # An uneven batch, if there is one.
@@ -218,16 +172,16 @@ class Trial:
             own = getattr(self._own, name)(batch, index)
         except Exception as error:
             message = " ".join(str(error).split())[:200]
-            kind = type(error).__name__
             self._notes.append(
-                _PLAIN_FAILED.format(name=name, error=kind, message=message)
+                f"`{name}` was not compared: on one device it raised "
+                f"{type(error).__name__}: {message}."
             )
             return
         noisy = None
         if name == "evaluate" and (turned := batch.reordered()) is not None:
             noisy = self._own.evaluate(turned, index)
         other = getattr(self._other, name)(batch, index)
-        self._found += compare(own, other, noisy, self._tolerance)
+        self._found += compare.compare(own, other, noisy, self._tolerance)
 
     def _gradients(self) -> bool:
         """Compares first steps; returns false if the order of rows matters."""
@@ -237,17 +191,23 @@ class Trial:
         for index, batch in enumerate(self._batches):
             step = own.gradients(batch, index, kept)
             if not index:
-                self._check_repeats(step, own.gradients(batch, index, kept))
+                again = own.gradients(batch, index, kept)
+                repeated = compare.compare(step, again, None, self._tolerance)
+                self._is_random = any(each.differs for each in repeated)
             noisy = None
             if (turned := batch.reordered()) is not None:
                 noisy = own.gradients(turned, index, kept)
-                if depends_on_order(step, noisy):
+                if compare.depends_on_order(step, noisy):
                     keeps_order = False
             theirs = other.gradients(batch, index, others)
-            self._found += compare(step, theirs, noisy, self._tolerance)
+            self._found += compare.compare(step, theirs, noisy, self._tolerance)
         self._double(lambda b, i: own.gradients(b, i, kept), "gradients")
         kept.undo()
         others.undo()
+        if self._is_random:
+            self._notes.append(
+                "On one device alone, the same step twice gives other numbers."
+            )
         if not keeps_order:
             self._notes.append(
                 "On one device alone, rows in another order give other "
@@ -264,23 +224,12 @@ class Trial:
             noisy = [*self._own.train(known)]
         other = self._other.train(self._batches)
         for step, theirs, noise in zip(own, other, noisy, strict=True):
-            self._found += compare(step, theirs, noise, self._tolerance)
-
-    def _check_repeats(self, step: RecordedStep, again: RecordedStep) -> None:
-        again_differs = compare(step, again, None, self._tolerance)
-        if any(each.differs for each in again_differs):
-            self._is_random = True
-            self._notes.append(
-                "On one device alone, the same step twice gives other numbers."
-            )
+            self._found += compare.compare(step, theirs, noise, self._tolerance)
 
     def _double(
         self, run: Callable[[Batch, int], RecordedStep], phase: str
     ) -> None:
-        """Tries on one device whether doubling all rows changes the value.
-
-        The value is that of the first difference, if it is in this phase.
-        """
+        """Tries if doubled rows change the value of this phase's difference."""
         first = self._first
         if self._doubles is not None or first is None or first.phase != phase:
             return
@@ -291,17 +240,13 @@ class Trial:
         once, doubled = run(batch, first.step), run(twice, first.step)
         if key not in once.found or key not in doubled.found:
             return
-        before, after = change(once, key), change(doubled, key)
+        before, after = compare.change(once, key), compare.change(doubled, key)
         unit = float(np.max(np.abs(before))) or 1.0
         self._doubles = bool(np.max(np.abs(after - before)) > 1e-2 * unit)
 
 
 def _most_telling(found: list[Difference]) -> tuple[Difference, ...]:
-    """Returns one comparison of each value in each phase.
-
-    It is the first one that differs, or else one of NaN, or else the one with
-    the largest difference.
-    """
+    """Returns each value's first difference, else its largest one."""
     most: dict[Any, Difference] = {}
     for each in found:
         key = (each.phase, each.kind, each.name)
@@ -324,8 +269,7 @@ def _by_layer(found: list[Difference]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
 
-@contextlib.contextmanager
-def _noting_losses(names: list[str]) -> Iterator[None]:
+def _noting_losses(names: list[str]) -> AbstractContextManager[Any]:
     """Collects the user's layers that call `add_loss` inside of the context."""
     original = keras.Layer.add_loss
 
@@ -335,8 +279,4 @@ def _noting_losses(names: list[str]) -> Iterator[None]:
             names.append(f"layer '{self.name}'")
         original(self, loss)
 
-    keras.Layer.add_loss = add_loss
-    try:
-        yield
-    finally:
-        keras.Layer.add_loss = original
+    return mock.patch.object(keras.Layer, "add_loss", add_loss)

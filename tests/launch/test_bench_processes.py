@@ -55,26 +55,22 @@ class Gone:
     def __init__(self):
         self.closed = 0
 
-    def write(self, text):
-        return len(text)
-
-    def flush(self):
+    def send(self, what):
         raise BrokenPipeError(32, "Broken pipe")
+
+    def recv(self):
+        raise ConnectionResetError(104, "Connection reset by peer")
 
     def close(self):
         self.closed += 1
-        self.flush()
-
-    def readline(self):
-        raise ConnectionResetError(104, "Connection reset by peer")
 
 
-@pytest.mark.parametrize("flush", [True, False], ids=["send", "answer"])
-def test_a_worker_that_ended_between_two_runs_is_an_error(monkeypatch, flush):
-    if not flush:
-        monkeypatch.setattr(Gone, "flush", lambda self: None)
+@pytest.mark.parametrize("sends", [False, True], ids=["send", "answer"])
+def test_a_worker_that_ended_between_two_runs_is_an_error(monkeypatch, sends):
+    if sends:
+        monkeypatch.setattr(Gone, "send", lambda self, what: None)
     processes, gone = Processes(None, 2), [Gone(), Gone()]
-    processes._files = list(gone)
+    processes._connections = list(gone)
     with pytest.raises(
         ProcessesError, match="One of 2 worker processes has failed"
     ):

@@ -37,25 +37,33 @@ _Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class JittedLoop(loops.StepLoop):
-    """A loop that carries a state through a jitted step.
-
-    `step` takes the state, a nest of arrays, and a batch, and returns the new
-    state and the loss. With `waits`, one step waits for the one before: on
-    CPUs, programs with collectives that are queued behind one another can
-    deadlock, after which the runtime aborts the process.
-    """
+    """A loop that carries a nest of arrays through a jitted step."""
 
     def __init__(
-        self, state: Any, step: _Step, everywhere: Any, waits: bool
+        self,
+        state: Any,
+        step: _Step,
+        everywhere: Any,
+        batches: Sequence[Any] = (),
+        place: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._state = state
-        self._waits = waits
-        self._jitted = jax.jit(
+        jitted = jax.jit(
             step, donate_argnums=0, out_shardings=(everywhere, everywhere)
         )
+        loops.StepLoop.__init__(self, jitted, batches, place)
+        self._to_devices = jax.jit(
+            # Only memory that JAX allocated can be donated.
+            functools.partial(jax.tree.map, jnp.copy),
+            out_shardings=everywhere,
+        )
+        self._state = self._to_devices(state)
+        # On CPUs, programs with collectives that are queued behind one another
+        # can deadlock, after which the runtime aborts the process.
+        devices = list(everywhere.device_set)
+        self._waits = len(devices) > 1 and devices[0].platform == "cpu"
 
     def run(self, steps: int) -> float:
-        step, state, waits = self._jitted, self._state, self._waits
+        step, state, waits = self.step, self._state, self._waits
         loss = None
         for x, y in self.feed(steps):
             if waits and loss is not None:
@@ -65,58 +73,22 @@ class JittedLoop(loops.StepLoop):
         return float(loss)  # type: ignore[arg-type]
 
 
-class PlacedLoop(JittedLoop):
-    """A jitted loop on batches that are on the devices before it starts.
-
-    With `by_hand`, each device runs the step on its own rows, by
-    `jax.shard_map`.
-    """
-
-    def __init__(
-        self,
-        setting: loops.Setting,
-        state: Any,
-        step: _Step,
-        by_hand: bool = False,
-    ) -> None:
-        everywhere, by_rows = shardings(setting.devices)
-        if by_hand:
-            step = jax.shard_map(
-                step,
-                mesh=by_rows.mesh,
-                in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
-                out_specs=(everywhere.spec, everywhere.spec),
-                check_vma=False,
-            )
-        self.batches = jax.device_put(setting.batches(), by_rows)
-        state = placing(everywhere)(jax.device_put(state, everywhere))
-        super().__init__(state, step, everywhere, must_wait(setting.devices))
-
-
-class JittedWorkersLoop(JittedLoop):
-    """A jitted loop of a Keras model's stateless methods, on global arrays.
-
-    It trains on the rows of the worker with the position `worker`.
-    """
-
-    def __init__(self, setting: loops.Setting, worker: int) -> None:
-        mesh = Mesh(np.array(jax.devices()), ("replica",))
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        self._by_rows = NamedSharding(mesh, PartitionSpec("replica"))
-        self.batches = setting.rows_of(worker)
-        state, step = stateless(setting)
-        state = jax.tree.map(
-            lambda value: jax.make_array_from_callback(
-                value.shape, everywhere, lambda index: value[index]
-            ),
-            state,
+def placed_loop(
+    setting: loops.Setting, state: Any, step: _Step, by_hand: bool = False
+) -> JittedLoop:
+    """Returns a jitted loop on batches that are on the devices beforehand."""
+    everywhere, by_rows = shardings(devices_of(setting.devices))
+    if by_hand:
+        # Each device runs the step on its own rows.
+        step = jax.shard_map(
+            step,
+            mesh=by_rows.mesh,
+            in_specs=(everywhere.spec, by_rows.spec, by_rows.spec),
+            out_specs=(everywhere.spec, everywhere.spec),
+            check_vma=False,
         )
-        super().__init__(state, step, everywhere, waits=True)
-
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
-        place = jax.make_array_from_process_local_data
-        for x, y in super().feed(steps):
-            yield place(self._by_rows, x), place(self._by_rows, y)
+    batches = jax.device_put(setting.batches(), by_rows)
+    return JittedLoop(state, step, everywhere, batches)
 
 
 class JittedModelLoop(tasks.ModelLoop, JittedLoop):
@@ -125,60 +97,39 @@ class JittedModelLoop(tasks.ModelLoop, JittedLoop):
     def __init__(self, task: tasks.Task, devices: tuple[str, ...]) -> None:
         tasks.ModelLoop.__init__(self, task.model())
         self._task = task
-        everywhere, self._by_rows = shardings(devices)
+        everywhere, self._by_rows = shardings(devices_of(devices))
         model = self.model
         # Builds metrics, and leaves weights alone.
         (batch,) = task.batches(1)
         model.test_on_batch(*batch)
         model.reset_metrics()
         model.optimizer.build(model.trainable_variables)
-        place = placing(everywhere)
-
-        def placed(variables: list[keras.Variable]) -> Any:
-            return place([np.asarray(each.value) for each in variables])
 
         def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
             logs, state = model.train_step(state, (x, y))
             return state, logs["loss"]
 
-        state = (
-            placed(model.trainable_variables),
-            placed(model.non_trainable_variables),
-            placed(model.optimizer.variables),
+        JittedLoop.__init__(
+            self, values_of(model, model.optimizer), step, everywhere
         )
-        self._new_metrics = functools.partial(
-            place, [np.asarray(each.value) for each in model.metrics_variables]
-        )
-        JittedLoop.__init__(self, state, step, everywhere, must_wait(devices))
+        self._metrics = [np.asarray(each) for each in model.metrics_variables]
 
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
         for batch in self._task.batches(steps):
             yield jax.device_put(batch, self._by_rows)
 
     def run(self, steps: int) -> float:
-        self._state = (*self._state[:3], self._new_metrics())
+        self._state = (*self._state[:3], self._to_devices(self._metrics))
         return super().run(steps)
 
 
-def must_wait(devices: Sequence[str]) -> bool:
-    """Tells whether one step has to wait for the one before."""
-    return len(devices) > 1 and devices[0].startswith("cpu")
-
-
-def placing(everywhere: Any) -> Any:
-    """Returns a function that copies a state to the devices.
-
-    Only memory that JAX allocated can be donated.
-    """
-    return jax.jit(
-        functools.partial(jax.tree.map, jnp.copy), out_shardings=everywhere
-    )
-
-
-def shardings(names: Sequence[str]) -> tuple[Any, Any]:
-    """Returns the shardings of the state, replicated, and of batches."""
+def devices_of(names: Sequence[str]) -> list[Any]:
     known = jax_devices()
-    devices = [known[parse_device(name)] for name in names]
+    return [known[parse_device(name)] for name in names]
+
+
+def shardings(devices: Sequence[Any]) -> tuple[Any, Any]:
+    """Returns the shardings of the state, replicated, and of batches."""
     if len(devices) == 1:
         only = SingleDeviceSharding(devices[0])
         return only, only
@@ -186,6 +137,18 @@ def shardings(names: Sequence[str]) -> tuple[Any, Any]:
     return (
         NamedSharding(mesh, PartitionSpec()),
         NamedSharding(mesh, PartitionSpec("replica")),
+    )
+
+
+def values_of(model: keras.Model, optimizer: Any) -> tuple[Any, ...]:
+    """Returns the state that Keras' stateless methods take, in host memory."""
+    return tuple(
+        [np.asarray(each) for each in variables]
+        for variables in (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            optimizer.variables,
+        )
     )
 
 
@@ -218,19 +181,15 @@ def _updated(state: Any, gradients: Any) -> Any:
         * jnp.sqrt(1 - _BETA_2**count)
         / (1 - _BETA_1**count)
     ).astype("float32")
-    means = [
-        m + (g - m) * (1 - _BETA_1)
-        for m, g in zip(means, gradients, strict=True)
-    ]
-    variances = [
-        v + (g * g - v) * (1 - _BETA_2)
-        for v, g in zip(variances, gradients, strict=True)
-    ]
-    weights = [
-        w - rate * m / (jnp.sqrt(v) + loops.EPSILON)
-        for w, m, v in zip(weights, means, variances, strict=True)
-    ]
-    return weights, means, variances, count
+
+    def one(weight: Any, mean: Any, variance: Any, gradient: Any) -> Any:
+        mean += (gradient - mean) * (1 - _BETA_1)
+        variance += (gradient * gradient - variance) * (1 - _BETA_2)
+        weight -= rate * mean / (jnp.sqrt(variance) + loops.EPSILON)
+        return weight, mean, variance
+
+    lists = map(one, weights, means, variances, gradients)
+    return *map(list, zip(*lists, strict=True)), count
 
 
 def _loss(weights: Any, x: Any, y: Any) -> Any:
@@ -259,19 +218,11 @@ def stateless(setting: loops.Setting) -> tuple[Any, _Step]:
         )
         return (trainable, fixed, slots), loss
 
-    state = (
-        [np.asarray(v) for v in model.trainable_variables],
-        [np.asarray(v) for v in model.non_trainable_variables],
-        [np.asarray(v) for v in optimizer.variables],
-    )
-    return state, step
+    return values_of(model, optimizer), step
 
 
 class JaxNativeWorkers(NativeWorkers):
-    """`keras.distribution.DataParallel` over all workers' devices.
-
-    It runs on the cluster that keras_dist has joined.
-    """
+    """`keras.distribution.DataParallel` over all workers' devices."""
 
     text = (
         "`train_on_batch` under keras.distribution.DataParallel over the "
@@ -292,7 +243,7 @@ class JaxNativeWorkers(NativeWorkers):
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
         scope = self._distribution.scope
-        return loops.BatchLoop(
+        return loops.batch_loop(
             setting, setting.rows_of(self.worker), scope, scope
         )
 
@@ -300,7 +251,16 @@ class JaxNativeWorkers(NativeWorkers):
         return collectives_run(loop, steps)
 
     def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
-        return {"jit": JittedWorkersLoop(setting, self.worker)}
+        everywhere, by_rows = shardings(jax.devices())
+        put = functools.partial(jax.make_array_from_process_local_data, by_rows)
+        return {
+            "jit": JittedLoop(
+                *stateless(setting),
+                everywhere,
+                setting.rows_of(self.worker),
+                lambda batch: map(put, batch),
+            )
+        }
 
 
 def collectives_run(loop: loops.Loop, steps: int) -> int:
@@ -347,14 +307,14 @@ class JaxBenchmarks(Benchmarks):
     native_workers = JaxNativeWorkers
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
-        return PlacedLoop(setting, native_state(setting), native_step)
+        return placed_loop(setting, native_state(setting), native_step)
 
     def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
         found: dict[str, loops.Loop] = {
-            "Keras": PlacedLoop(setting, *stateless(setting))
+            "Keras": placed_loop(setting, *stateless(setting))
         }
         if setting.num_replicas > 1:
-            found["shmap"] = PlacedLoop(
+            found["shmap"] = placed_loop(
                 setting, native_state(setting), replica_step, by_hand=True
             )
         return found

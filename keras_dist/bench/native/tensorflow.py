@@ -1,6 +1,7 @@
 """Benchmarks of TensorFlow."""
 
 import contextlib
+import functools
 import gc
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -18,81 +19,36 @@ from keras_dist.bench.benchmarks import Benchmarks
 from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
-from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import Workers
 
 
-class GraphLoop(loops.StepLoop):
-    """A tf.function around a Keras model, on a device or in tf.distribute."""
+def replica_step(setting: loops.Setting, strategy: Any) -> Callable[..., Any]:
+    """Makes a Keras model, and returns the step of a replica that trains it."""
+    with strategy.scope():
+        model, optimizer = setting.model_and_optimizer()
 
-    def __init__(self, setting: loops.Setting, strategy: Any = None) -> None:
-        self._rows = setting.size.rows
-        self._strategy = strategy
-        self._device = contextlib.nullcontext()
-        if strategy is None:
-            self._device = tf.device(setting.devices[0])
-        with self._device if strategy is None else strategy.scope():
-            self._model, self._optimizer = setting.model_and_optimizer()
-            self.batches = self._placed(setting)
-        self.step = tf.function(self._whole_step)
-
-    def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
-        place = tf.constant if self._strategy is None else self._in_rows
-        return [(place(x), place(y)) for x, y in setting.batches()]
-
-    def _in_rows(self, array: Any) -> Any:
-        each = len(array) // self._strategy.num_replicas_in_sync
-
-        def rows_of(context: Any) -> Any:
-            start = context.replica_id_in_sync_group * each
-            return tf.constant(array[start : start + each])
-
-        return self._strategy.experimental_distribute_values_from_function(
-            rows_of
-        )
-
-    def _whole_step(self, x: Any, y: Any) -> Any:
-        if self._strategy is None:
-            return self._replica_step(x, y)
-        losses = self._strategy.run(self._replica_step, args=(x, y))
-        return self._strategy.reduce("SUM", losses, axis=None)
-
-    def _replica_step(self, x: Any, y: Any) -> Any:
+    def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            losses = loops.row_losses(y, self._model(x, training=True))
+            losses = loops.row_losses(y, model(x, training=True))
             loss = tf.nn.compute_average_loss(
-                losses, global_batch_size=self._rows
+                losses, global_batch_size=setting.size.rows
             )
-        variables = self._model.trainable_variables
-        gradients = tape.gradient(loss, variables)
-        self._optimizer.apply(gradients, variables)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
-    def run(self, steps: int) -> float:
-        with self._device:
-            return super().run(steps)
+    return step
 
 
-class WorkersGraphLoop(GraphLoop):
-    """A `GraphLoop` that takes NumPy batches of the rows of one worker."""
+def in_rows(strategy: Any, array: Any) -> Any:
+    """Returns an array whose rows are on the replicas' devices."""
+    each = len(array) // strategy.num_replicas_in_sync
 
-    def __init__(
-        self, setting: loops.Setting, worker: int, strategy: Any
-    ) -> None:
-        self._worker = worker
-        super().__init__(setting, strategy)
+    def rows_of(context: Any) -> Any:
+        start = context.replica_id_in_sync_group * each
+        return tf.constant(array[start : start + each])
 
-    def _placed(self, setting: loops.Setting) -> list[tuple[Any, Any]]:
-        return setting.rows_of(self._worker)
-
-    def _whole_step(self, x: Any, y: Any) -> Any:
-        # The loss over the worker's rows; a sum would be one more collective.
-        loss = self._strategy.run(self._replica_step, args=(x, y))
-        return loss * self._strategy.num_replicas_in_sync
-
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
-        for x, y in super().feed(steps):
-            yield tf.constant(x), tf.constant(y)
+    return strategy.experimental_distribute_values_from_function(rows_of)
 
 
 class CustomLoop(tasks.ModelLoop):
@@ -103,13 +59,7 @@ class CustomLoop(tasks.ModelLoop):
             super().__init__(task.model(), step=CustomLoop._replica_step)
         self._task = task
         self._strategy = strategy
-        # No autograph: it would run a converted copy of the step, and calls of
-        # the step itself are counted.
-        self._step = tf.function(self._whole_step, autograph=False)
-
-    def _whole_step(self, *batch: Any) -> Any:
-        losses = self._strategy.run(self._replica_step, args=batch)
-        return self._strategy.reduce("SUM", losses, axis=None)
+        self.step = in_replicas(strategy, self._replica_step)
 
     def _replica_step(self, *rows: Any) -> Any:
         model = self.model
@@ -122,22 +72,31 @@ class CustomLoop(tasks.ModelLoop):
         model.optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
-    def run(self, steps: int) -> float:
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
         # `from_tensor_slices` takes a list of inputs for one array.
         arrays = tuple(tf.nest.flatten(self._task.data(steps)))
         dataset = tf.data.Dataset.from_tensor_slices(arrays)
         batches = dataset.batch(self._task.size.rows, drop_remainder=True)
-        loss = None
-        for batch in self._strategy.experimental_distribute_dataset(batches):
-            loss = self._step(*batch)
-        return float(loss)  # type: ignore[arg-type]
+        distributed: Iterable[tuple[Any, ...]] = (
+            self._strategy.experimental_distribute_dataset(batches)
+        )
+        return distributed
+
+
+def in_replicas(strategy: Any, step: Callable[..., Any]) -> Any:
+    """Returns a function of a batch that runs a step, and adds losses up."""
+
+    def whole_step(*batch: Any) -> Any:
+        losses = strategy.run(step, args=batch)
+        return strategy.reduce("SUM", losses, axis=None)
+
+    # No autograph: it would run a converted copy of the step, and calls of the
+    # step itself are counted.
+    return tf.function(whole_step, autograph=False)
 
 
 class TensorFlowNativeWorkers(NativeWorkers):
-    """One `tf.distribute.MultiWorkerMirroredStrategy` for all loops.
-
-    It shares the runtime of keras_dist's workers.
-    """
+    """One `tf.distribute.MultiWorkerMirroredStrategy` for all loops."""
 
     text = (
         "tf.function around a Keras model and optimizer, in "
@@ -147,23 +106,32 @@ class TensorFlowNativeWorkers(NativeWorkers):
 
     def __init__(self, workers: Workers) -> None:
         super().__init__(workers)
+        addresses = list(workers.cluster.addresses)
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": addresses}),
+            task_type="worker",
+            task_id=self.worker,
+            rpc_layer="grpc",
+        )
         # A process has one runtime, and a second server would end it.
         with mock.patch.object(context.context(), "enable_collective_ops"):
-            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
-                _resolver(workers.cluster)
-            )
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
-        return WorkersGraphLoop(setting, self.worker, self._strategy)
+        strategy = self._strategy
+        step = replica_step(setting, strategy)
 
+        def whole_step(x: Any, y: Any) -> Any:
+            # The loss over the worker's rows; a sum would be one more
+            # collective.
+            loss = strategy.run(step, args=(x, y))
+            return loss * strategy.num_replicas_in_sync
 
-def _resolver(cluster: Cluster) -> Any:
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": list(cluster.addresses)}),
-        task_type="worker",
-        task_id=cluster.index,
-        rpc_layer="grpc",
-    )
+        return loops.StepLoop(
+            tf.function(whole_step),
+            setting.rows_of(self.worker),
+            lambda batch: map(tf.constant, batch),
+        )
 
 
 class TensorFlowBenchmarks(Benchmarks):
@@ -186,9 +154,19 @@ class TensorFlowBenchmarks(Benchmarks):
     native_workers = TensorFlowNativeWorkers
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
+        placed: loops.Scope = contextlib.nullcontext
         if setting.num_replicas == 1:
-            return GraphLoop(setting)
-        return GraphLoop(setting, native_strategy(setting.devices))
+            placed = functools.partial(tf.device, setting.devices[0])
+            strategy = tf.distribute.get_strategy()
+        else:
+            strategy = native_strategy(setting.devices)
+        with placed():
+            step = in_replicas(strategy, replica_step(setting, strategy))
+            batches = [
+                (in_rows(strategy, x), in_rows(strategy, y))
+                for x, y in setting.batches()
+            ]
+        return loops.StepLoop(step, batches, runs_in=placed)
 
     def native_fits(
         self, task: tasks.Task, devices: tuple[str, ...]

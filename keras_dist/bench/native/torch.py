@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import keras
 import torch
@@ -34,59 +35,46 @@ from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.workers import TorchWorkers
 
 
-class NativeLoop(loops.StepLoop):
-    """An eager loop of a torch.nn model and torch's optimizer."""
+def _native_loop(
+    model: torch.nn.Module,
+    batches: list[Any],
+    place: Callable[[Any], Any] | None = None,
+) -> loops.Loop:
+    """Returns an eager loop of a torch.nn model and torch's optimizer."""
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=loops.LEARNING_RATE, eps=loops.EPSILON
+    )
 
-    def __init__(self, model: torch.nn.Module, batches: list[Any]) -> None:
-        self._model = model
-        self._optimizer = torch.optim.Adam(
-            model.parameters(), lr=loops.LEARNING_RATE, eps=loops.EPSILON
-        )
-        self.batches = batches
-
-    def step(self, x: Any, y: Any) -> Any:
-        """Trains on a batch."""
-        self._optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self._model(x), y)
+    def step(x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
-        self._optimizer.step()
+        optimizer.step()
         return loss
 
-
-class DataParallelWorkersLoop(NativeLoop):
-    """A Keras model in DistributedDataParallel, with torch's optimizer.
-
-    It trains on the rows of worker `worker`.
-    """
-
-    def __init__(self, setting: loops.Setting, worker: int) -> None:
-        parallel = torch.nn.parallel.DistributedDataParallel(setting.model())
-        super().__init__(parallel, setting.rows_of(worker))
-
-    def feed(self, steps: int) -> Iterable[tuple[Any, Any]]:
-        cpu = torch.device("cpu")
-        return (_placed(batch, cpu) for batch in super().feed(steps))
+    return loops.StepLoop(step, batches, place)
 
 
-class KerasLoop(loops.StepLoop):
-    """An eager loop around a Keras model and optimizer."""
+def _keras_loop(setting: loops.Setting) -> loops.Loop:
+    """Returns an eager loop around a Keras model and optimizer."""
+    device = _device(setting)
+    with keras.device(str(device)):
+        model, optimizer = setting.model_and_optimizer()
+    variables = model.trainable_variables
 
-    def __init__(self, setting: loops.Setting) -> None:
-        device = _device(setting)
-        with keras.device(str(device)):
-            self._model, self._optimizer = setting.model_and_optimizer()
-        self._variables = self._model.trainable_variables
-        self.batches = [_placed(batch, device) for batch in setting.batches()]
+    def step(x: Any, y: Any) -> Any:
+        model.zero_grad()
+        loss = loops.row_losses(y, model(x, training=True)).mean()
+        return _applied(loss, optimizer, variables)
 
-    def step(self, x: Any, y: Any) -> Any:
-        """Trains on a batch."""
-        self._model.zero_grad()
-        loss = loops.row_losses(y, self._model(x, training=True)).mean()
-        loss.backward()
-        with torch.no_grad():
-            gradients = [each.value.grad for each in self._variables]
-            self._optimizer.apply(gradients, self._variables)
-        return loss
+    return loops.StepLoop(step, _all_placed(setting))
+
+
+def _applied(loss: Any, optimizer: Any, variables: list[Any]) -> Any:
+    loss.backward()
+    with torch.no_grad():
+        optimizer.apply([each.value.grad for each in variables], variables)
+    return loss
 
 
 def _sequential(setting: loops.Setting) -> torch.nn.Sequential:
@@ -106,6 +94,11 @@ def _device(setting: loops.Setting) -> torch.device:
     return torch.device("cpu" if kind == "cpu" else f"cuda:{index}")
 
 
+def _all_placed(setting: loops.Setting) -> list[tuple[Any, Any]]:
+    device = _device(setting)
+    return [_placed(batch, device) for batch in setting.batches()]
+
+
 def _placed(batch: tuple[Any, Any], device: torch.device) -> tuple[Any, Any]:
     x, y = batch
     # PyTorch's cross entropy takes no int32 labels.
@@ -119,33 +112,26 @@ class EagerLoop(tasks.ModelLoop):
     """An eager loop around a Keras model and optimizer, on one device."""
 
     def __init__(self, task: tasks.Task, device: str) -> None:
-        with tasks.on_device(device):
+        self.runs_in = functools.partial(tasks.on_device, device)
+        with self.runs_in():
             super().__init__(task.model(), step=EagerLoop._train)
+        self.step = self._train
         self._task = task
-        self._device = device
         self._forward: Callable[..., Any] = self.model
 
     def _train(self, x: Any, y: Any) -> Any:
-        model = self.model
-        model.zero_grad()
-        loss = model.compute_loss(x, y, self._forward(x, training=True))
-        loss.backward()
-        variables = model.trainable_variables
-        with torch.no_grad():
-            gradients = [each.value.grad for each in variables]
-            model.optimizer.apply(gradients, variables)
-        return loss
+        self.model.zero_grad()
+        outputs = self._forward(x, training=True)
+        loss = self.model.compute_loss(x, y, outputs)
+        variables = self.model.trainable_variables
+        return _applied(loss, self.model.optimizer, variables)
+
+    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
+        for batch in self._task.batches(steps):
+            yield keras.tree.map_structure(self._placed, batch)
 
     def _placed(self, array: Any) -> Any:
         return keras.ops.convert_to_tensor(array)
-
-    def run(self, steps: int) -> float:
-        loss = None
-        with tasks.on_device(self._device):
-            for batch in self._task.batches(steps):
-                x, y = keras.tree.map_structure(self._placed, batch)
-                loss = self._train(x, y)
-        return float(loss.detach())  # type: ignore[union-attr]
 
 
 class DataParallelLoop(EagerLoop):
@@ -162,10 +148,7 @@ class DataParallelLoop(EagerLoop):
 
 
 class TorchNativeWorkers(NativeWorkers):
-    """DistributedDataParallel over a gloo process group of its own.
-
-    The group's rendezvous uses the store of keras_dist's workers.
-    """
+    """DistributedDataParallel over a gloo process group of its own."""
 
     text = (
         "the Keras model in torch.nn.parallel.DistributedDataParallel "
@@ -178,7 +161,10 @@ class TorchNativeWorkers(NativeWorkers):
         assert isinstance(workers, TorchWorkers)
         # Otherwise the profiler logs its start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        with _on_loopback():
+        names = [name for _, name in socket.if_nameindex()]
+        loopback = [name for name in names if name.startswith("lo")]
+        only = {"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}
+        with mock.patch.dict(os.environ, only):
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore("keras_dist/bench", workers.store),
@@ -187,7 +173,11 @@ class TorchNativeWorkers(NativeWorkers):
             )
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
-        return DataParallelWorkersLoop(setting, self.worker)
+        return _native_loop(
+            torch.nn.parallel.DistributedDataParallel(setting.model()),
+            setting.rows_of(self.worker),
+            functools.partial(_placed, device=torch.device("cpu")),
+        )
 
     def collectives(self, loop: loops.Loop, steps: int) -> int:
         with torch.autograd.profiler.profile() as profile:
@@ -200,22 +190,6 @@ class TorchNativeWorkers(NativeWorkers):
 
     def close(self) -> None:
         dist.destroy_process_group()
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """Makes gloo listen on the loopback interface only."""
-    names = [name for _, name in socket.if_nameindex()]
-    before = os.environ.get("GLOO_SOCKET_IFNAME")
-    loopback = next((name for name in names if name.startswith("lo")), None)
-    if loopback is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback
-    try:
-        yield
-    finally:
-        os.environ.pop("GLOO_SOCKET_IFNAME", None)
-        if before is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 @contextmanager
@@ -258,20 +232,15 @@ class TorchBenchmarks(Benchmarks):
     native_workers = TorchNativeWorkers
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
-        device = _device(setting)
-        batches = [_placed(batch, device) for batch in setting.batches()]
-        return NativeLoop(_sequential(setting).to(device), batches)
+        model = _sequential(setting).to(_device(setting))
+        return _native_loop(model, _all_placed(setting))
 
     def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
-        return {"Keras": KerasLoop(setting)}
+        return {"Keras": _keras_loop(setting)}
 
     def native_fits(
         self, task: tasks.Task, devices: tuple[str, ...]
     ) -> dict[str, Callable[[], loops.Loop]]:
-        """See `Benchmarks.native_fits`.
-
-        On several CPU devices, some of the loops run in processes.
-        """
         found: dict[str, Callable[[], loops.Loop]] = {
             "loop": lambda: EagerLoop(task, devices[0])
         }
@@ -293,11 +262,6 @@ class TorchBenchmarks(Benchmarks):
         return profile.of_wanted
 
     def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        """See `Benchmarks.live_bytes`.
-
-        Storages on the CPU count for the virtual device whose variable they
-        hold.
-        """
         keepers = _keepers(model)
         storages = {}
         for each in gc.get_objects():
@@ -310,6 +274,7 @@ class TorchBenchmarks(Benchmarks):
             if device.type == "cuda":
                 keeper = Device("gpu", device.index or 0)
             else:
+                # Of the virtual device whose variable it holds.
                 keeper = keepers.get(pointer, Device("cpu", 0))
             totals[keeper] = totals.get(keeper, 0) + num_bytes
         return totals
