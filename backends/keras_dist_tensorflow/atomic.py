@@ -1,8 +1,6 @@
 """Atomic steps: a step that fails while its graph runs assigns nothing.
 
-In a graph, an assignment runs as soon as its value is computed, so that
-`optimizer.iterations` may count a step whose forward pass fails elsewhere.
-Here assignments wait for all gradients, and so for all operations before them.
+Assignments wait for all gradients, and so for all operations before them.
 """
 
 import contextlib
@@ -27,10 +25,7 @@ _current = _Current()
 
 
 class Barrier:
-    """Control dependencies of the assignments in a step's meetings.
-
-    `checks` are operations that fail if the step must not go on.
-    """
+    """Control dependencies of assignments in meetings; `checks` may fail."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
@@ -57,11 +52,7 @@ def wait_for(check: Any) -> None:
 
 @functools.cache
 def install_updates() -> None:
-    """Makes optimizers build outside of graphs and update once gradients exist.
-
-    Before a strategy wraps `apply`, because the wrapper in which replicas meet
-    has to be outside of these.
-    """
+    """Makes optimizers build outside of graphs and wait for gradients."""
     for optimizer in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,

@@ -49,14 +49,7 @@ T = TypeVar("T")
 
 
 class OneCopyHome(TensorFlowHome):
-    """The home of a variable with a single copy.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        keeper: The `Device` that keeps it.
-        moves: The `Moves` of the strategy's variables.
-        new: Mapping with the `tf.Variable`s that no trace has, by `id`.
-    """
+    """The home of a variable with a single copy."""
 
     kind = "central"
 
@@ -97,11 +90,7 @@ class OneCopyHome(TensorFlowHome):
 
 
 class CentralExecutor(StepExecutor):
-    """Keeps one copy of each variable, a plain `tf.Variable`.
-
-    Replicas are unrolled in one graph, each on its device, and read the
-    copies from there. Sums and updates run where the copies are.
-    """
+    """Keeps one `tf.Variable` each; replicas are unrolled in one graph."""
 
     def __init__(
         self, plan: Plan, workers: TensorFlowWorkers | None = None
@@ -182,14 +171,11 @@ class CentralReplica(TensorFlowReplica):
 
 
 class AtOwners:
-    """Stand-in for a native strategy in Keras' optimizers.
-
-    Each variable is updated on the device that keeps it.
-    """
+    """Stand-in for a native strategy: updates variables where they are."""
 
     @property
     def extended(self) -> "AtOwners":
-        """This object, which has the methods that Keras calls itself."""
+        """This object, which has the methods that Keras calls."""
         return self
 
     def update(
@@ -210,15 +196,11 @@ class AtOwners:
 
 
 class HeldVariable(runtime_internals.BaseResourceVariable):
-    """A tensor that tapes watch as they watch a variable.
-
-    It replaces a variable that a replica has assigned, because the only copy
-    must not change before all replicas agree on its value. Being watched, it
-    lets `tape.gradient(loss, variables)` find the replica's computation.
-    """
+    """A tensor a replica has assigned, which tapes watch like a variable."""
 
     def __init__(self, value: Any, name: str) -> None:
-        # Gradients stop at this value, as they do at a variable.
+        # The only copy must not change before all replicas agree. Gradients
+        # stop at this value, as they do at a variable.
         value = tf.stop_gradient(value)
         super().__init__(
             trainable=True,
@@ -245,16 +227,11 @@ class HeldVariable(runtime_internals.BaseResourceVariable):
 
 
 class HostedRound(threads.Round):
-    """One run of replicas whose meetings run in the caller's thread.
-
-    Each replica has its own thread. So tapes that are open in the caller's
-    thread do not record replicas, and a replica's tapes do not record
-    meetings. The caller has turn 0 in the round; replica `i` has turn `i + 1`.
-
-    Meetings compute on the device `place`.
-    """
+    """A run of replicas that meet in the caller's thread, which has turn 0."""
 
     def __init__(self, num_replicas: int, place: Device) -> None:
+        # Tapes open in the caller's thread do not record replicas, and tapes of
+        # replicas do not record meetings.
         super().__init__(num_replicas + 1)
         self._place = place
         self._barrier = Barrier()
@@ -310,11 +287,7 @@ class HostedRound(threads.Round):
 
 
 def _captured_graph() -> Callable[[int], Any]:
-    """Captures the graph that this thread traces, for replicas' threads.
-
-    Returns a function of a context manager in which a replica's thread adds
-    operations to that graph.
-    """
+    """Captures this thread's graph in a context for replicas' threads."""
     if tf.executing_eagerly():
         return lambda index: contextlib.nullcontext()
     graph = tf.compat.v1.get_default_graph()

@@ -34,10 +34,7 @@ Step = Callable[..., Any]
 
 
 class TensorFlowCompiler(Compiler):
-    """Keeps the `tf.function`s of each function while the function lives.
-
-    `scope` gives a context manager that is entered around calls.
-    """
+    """Keeps each function's `tf.function`s; calls are made in `scope`."""
 
     def __init__(
         self,
@@ -165,11 +162,7 @@ class TensorFlowCompiler(Compiler):
 
 
 def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """Stacks the arguments of several steps along a new first axis.
-
-    Batches have equal shapes. Returns a nest like one batch, or `None` if
-    batches hold anything but dense tensors and arrays.
-    """
+    """Stacks arguments of steps along a new axis; `None` if not dense."""
     columns = list(zip(*map(leaves_of, batches), strict=True))
     if not columns or not all(
         _is_dense(value)
@@ -184,11 +177,7 @@ def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 
 
 def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
-    """Returns a function, to be traced, that loops over `strategy.run`.
-
-    It takes what `_stacked` returned, and keyword arguments that it ignores,
-    and returns the results of all steps, stacked.
-    """
+    """Returns a function that loops over `strategy.run` on stacked batches."""
 
     def loop(batches: tuple[Any, ...], _: Any) -> Any:
         results: list[Any] = []

@@ -58,15 +58,7 @@ DIVERGED = "Replicas left different values in a variable that aggregates none."
 
 
 class StepExecutor(TensorFlowExecutor, StepRunner):
-    """Runs each step of a model once on each replica.
-
-    Subclasses keep the variables and run the replicas (`play`). This class
-    splits the data and combines gradients, metrics and losses.
-
-    Attributes:
-        updater: The native strategy, or its stand-in, through which Keras'
-            optimizers update variables.
-    """
+    """Runs steps on replicas; subclasses keep variables and `play`."""
 
     updater: Any
     traces_steps = True
@@ -93,10 +85,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         shares: Sequence[Share],
         group: ReplicaGroup,
     ) -> list[T]:
-        """Calls `fn(replica)` for each local replica, on its device.
-
-        `shares` has one element for each of them.
-        """
+        """Calls `fn(replica)` for each local replica, on its device."""
 
     @property
     def replicas(self) -> ReplicaRunner:
@@ -201,10 +190,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         return nest if tf.executing_eagerly() else map_nest(_own_value, nest)
 
     def _mark(self, each: Sequence[Sequence[Any]]) -> None:
-        """Marks each replica's tensors as rows, for sums of sparse gradients.
-
-        Their origins tell which indices come from the batch.
-        """
+        """Marks replicas' tensors as rows, for sums of sparse gradients."""
         mark_rows(leaf for own in each for leaf in own)
         rows = [_row_counts(own) for own in each]
         self._sizes = StepSizes(rows, tensors_so_far())
@@ -240,12 +226,9 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
 
 
 def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
-    """Returns a `_maybe_symbolic_build` that leaves building to the steps.
+    """Returns a `_maybe_symbolic_build` that only resets metrics."""
 
-    Steps build the model from shapes and draw no batch. Metrics that Keras
-    would build and reset here are reset.
-    """
-
+    # Steps build the model from shapes and draw no batch.
     def _maybe_symbolic_build(
         iterator: Any = None, data_batch: Any = None
     ) -> None:
@@ -256,11 +239,7 @@ def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
 
 
 def _own_value(leaf: Any) -> Any:
-    """Replaces a variable that differs between replicas with its value.
-
-    A graph can't return variables, and in cross-replica context the variable
-    would read as the combination of all replicas' values.
-    """
+    """Replaces a variable that differs between replicas with its value."""
     if not isinstance(leaf, keras.Variable):
         return leaf
     call = current_call()
@@ -271,10 +250,7 @@ def _own_value(leaf: Any) -> Any:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Converts an array to a tensor, which can carry the mark of rows.
-
-    `train_on_batch` gives NumPy arrays to a step that is not compiled.
-    """
+    """Converts an array to a tensor, which can carry the mark of rows."""
     return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 

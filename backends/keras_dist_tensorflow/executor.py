@@ -22,13 +22,7 @@ from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 
 class TensorFlowHome(Home):
-    """The home of a variable that is a `tf.Variable`, or a group of them.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        keeper: The `Device` of its first copy.
-        moves: The `Moves` of the strategy's variables.
-    """
+    """The home of a variable that is one or several `tf.Variable`s."""
 
     def __init__(
         self, variable: keras.Variable, keeper: Device, moves: Moves

@@ -1,15 +1,9 @@
 """Sums of gradients over replicas and workers.
 
-The sum of sparse gradients has the rows that one device would have. A sparse
-gradient has a part for each lookup of the variable in the model, of one of
-three kinds:
-
-* Rows: indices are computed from rows of the batch. The sum has the rows of
-  all replicas, one after the other.
-* Common: indices are the same on each replica, such as positions. The sum has
-  each index once, with the sum of the replicas' rows.
-* Unique: indices are made distinct by the model, as for sparse inputs. The sum
-  has each index of any replica once.
+A sparse gradient has a part for each lookup of the variable, of three kinds:
+rows, whose indices come from the batch, are concatenated; common indices are
+the same on each replica, and their rows are summed; unique indices were made
+distinct by the model, and the sum has each once.
 """
 
 import dataclasses
@@ -40,12 +34,7 @@ def weighted_sum(
     sizes: StepSizes,
     name: str,
 ) -> Any:
-    """Sums the replicas' gradients of one variable, weighted.
-
-    A weight of zero drops a replica's gradient even if it is NaN; a replica
-    may have `None`. `name` is the variable's, for warnings. Returns `None` if
-    no replica has a gradient, and a `SparseSum` if all have sparse ones.
-    """
+    """Sums replicas' gradients of the variable `name`; some may be `None`."""
     terms = [
         (gradient, weight)
         for gradient, weight in zip(gradients, weights, strict=True)
@@ -68,16 +57,14 @@ def _weighted(gradient: Any, weight: Any) -> Any:
     if isinstance(weight, float) and weight:
         return gradient * tf.cast(weight, gradient.dtype)
     weight = tf.cast(weight, gradient.dtype)
+    # A weight of zero drops a gradient even if it is NaN.
     return tf.math.multiply_no_nan(gradient, weight)
 
 
 def sum_over_workers(
     sums: Sequence[Any], workers: TensorFlowWorkers | None
 ) -> list[Any]:
-    """Sums results of `weighted_sum` over workers.
-
-    Returns gradients as an optimizer takes them.
-    """
+    """Sums results of `weighted_sum` over workers, for an optimizer."""
     if workers is not None:
         sparse = [each for each in sums if isinstance(each, SparseSum)]
         dense = [
@@ -100,26 +87,19 @@ def sum_over_workers(
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The rows that one lookup of a variable adds to its gradient.
-
-    `kind` is one of the three above, and `values` has a row for each index.
-    Common indices have `counts`, a vector of each replica's number of them, and
-    an `owner`, or a tensor of its value.
-    """
+    """The rows that one lookup of a variable adds to its gradient."""
 
     kind: str
     values: Any
     indices: Any
+    # Of common indices: each replica's number of them, and whose they are.
     counts: Any = None
     owner: Any = Owner.BATCH
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseSum:
-    """A sum of sparse gradients, in parts.
-
-    `dense_shape` is that of `tf.IndexedSlices`.
-    """
+    """A sum of sparse gradients, in parts."""
 
     parts: Sequence[_Part]
     dense_shape: Any
@@ -165,10 +145,7 @@ def _summed_rows(
     sizes: StepSizes,
     name: str,
 ) -> SparseSum:
-    """Sums the sparse gradients of this worker's replicas.
-
-    `name` is the variable's, for warnings.
-    """
+    """Sums this worker's sparse gradients of the variable `name`."""
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
     if any(other != kinds[0] for other in kinds):  # replicas differ in lookups
@@ -270,10 +247,7 @@ def _are_as_long(vectors: Sequence[Any]) -> bool:
 
 
 def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:
-    """Returns the owner, or `REPLICA` if replicas have other indices.
-
-    A replica may have fewer: the first ones of the longest vector.
-    """
+    """Returns the owner, or `REPLICA` if replicas have other indices."""
     padded = _of_each(indices, counts, -1)
     longest = tf.reduce_max(padded, axis=0)
     are_same = tf.reduce_all((padded == longest) | (padded == -1))

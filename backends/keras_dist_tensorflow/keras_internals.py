@@ -1,30 +1,4 @@
-"""The door to private names of Keras, and of the updates of its optimizers.
-
-| name | why |
-|---|---|
-| `Optimizer._distribution_strategy`, | an adopted optimizer has its |
-| `._trainable_variables_indices`, | strategy and its variables' keys from |
-| `._exclude_from_weight_decay`, | before they moved |
-| `._exclude_from_weight_decay_cache`, | |
-| `tf.Variable._unique_id` | such a key |
-| `LossScaleOptimizer._tf_apply`, | the former refuses cross-replica context; |
-| `._common_apply` | the latter does the same and allows it |
-| `StrategyExtended._use_merge_call` | an optimizer updates in a meeting, |
-| | where replicas have merged already |
-| `StrategyExtended._update` | an optimizer may have variables of no |
-| | strategy, with one copy only |
-| `keras.Variable._value` | the framework's variable, in any scope |
-| `keras.Model._distribute_strategy` | gives the trainer one replica |
-| `keras.Model._symbolic_build` | builds metrics and losses from shapes |
-| `._compile_metrics`, `._compile_loss` | tells if that is needed |
-| `CompileMetrics._user_metrics`, | metrics that are reset before the model |
-| `._user_weighted_metrics` | lists them |
-| `keras.Layer._flatten_layers` | tells if the model is built |
-| `keras.src.backend.tensorflow.nn.conv` | converts kernels outside of XLA, |
-| | which can't read variables of another device |
-
-`tests/backends/tensorflow/test_internals.py` fails readably when one moves.
-"""
+"""The door to private names of Keras; its functions say what each is for."""
 
 import contextlib
 import functools
@@ -54,11 +28,7 @@ def replace_native_variable(variable: keras.Variable, native: Any) -> None:
 
 @functools.cache
 def install_early_kernels() -> None:
-    """Makes convolutions convert their kernel to a tensor first.
-
-    Keras compiles grouped convolutions with XLA, which can't read variables
-    of another device.
-    """
+    """Makes convolutions read kernels first: XLA can't, across devices."""
     original = nn.conv
 
     @functools.wraps(original)
@@ -87,11 +57,7 @@ def adopt_optimizer(
     native: tf.distribute.Strategy,
     renamed: Mapping[Any, Any],
 ) -> None:
-    """Sets the strategy of an optimizer and replaces keys of its variables.
-
-    Includes inner optimizers. `optimizer` may be `None`; `renamed` maps keys
-    of replaced variables to those of their replacements.
-    """
+    """Sets an optimizer's strategy and renames keys of its variables."""
     while optimizer is not None:
         known = vars(optimizer)
         set_optimizer_strategy(optimizer, native)
@@ -126,11 +92,7 @@ def forget_functions(model: keras.Model) -> None:
 
 
 def layers_are_built(model: keras.Model) -> bool:
-    """Returns whether calling the model would create no variable.
-
-    A model without `call`, trained by its own `train_step`, is never marked
-    as built: only its layers count.
-    """
+    """Returns whether calling the model would create no variable."""
     return all(
         layer.built or not _has_own_call(layer)
         for layer in model._flatten_layers()
@@ -176,10 +138,7 @@ _current = _Current()
 
 
 def install_applying(native: tf.distribute.Strategy) -> None:
-    """Prepares a native strategy for updates inside of `applying`.
-
-    Variables outside any strategy are updated on their own device.
-    """
+    """Prepares a native strategy for updates inside of `applying`."""
     extended = native.extended
     use_merge_call = extended._use_merge_call
     update, colocate = extended._update, extended.colocate_vars_with

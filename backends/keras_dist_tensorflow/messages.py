@@ -1,8 +1,4 @@
-"""Messages between workers: tensors as TensorFlow's collectives can send them.
-
-Collectives support few dtypes. What is gathered travels as 32-bit words, so
-that tensors of many dtypes fit in one message.
-"""
+"""Tensors as collectives send them: gathered ones as 32-bit words."""
 
 from typing import Any
 
@@ -74,10 +70,7 @@ def _size(dtype: tf.DType) -> int:
 
 
 def sendable(tensor: Any, dtype: tf.DType) -> Any:
-    """Converts a tensor to `dtype`, or to one that collectives can sum.
-
-    Small integers are widened; complex numbers become pairs of floats.
-    """
+    """Converts a tensor to `dtype`, or to one that collectives can sum."""
     if tensor.dtype.is_complex:
         half = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
         return tf.bitcast(tensor, half)
@@ -112,11 +105,7 @@ def padded(tensor: Any, rows: Any) -> Any:
 
 
 def of_known_size(tensor: Any, like: Any, worker: int) -> Any:
-    """Returns a tensor of a worker, refused if its size isn't that of `like`.
-
-    The other rows of a batch of known size have known sizes too, and what
-    comes after it may depend on them, as on one device.
-    """
+    """Returns a worker's tensor, refused if its size isn't that of `like`."""
     known = like.shape[0] if like.shape.rank else None
     if known is None:
         return tensor

@@ -48,10 +48,7 @@ T = TypeVar("T")
 
 
 class CopiesHome(TensorFlowHome):
-    """The home of a variable with a copy on each device.
-
-    A metric's state has one copy, on the primary device.
-    """
+    """The home of a variable with a copy on each device, metrics' with one."""
 
     def __init__(
         self,
@@ -90,10 +87,7 @@ class CopiesHome(TensorFlowHome):
 
 
 class TensorFlowReplicaExecutor(StepExecutor):
-    """Keeps a copy of each variable on each device.
-
-    `tf.distribute.MirroredStrategy` keeps the copies and runs the replicas.
-    """
+    """Keeps a copy on each device, by `tf.distribute.MirroredStrategy`."""
 
     # TensorFlow reads mirrored variables under their own strategy only.
     shares_layers = False
@@ -115,12 +109,8 @@ class TensorFlowReplicaExecutor(StepExecutor):
         keras_internals.install_applying(self.native)
 
     def creation_scope(self) -> Any:
-        """Returns a scope whose variables have a copy on each device.
-
-        Metric states have one, on the primary. It is not the native strategy's
-        own scope, because models of other strategies, or of none, can't be
-        read, called or trained in that.
-        """
+        # In the native strategy's own scope, models of other strategies, or of
+        # none, can't be read, called or trained.
         return tf.variable_creator_scope(self._create)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
@@ -197,11 +187,7 @@ def _in_native_replica() -> bool:
 
 
 class MeetingRound:
-    """One run of a step's replicas under a native `MirroredStrategy`.
-
-    Values pass between replicas through this object rather than through
-    TensorFlow: replicas are traced into one graph, one at a time.
-    """
+    """One run of a step's replicas under a native `MirroredStrategy`."""
 
     def __init__(self, num_replicas: int) -> None:
         self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
@@ -256,22 +242,15 @@ class MirroredReplica(TensorFlowReplica):
 
 
 def is_metric_state(variable: Any) -> bool:
-    """Returns whether a variable is a metric's state, kept on the primary.
-
-    Metrics are updated once, on gathered rows, which is right for states that
-    are no sums too. TensorFlow would give each replica a state of its own and
-    sum the states when they are read.
-    """
+    """Returns whether a variable is a metric's state, on the primary."""
+    # Metrics are updated once, on gathered rows. TensorFlow would sum states of
+    # replicas when they are read, which is wrong for states that are no sums.
     return bool(variable.synchronization == "on_read")
 
 
 @functools.cache
 def install_slots() -> None:
-    """Makes optimizers use the native strategy that has their variables.
-
-    Slots are made on the devices of their variables. Keras itself uses the
-    strategy in whose native scope the optimizer was made.
-    """
+    """Makes optimizers use the native strategy that has their variables."""
     optimizer = keras.optimizers.Optimizer
     original = optimizer.add_variable_from_reference
 

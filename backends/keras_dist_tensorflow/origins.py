@@ -1,10 +1,8 @@
 """Origins of tensors: indices that were computed from rows, and others.
 
-A sparse gradient has one row for each index that is looked up, and optimizers
-treat rows one by one: Adam squares each. If indices were computed from rows of
-the batch, replicas have different ones, as one device would; otherwise each
-replica has the same ones. A graph has the operations that made the indices;
-outside of graphs, `noting` records them.
+Optimizers treat a sparse gradient's rows one by one. Indices that were computed
+from rows differ between replicas, others are the same. A graph has the
+operations that made the indices; outside of graphs, `noting` records them.
 """
 
 import contextlib
@@ -57,11 +55,7 @@ class Made(NamedTuple):
 
 
 def mark_rows(values: Iterable[Any]) -> None:
-    """Marks tensors as rows of a batch, which differ between replicas.
-
-    Of sparse and ragged tensors the components are marked; values that are
-    no tensors are skipped.
-    """
+    """Marks tensors, or their components, as rows of a batch."""
     for value in values:
         if isinstance(value, tf.SparseTensor):
             _mark(value.dense_shape, _SHAPE)
@@ -83,10 +77,7 @@ def noting() -> Iterator[None]:
 
 
 def made(node: OriginNode) -> Made | None:
-    """Returns the operation that made a tensor, `None` if not recorded.
-
-    Calls of functions are followed into their bodies, and out of them.
-    """
+    """Returns the operation that made a tensor, also in called functions."""
     tensor, calls = node
     if is_eager(tensor):
         kept: Made | None = getattr(tensor, _MADE, None)
@@ -112,10 +103,7 @@ def made(node: OriginNode) -> Made | None:
 
 
 def depends_on_rows(start: OriginNode) -> bool:
-    """Returns whether a tensor was computed from marked rows.
-
-    Sizes of axes other than the first don't count: all replicas have the same.
-    """
+    """Returns whether a tensor was computed from marked rows."""
     seen = set()
     waiting = [start]
     while waiting:
@@ -134,10 +122,7 @@ def depends_on_rows(start: OriginNode) -> bool:
 
 
 def are_equal(first: OriginNode, second: OriginNode) -> bool:
-    """Returns whether two tensors were computed alike, so have equal values.
-
-    False if that is not known.
-    """
+    """Returns whether tensors are known to be computed alike."""
     seen = set()
     waiting = [(first, second)]
     while waiting:
@@ -158,10 +143,7 @@ def are_equal(first: OriginNode, second: OriginNode) -> bool:
 def through(
     node: OriginNode, kinds: tuple[str, ...]
 ) -> tuple[OriginNode, Made | None]:
-    """Goes back through operations of the given kinds that pass a tensor on.
-
-    Returns the tensor before them, and the operation that made it.
-    """
+    """Returns the tensor before operations of some kinds, and its maker."""
     how = made(node)
     while how is not None and how.kind in kinds:
         node = how.inputs[_PASSED_ON[how.kind]]
@@ -243,21 +225,15 @@ def _note(
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-    """Known numbers of rows of the current step.
+    """Each replica's possible numbers of rows, and `tensors_so_far` then."""
 
-    `rows` has, for each replica, the set of known numbers of rows that it may
-    have. `start` is `tensors_so_far` when the step began.
-    """
-
+    # For each replica, the known numbers of rows that it may have.
     rows: Sequence[Set[int]] = ()
     start: int = 0
 
 
 class Owner(enum.IntEnum):
-    """Owner of indices that are not computed from the batch.
-
-    Of several workers' answers the largest counts, as the most certain.
-    """
+    """Owner of indices not from the batch; of several, the largest counts."""
 
     # Each replica has one index and one row: `ROWS` and `BATCH` look alike.
     UNKNOWN = 0
@@ -270,12 +246,7 @@ class Owner(enum.IntEnum):
 
 
 def owner_of(nodes: Sequence[OriginNode], sizes: StepSizes, name: str) -> Any:
-    """Returns the `Owner` of indices, or an integer tensor of its value.
-
-    `nodes` are each replica's indices, taken to be the same on all. A tensor
-    is returned where only their values tell. Warns of the variable's `name`
-    where the answer is a guess.
-    """
+    """Returns the `Owner` of indices, or a tensor; warns if it guesses."""
     inner = [_as_made(node) for node in nodes]
     lengths = [_length(node, sizes.start) for node in inner]
     if len(lengths) != len(sizes.rows) or not all(
@@ -315,10 +286,7 @@ def _length(node: OriginNode, start: int) -> int | None:
 
 
 def _value_of(tensor: Any) -> bool | None:
-    """Computes a boolean that depends on no batch; `None` if it can't.
-
-    In a graph, a copy of the operations before it runs in a session.
-    """
+    """Computes a boolean that depends on no batch; `None` if it can't."""
     if is_eager(tensor):
         return bool(tensor)
     graph = tensor.graph.as_graph_def()

@@ -1,9 +1,7 @@
 """One replica while its thread traces a step, or runs it eagerly.
 
-A tape sums over the elements of a target that has one value for each row. A
-step of `fit` adds gradients up with weights `rows / total`, which is right for
-means over rows; gradients of sums are multiplied by `total / rows` first. And
-each replica remembers its gradients, to notice if a step has changed them.
+A step adds gradients up with weights `rows / total`, right for means over rows;
+gradients of sums over rows are multiplied by `total / rows` first.
 """
 
 import functools
@@ -37,11 +35,7 @@ T = TypeVar("T")
 
 
 class TensorFlowReplica(Replica):
-    """One replica while its thread traces a step, or runs it eagerly.
-
-    `round_` is the run of all replicas, and `derivatives` has, by id, each
-    gradient that a tape returned to it.
-    """
+    """A replica of a run; `derivatives` has gradients of tapes by id."""
 
     def __init__(
         self,
@@ -135,8 +129,6 @@ def install_tapes() -> None:
 
 
 def _in_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `gradient` for replicas of a step."""
-
     @functools.wraps(original)
     def gradient(
         self: tf.GradientTape,
@@ -184,10 +176,7 @@ def _counted(
     sources: Any,
     output_gradients: Any,
 ) -> Any:
-    """Scales gradients of sums over rows by `total / rows`.
-
-    `of` returns the gradients for output gradients.
-    """
+    """Scales gradients of sums over rows, which `of` returns."""
     targets = tf.nest.flatten(target)
     are_variables = [_is_variable(s) for s in tf.nest.flatten(sources)]
     if (
@@ -272,10 +261,7 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
 
 
 def _may_be_sum(target: Any, share: Share) -> bool:
-    """Returns whether a target's elements may belong to rows of the batch.
-
-    The tape's sum over them is a sum over rows then.
-    """
+    """Returns whether a target's elements may belong to rows."""
     if not _has_axis(target) or _is_stack_of_scalars(target):
         return False
     return may_be_rows(target.shape[0], share.rows)

@@ -33,10 +33,7 @@ DIVERGED = "Replicas left different values"
 
 
 class Traced:
-    """A function of `args` and `kwargs`, traced once for each signature.
-
-    `name` stands in messages and profiles.
-    """
+    """A function of `args` and `kwargs`, traced once for each signature."""
 
     def __init__(
         self, name: str, fn: Callable[..., Any], jit_compile: bool | None
@@ -109,10 +106,7 @@ class Traced:
 
 
 class _Static:
-    """A Python value that enters or leaves a `tf.function` unchanged.
-
-    TensorFlow sees a nest without tensors, whose structure is the value.
-    """
+    """A value that passes a `tf.function` as the structure of a nest."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -197,10 +191,7 @@ def _mapped(fn: Callable[[Any], Any], leaf: Any) -> Any:
 
 
 def register_values() -> None:
-    """Registers our values as nests of `tf.nest`, and native ones as ours.
-
-    `for` loops over distributed datasets become part of a traced graph.
-    """
+    """Makes our values nests of `tf.nest`, and native ones ours."""
     DistributedValues.register(tf.distribute.DistributedValues)
     PerReplica.register(tf.types.experimental.distributed.PerReplica)
     kinds: tuple[Any, ...] = (PerReplica, Mirrored)

@@ -19,10 +19,7 @@ from keras_dist_tensorflow.variables import outside_of_traces
 
 
 class OneReplica:
-    """Stand-in for a native strategy with one replica, for Keras' trainer.
-
-    The data pipeline, the loop and the callbacks see global batches only.
-    """
+    """Stand-in for a native strategy, so Keras' trainer sees one replica."""
 
     num_replicas_in_sync = 1
 
@@ -57,10 +54,7 @@ class OneReplica:
 
 @functools.cache
 def install_plain_models() -> None:
-    """Makes models outside any strategy retrace once their variables moved.
-
-    A distributed model that shares their layers may move them.
-    """
+    """Makes models of no strategy retrace once their variables moved."""
     for name in ("train", "test", "predict"):
         method = f"make_{name}_function"
         original = getattr(Trainer, method)
@@ -100,11 +94,8 @@ def built_first(
 
 
 def build(model: keras.Model, name: str, data: Any) -> None:
-    """Builds a model from the shapes of a batch, before its step `name`.
-
-    On TensorFlow, Keras builds inside the step too. Drawing a batch from the
-    user's data beforehand would change a shuffled order.
-    """
+    """Builds a model from a batch's shapes, before its step `name`."""
+    # Drawing a batch of the user's data first would change a shuffled order.
     layers = not keras_internals.layers_are_built(model)
     compiled = name != "predict_step" and (
         not keras_internals.compiled_parts_are_built(model)

@@ -43,10 +43,7 @@ def copied(
     native: Any,
     synchronization: Any = tf.VariableSynchronization.AUTO,
 ) -> Any:
-    """Makes a new `tf.Variable` with the value of another.
-
-    The open device and creator scopes decide where.
-    """
+    """Makes a `tf.Variable` with another's value, in the open scopes."""
     return tf.Variable(
         components(native)[0].read_value(),
         trainable=native.trainable,
@@ -71,12 +68,9 @@ def one_copy() -> contextlib.AbstractContextManager[None]:
 
 
 class Moves:
-    """Replaced `tf.Variable`s, and the models and optimizers that follow.
+    """Replaced `tf.Variable`s, and the models and optimizers that follow."""
 
-    `so_far` counts the moves in the process.
-    """
-
-    so_far = 0
+    so_far = 0  # moves in this process
 
     def __init__(self) -> None:
         self._renamed: dict[Any, Any] = {}
@@ -97,10 +91,7 @@ class Moves:
     def follow(
         self, model: keras.Model, native: tf.distribute.Strategy
     ) -> None:
-        """Updates a model's compiled steps and its optimizer after moves.
-
-        `native` is the strategy that updates the model's variables.
-        """
+        """Updates a model's compiled steps and its optimizer after moves."""
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             renamed = self._renamed if self._is_news(optimizer) else {}
@@ -117,11 +108,7 @@ class Moves:
 
 
 def apart(fn: Callable[[], Any], device: Device) -> Any:
-    """Calls `fn` eagerly on a device, under no strategy and in no trace.
-
-    A new thread starts without either; there is no other way out of a native
-    replica's context.
-    """
+    """Calls `fn` eagerly on a device, in a thread without strategy or trace."""
 
     def call() -> Any:
         with tf.device(native_name(device)):
@@ -132,10 +119,7 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
 
 
 class NativeComponent(Component):
-    """One replica's value of a variable, kept in a plain `tf.Variable`.
-
-    So traced functions read and write it each time they run.
-    """
+    """A replica's own value in a `tf.Variable`, which traces use."""
 
     def __init__(self, value: Callable[[], Any], device: Device) -> None:
         def make() -> tf.Variable:
@@ -152,13 +136,10 @@ class NativeComponent(Component):
 
 @contextlib.contextmanager
 def outside_of_traces() -> Iterator[None]:
-    """Opens `tf.init_scope`, without a second trace for variables made in it.
+    """Opens `tf.init_scope`; variables made inside cause no second trace."""
 
-    TensorFlow traces a function twice if the first trace made variables. Use
-    this before a step's first operation only: in a trace that is kept, a loss
-    scaled before its optimizer was built has the initial scale in it.
-    """
-
+    # Only before a step's first operation: in a trace that is kept, a loss
+    # scaled before its optimizer was built has the initial scale in it.
     def unlifted(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         kwargs["experimental_enable_variable_lifting"] = False
         return next_creator(**kwargs)

@@ -38,12 +38,9 @@ _MOST = 2**31 // _NUM_KINDS - 1
 
 
 class TensorFlowWorkers(Workers):
-    """Collectives on one device of each worker.
+    """Collectives on one device of each worker, ordered by a token.
 
-    A collective's key is its kind and its size. So a key never stands for two
-    shapes, whatever functions a worker has traced and in which order, and the
-    runtime remembers few keys. Collectives with the same key never overlap: a
-    token orders all collectives of a worker.
+    A key is a collective's kind and size, so it never stands for two shapes.
     """
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
@@ -60,11 +57,7 @@ class TensorFlowWorkers(Workers):
         self._is_over = False
 
     def sum(self, tensors: Sequence[Any], wire: str | None = None) -> list[Any]:
-        """Sums each tensor over the workers.
-
-        The last tensors are sent first, as gradients of the last layers are
-        there first. With the dtype `wire`, float32 tensors travel as that.
-        """
+        """Sums tensors, last first; float32 travels as the dtype `wire`."""
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             sent = [
@@ -200,10 +193,7 @@ class TensorFlowWorkers(Workers):
     def _gather_by_rows(
         self, tensors: Sequence[Any], rows: Sequence[Any]
     ) -> list[list[Any]]:
-        """Gathers tensors with `rows[w]` rows on worker `w`, or scalars.
-
-        Takes one collective, and a second one if a tensor has another size.
-        """
+        """Gathers tensors with `rows[w]` rows on worker `w`, or scalars."""
         own = rows[self.cluster.index]
         are_known = all(isinstance(n, int) for n in rows)
         most = max(rows) if are_known else tf.reduce_max(tf.stack(rows))

@@ -32,11 +32,7 @@ from keras_dist_torch.workers import TorchWorkers
 
 
 class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
-    """The `Backend` over PyTorch's GPUs and any number of virtual CPU devices.
-
-    PyTorch has one CPU device. Virtual ones share its memory and its threads;
-    they differ in name, and in the replica that runs on them.
-    """
+    """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
 
     def __init__(self) -> None:
         self._num_cpus = 1

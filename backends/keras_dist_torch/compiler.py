@@ -1,7 +1,4 @@
-"""Compiled functions on PyTorch: `torch.compile`, only if asked for.
-
-Their results are snapshots, which don't change when variables are assigned.
-"""
+"""Compiled functions on PyTorch: `torch.compile`, only if asked for."""
 
 import contextlib
 import functools
@@ -107,10 +104,7 @@ def _traced(leaf: Any) -> Any:
 
 
 def snapshot(value: Any) -> Any:
-    """Copies a tensor that may share memory with a variable.
-
-    Anything else is returned as it is.
-    """
+    """Copies a tensor that may share memory with a variable."""
     if not isinstance(value, torch.Tensor):
         return value
     # A result with a graph of autograd that is no view has its own memory. Any
@@ -126,10 +120,7 @@ def value_now(leaf: Any) -> Any:
 
 
 def register_trees() -> None:
-    """Registers per-replica values as nests with PyTorch's pytrees.
-
-    `torch.utils._pytree` is a private name of PyTorch.
-    """
+    """Registers per-replica values as nests with PyTorch's pytrees."""
     for kind in (PerReplica, Mirrored):
         _pytree.register_pytree_node(
             kind,

@@ -1,7 +1,6 @@
 """Records of computed gradients, to notice if a step has changed them.
 
-A step may change gradients in place, or through `.data`, so that they are the
-same tensors. So replicas remember each gradient's version and size.
+A step may do so in place or through `.data`, in the same tensors.
 """
 
 import functools
@@ -22,10 +21,7 @@ from keras_dist.replica.state import current_step
 
 @dataclass(frozen=True)
 class _Seen:
-    """The state of a gradient when autograd had computed it.
-
-    `version` counts its changes in place, `size` sums its absolute values.
-    """
+    """A computed gradient's count of changes and sum of absolute values."""
 
     tensor: "weakref.ref[torch.Tensor]"
     version: int
@@ -43,10 +39,7 @@ class _Seen:
 
 
 class Derivatives:
-    """The gradients that autograd gave a replica in one step.
-
-    No tensor is kept alive.
-    """
+    """The gradients that autograd gave a replica, none kept alive."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}

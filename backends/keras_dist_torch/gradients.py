@@ -1,8 +1,7 @@
 """Sums of gradients over replicas, and patches of torch and Keras for them.
 
-In a step, the user's own hooks on results of layers see gradients scaled to
-those of one device, as functions of `keras.ops.custom_gradient` do. Hooks on
-variables are refused: they would see the gradient of one replica's rows.
+In a step, hooks on results of layers see gradients as large as on one device.
+Hooks on variables, which would see one replica's gradient, are refused.
 """
 
 import functools
@@ -71,10 +70,7 @@ def weighted_sum(
     weights: Sequence[float],
     device: torch.device,
 ) -> list[Any]:
-    """Sums each variable's gradients, weighted by replica, on one device.
-
-    `gradients` has a list for each replica. A gradient and a sum may be `None`.
-    """
+    """Sums replicas' lists of gradients, weighted; some may be `None`."""
     total: list[Any] = [None] * len(gradients[0])
     for own, weight in zip(gradients, weights, strict=True):
         present = [i for i, g in enumerate(own) if g is not None]
@@ -170,10 +166,7 @@ def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
 
 
 def install_hooks() -> None:
-    """Makes hooks that a step registers see gradients scaled to one device's.
-
-    Hooks on variables are refused.
-    """
+    """Scales gradients for hooks of a step, and refuses those on variables."""
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         original = getattr(torch.Tensor, name)
         setattr(torch.Tensor, name, _registering(original))

@@ -38,13 +38,7 @@ def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
 
 
 class TorchHome(Home):
-    """The home of a variable on one device: every replica reads it there.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        plan: The strategy's `Plan`.
-        keeper: The `Device` that keeps the variable.
-    """
+    """The home of a variable on one device: every replica reads it there."""
 
     def __init__(
         self, variable: keras.Variable, plan: Plan, keeper: Device
@@ -77,10 +71,7 @@ class TorchHome(Home):
 
 
 class TorchExecutor(Executor):
-    """Keeps each variable on the primary device: the base of all executors.
-
-    It is itself the executor of one device, where Keras' own steps run.
-    """
+    """The executor of one device, and the base of all executors."""
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         super().__init__(plan, workers)

@@ -1,7 +1,6 @@
 """Exchange of parts: gradients to their replicas, updated variables back.
 
-Between workers it uses tensors of shape (number of parts, S). Row `p` is the
-concatenation of part `p` of every variable.
+Workers send matrices whose row `p` has part `p` of every variable.
 """
 
 from abc import ABC
@@ -69,13 +68,7 @@ class OptimizerParts(ABC):
     def sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[Any]
     ) -> tuple[PartsOfAll, list[bool]]:
-        """Sums gradients over replicas.
-
-        Each local replica that takes part gives a gradient, or `None`, of each
-        variable, and its weight. Returns, for each local replica, its part of
-        each sum, on its device; and, for each variable, whether any replica has
-        a gradient.
-        """
+        """Sums gradients; returns replicas' parts, and which exist."""
 
     def parameters(self) -> PartsOfAll:
         """Returns each local replica's parts of the variables, to write to."""
@@ -192,10 +185,7 @@ class WorkerParts(OptimizerParts):
     def _scatter(
         self, rows: torch.Tensor, has: list[float]
     ) -> tuple[torch.Tensor, list[float]]:
-        """Sums rows over workers; returns this worker's, and sums of flags.
-
-        A flag in `has` is 1 if this worker has that gradient.
-        """
+        """Sums rows and flags over workers; returns this worker's of both."""
         workers, local = self.places.workers, len(self.places.devices)
         assert workers is not None
         count = workers.cluster.num_workers

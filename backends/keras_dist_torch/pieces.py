@@ -23,30 +23,17 @@ _SLOT = "_keras_dist_slot"
 
 @dataclass(frozen=True)
 class PartPlaces:
-    """The places of the parts of variables: one on each replica's device.
+    """The places of the parts of variables: one on each replica's device."""
 
-    Args:
-        num_parts: Integer, number of replicas of all workers.
-        first: Integer, the part of this worker's first replica.
-        devices: Sequence with the `torch.device` of each local replica.
-        home: `torch.device` on which whole values are put together.
-        workers: `TorchWorkers`, or `None`.
-    """
-
-    num_parts: int
-    first: int
+    num_parts: int  # of all workers
+    first: int  # the part of this worker's first replica
     devices: Sequence[torch.device]
-    home: torch.device
+    home: torch.device  # where whole values are put together
     workers: TorchWorkers | None
 
 
 class Pieces:
-    """This worker's parts of one tensor.
-
-    Attributes:
-        tensors: List with the flat part of each local replica, on its device.
-        held: The whole value, while it is used in place of the parts.
-    """
+    """This worker's parts of one tensor; `held` is a whole in their place."""
 
     def __init__(self, places: PartPlaces, value: torch.Tensor) -> None:
         self._places = places
@@ -75,10 +62,7 @@ class Pieces:
             tensor[own.numel() :].zero_()
 
     def read(self) -> torch.Tensor:
-        """Puts the whole value together on the primary device.
-
-        With several workers, all of them have to call it.
-        """
+        """Puts the whole value together on the primary; all workers call it."""
         if self.held is not None:
             return self.held
         here = torch.cat([t.to(self._places.home) for t in self.tensors])
@@ -110,13 +94,7 @@ class Pieces:
 
 
 class PiecesHome(ShardedHome):
-    """The home of an optimizer's variable, one piece on each replica's device.
-
-    Args:
-        variable: A `ShardedVariable`.
-        plan: The strategy's `Plan`.
-        places: The `PartPlaces` of its pieces.
-    """
+    """The home of an optimizer's variable, one piece on each device."""
 
     def __init__(
         self, variable: keras.Variable, plan: Plan, places: PartPlaces
@@ -170,10 +148,7 @@ def pieces_of(variable: keras.Variable) -> Pieces | None:
 
 
 def split(variable: keras.Variable, places: PartPlaces) -> None:
-    """Leaves each replica its part of a variable; idempotent and cheap.
-
-    A variable without a value is left alone.
-    """
+    """Leaves each replica its part of a variable with a value; idempotent."""
     value = None if pieces_of(variable) else parameter_of(variable)
     if value is None:
         return
@@ -189,7 +164,6 @@ def mark_slot(variable: keras.Variable) -> None:
 
 
 def is_slot(variable: keras.Variable) -> bool:
-    """Tells whether an optimizer has the variable for one that it updates."""
     return _SLOT in vars(variable)
 
 

@@ -33,28 +33,18 @@ _delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
 @dataclass(frozen=True)
 class Run:
-    """The things that the replicas of one run have in common.
-
-    Attributes:
-        home: `torch.device` of the variables, where replicas meet.
-        is_one_device: Boolean, whether all replicas are there, too.
-        moved: `Transfers` between devices, `None` if they share memory.
-        overlap: `Overlap`, or `None` without other workers.
-    """
+    """The things that the replicas of one run have in common."""
 
     round: Round
     group: ReplicaGroup
-    home: torch.device
+    home: torch.device  # of the variables, where replicas meet
     is_one_device: bool
     moved: Transfers | None
     overlap: Overlap | None
 
 
 class TorchReplica(Replica):
-    """One replica on one thread, the `position`-th of those that take part.
-
-    It keeps no tensors, because autograd nodes keep it alive.
-    """
+    """One replica on a thread; it keeps no tensors, as autograd keeps it."""
 
     def __init__(
         self,

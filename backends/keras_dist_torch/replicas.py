@@ -52,12 +52,7 @@ T = TypeVar("T")
 
 
 class TorchReplicaExecutor(TorchExecutor, StepRunner):
-    """Runs each step of a model once on each replica.
-
-    Replicas on the variables' device read the same memory; those on another
-    device read a copy made at the first read in each step. The update happens
-    once, on the device of the variables.
-    """
+    """Runs steps on replicas; the update happens once, on the primary."""
 
     workers: TorchWorkers | None
 
@@ -130,24 +125,17 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         return ranges(self._edges(*count_rows(batch)))
 
     def _edges(self, rows: int, alike: bool) -> list[int]:
-        """Returns each global replica's first row and, at the end, `rows`.
-
-        If arrays differ in length, the batch axis is ambiguous: replica 0 gets
-        everything.
-        """
+        """Returns replicas' first rows, and at the end `rows`."""
         edges = bounds(rows, self.plan.num_replicas) if alike else [0]
         return edges + [rows] * (self.plan.num_replicas + 1 - len(edges))
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Seeds torch's global generators differently on each worker, inside.
-
-        Keras draws masks of dropout from them. Outside, their states stay
-        equal on all workers, so that all shuffle alike.
-        """
+        """Seeds torch's generators differently on each worker, inside."""
         if self.workers is None:
             yield
             return
+        # Outside, states stay equal on all workers, so that all shuffle alike.
         gpus = [d.index for d in self._devices if d.type == "cuda"]
 
         def states() -> list[torch.Tensor]:
@@ -266,11 +254,7 @@ class CentralHome(TorchHome):
 
 
 class TorchCentralExecutor(TorchReplicaExecutor):
-    """Replicas that read a single copy of each variable.
-
-    Raises:
-        DeviceError: If parameter devices have separate memories.
-    """
+    """Replicas that read a single copy of each variable."""
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)

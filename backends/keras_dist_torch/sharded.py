@@ -83,12 +83,7 @@ class SlotHome(PiecesHome):
 
 
 class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
-    """Replicas that each update a part of each variable.
-
-    The gradients of a part are summed on its replica's device, which updates
-    the part and gives it back to the variable. Gradients are sent when the
-    backward pass has ended, none during it.
-    """
+    """Replicas that each sum and update a part of each variable."""
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
@@ -212,10 +207,7 @@ def _held_by_chief(chosen: list[Pieces], is_chief: bool) -> Iterator[None]:
 
 @functools.cache
 def install_apply() -> None:
-    """Makes optimizers hold whole variables when called outside of replicas.
-
-    Keras' updates write into tensors in place, and need whole ones meanwhile.
-    """
+    """Makes optimizers hold variables whole when called outside replicas."""
     # Installed first, so that the order of wrappers is the same whichever
     # strategy is made first.
     keras_hooks().install()

@@ -1,9 +1,7 @@
 """Transfers of variables and gradients between devices, in large pieces.
 
-Variables that were read in one round are packed into one buffer, of which each
-`Parameter` is a view. From then on, a replica on another device is sent the
-whole pack at its first read. Its gradients come back in one copy, or in a few
-large ones. Devices that share memory, as virtual ones do, need no transfers.
+Variables that were read in one round are packed into one buffer, which from
+then on is sent whole to a replica on another device at its first read.
 """
 
 import weakref
@@ -71,10 +69,7 @@ class Arrangement:
 
 
 class Pack:
-    """Variables that lie in one buffer and are sent together.
-
-    Their values move to the buffer, which is on the same device.
-    """
+    """Variables whose values lie in one buffer and are sent together."""
 
     def __init__(
         self, variables: Sequence[keras.Variable], device: torch.device
@@ -126,10 +121,7 @@ class Pack:
 def sent_together(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor]:
-    """Starts to copy tensors from one device to another, in one buffer.
-
-    Returns the copies.
-    """
+    """Starts to copy tensors to a device in one buffer; returns the copies."""
     if not tensors:
         return []
     arrangement = Arrangement(tensors)
@@ -139,11 +131,7 @@ def sent_together(
 
 
 class Delivery:
-    """The copies of variables that one replica on `device` was sent in a step.
-
-    Events of unfinished copies are added to `pending`, and variables that are
-    in no pack, by id, to `loose`.
-    """
+    """The copies of variables that a replica on `device` was sent in a step."""
 
     def __init__(
         self,
@@ -176,11 +164,7 @@ class Delivery:
         _note(self._device, self._pending)
 
     def _send_again(self, pack: Pack) -> None:
-        """Sends the variables again that a meeting has changed.
-
-        Those are metric states, or were updated by an optimizer. The replica
-        may be reading the other copies already: they are not replaced.
-        """
+        """Sends variables again that a meeting has changed, to new copies."""
         views, before = self.packs[pack]
         now = pack.versions()
         changed = [i for i, version in enumerate(now) if version != before[i]]
@@ -196,11 +180,7 @@ class Delivery:
 
 
 class Transfers:
-    """Copies of variables and gradients during one round of replicas.
-
-    `home` is the variables' device, and `away` has each replica's, or `None`
-    where it shares memory with the variables.
-    """
+    """Copies of a round between `home` and replicas; none where `away` is."""
 
     def __init__(
         self, home: torch.device, away: Sequence[torch.device | None]
@@ -230,10 +210,7 @@ class Transfers:
     def bring_back(
         self, gradients: Sequence[Sequence[torch.Tensor | None]]
     ) -> list[list[torch.Tensor | None]]:
-        """Copies gradients to the variables' device.
-
-        `gradients` has a list for each replica that takes part.
-        """
+        """Copies each replica's gradients to the variables' device."""
         arrived = [
             list(own) if device is None else self._brought(own, device)
             for own, device in zip(gradients, self._away, strict=True)
@@ -256,11 +233,7 @@ class Transfers:
         return [None if g is None else next(arrived) for g in own]
 
     def close(self, may_pack: bool) -> None:
-        """Ends the round, drops all copies and packs variables for the next.
-
-        Only with `may_pack` are variables packed that were read together: no
-        other round may be reading them.
-        """
+        """Ends the round, and with `may_pack` packs variables read together."""
         self.wait()
         packs = {
             pack: None

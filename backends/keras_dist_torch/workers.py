@@ -1,7 +1,4 @@
-"""Communication between workers, by torch.distributed.
-
-Workers find each other in a store, and say there that they are alive.
-"""
+"""Communication between workers, by torch.distributed."""
 
 import contextlib
 import ctypes
@@ -43,11 +40,7 @@ _SUMMED_AS = {
 
 
 class TorchWorkers(Workers):
-    """Collectives over gloo, or NCCL where every worker has GPUs.
-
-    The process group is not torch's default one, because libraries that find
-    a default group distribute models themselves.
-    """
+    """Collectives over gloo, or NCCL where every worker has GPUs."""
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
@@ -106,10 +99,7 @@ class TorchWorkers(Workers):
         ]
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
-        """Starts to sum a flat tensor in place.
-
-        Returns a function that waits until the sum is there.
-        """
+        """Starts to sum a flat tensor in place; returns the wait for it."""
         with self._named():
             work = self.group.allreduce([flat])
 
@@ -120,11 +110,7 @@ class TorchWorkers(Workers):
         return wait
 
     def scatter_sum(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sums a tensor over workers; each gets the row of its index.
-
-        Each sends every row but its own once, half the bytes of an all-reduce.
-        `rows` has shape (number of workers, any) and is contiguous.
-        """
+        """Sums a (workers, any) tensor; each worker gets its row."""
         wire = self.options.dtype
         if wire is not None and rows.dtype == torch.float32:
             arrived = self._all_to_all(rows.to(getattr(torch, wire)))
@@ -312,10 +298,7 @@ def own_host(cluster: Cluster) -> str:
 def rendezvous(
     cluster: Cluster, timeout: float, own: str
 ) -> tuple[Any, list[str]]:
-    """Opens the store, and waits until every worker has written a word there.
-
-    `own` is this worker's word. Also returns the words of all.
-    """
+    """Opens the store; returns it and each worker's word, once written."""
     host, port = _split(cluster.leader)
     try:
         socket.getaddrinfo(host, port)
