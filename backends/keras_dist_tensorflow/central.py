@@ -31,9 +31,6 @@ from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
-from keras_dist_tensorflow.keras_internals import adopt_optimizer
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.keras_internals import replace_native_variable
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
 from keras_dist_tensorflow.variables import Moves
@@ -68,7 +65,7 @@ class OneCopyHome(TensorFlowHome):
         return (self._keeper,)
 
     def settle(self) -> None:
-        native = native_variable(self.variable)
+        native = keras_internals.native_of(self.variable)
         if native is None or not tf.executing_eagerly():
             return
         is_new = self._new.pop(id(native), None) is native
@@ -77,7 +74,7 @@ class OneCopyHome(TensorFlowHome):
         with one_copy(), tf.device(native_name(self._keeper)):
             moved = copied(native)
         if is_new:
-            replace_native_variable(self.variable, moved)
+            keras_internals.replace_native_variable(self.variable, moved)
         else:
             self._moves.move(self.variable, moved)
 
@@ -157,7 +154,7 @@ class CentralExecutor(StepExecutor):
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        adopt_optimizer(optimizer, self.updater, {})
+        keras_internals.adopt_optimizer(optimizer, self.updater, {})
         with tf.device(native_name(self.plan.primary)):
             yield
 

@@ -25,11 +25,9 @@ from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import install_updates
-from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.traced import Traced
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
-_Named = Mapping[str, Any] | None
 Step = Callable[..., Any]
 
 
@@ -38,13 +36,11 @@ class TensorFlowCompiler(Compiler):
 
     def __init__(
         self,
-        num_replicas: int,
+        num_replicas: int | None = None,  # `None` on one device
         workers: TensorFlowWorkers | None = None,
-        is_one_device: bool = True,
     ) -> None:
         install_updates()
         self._num_replicas = num_replicas
-        self._is_one_device = is_one_device
         self.workers = workers
         self.scope: Callable[[], contextlib.AbstractContextManager[Any]] = (
             contextlib.nullcontext
@@ -62,7 +58,7 @@ class TensorFlowCompiler(Compiler):
         if not tf.executing_eagerly():  # inlined into the outer trace
             return function.python_function(*args, **kwargs)
 
-        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(python_function: Step) -> Step:
             return lambda args, kwargs: python_function(*args, **kwargs)
 
         # The function may ask whether it is in replica context: each context
@@ -91,7 +87,7 @@ class TensorFlowCompiler(Compiler):
         strategy: RunsReplicas,
         fn: "CompiledFunction | Callable[..., Any]",
         args: Sequence[Any],
-        kwargs: _Named,
+        kwargs: Mapping[str, Any] | None,
     ) -> Any:
         if not isinstance(fn, CompiledFunction):
             return strategy.run_uncompiled(fn, args, kwargs)
@@ -99,7 +95,7 @@ class TensorFlowCompiler(Compiler):
         if not tf.executing_eagerly():
             return strategy.run_uncompiled(fn.python_function, args, kwargs)
 
-        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(python_function: Step) -> Step:
             return functools.partial(strategy.run_uncompiled, python_function)
 
         return self._call(fn, ("run",), make, args, kwargs or {})
@@ -115,7 +111,7 @@ class TensorFlowCompiler(Compiler):
         if args is None:
             return super().scan(strategy, function, batches)
 
-        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(python_function: Step) -> Step:
             return _loop_of(strategy, python_function, len(batches))
 
         kind = ("scan", len(batches))
@@ -125,7 +121,7 @@ class TensorFlowCompiler(Compiler):
         self,
         function: CompiledFunction,
         kind: Any,
-        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+        make: Callable[[Step], Step],
         args: Any,
         kwargs: Any,
     ) -> Any:
@@ -139,17 +135,17 @@ class TensorFlowCompiler(Compiler):
             )
             kept[kind] = traced
         check_arguments(function, args, kwargs)
+        explaining: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext()
+            if self.workers is None
+            else self.workers.explaining()
+        )
         # Without the scope, results are copied to the default device.
-        with self._explaining(), self.scope():
+        with explaining, self.scope():
             return traced(args, kwargs)
 
-    def _explaining(self) -> contextlib.AbstractContextManager[None]:
-        if self.workers is None:
-            return contextlib.nullcontext()
-        return self.workers.explaining()
-
     def _jit_compile(self, function: CompiledFunction) -> bool | None:
-        if not function.jit_compile or self._is_one_device:
+        if not function.jit_compile or self._num_replicas is None:
             return function.jit_compile
         warnings.warn(
             "XLA compilation is off: TensorFlow can't compile a function for "
@@ -208,7 +204,7 @@ def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
             own = [next(columns) for _ in _components(leaf)]
             if not isinstance(leaf, DistributedValues):
                 return own[0]
-            return native_per_replica(own)
+            return runtime_internals.native_per_replica(own)
 
         return map_nest(column, results[0])
 
@@ -253,7 +249,7 @@ def _joined(fn: Callable[[list[Any]], Any], leaves: Sequence[Any]) -> Any:
     ):
         return fn(list(leaves))
     each = zip(*[leaf.values for leaf in leaves], strict=True)
-    return native_per_replica([fn(list(own)) for own in each])
+    return runtime_internals.native_per_replica([fn(list(own)) for own in each])
 
 
 def _stack(values: list[Any]) -> Any:

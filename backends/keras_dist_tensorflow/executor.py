@@ -1,5 +1,9 @@
-"""The ground of all executors: tensors and variables on devices."""
+"""The ground of all executors, and the one for one device: plain Keras."""
 
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +15,15 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.home import Home
-from keras_dist_tensorflow.keras_internals import forget_functions
-from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow.cluster import local_devices
+from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import components
+from keras_dist_tensorflow.variables import copied
 from keras_dist_tensorflow.variables import devices_of
 from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.workers import TensorFlowWorkers
@@ -33,11 +41,11 @@ class TensorFlowHome(Home):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        native = native_variable(self.variable)
+        native = keras_internals.native_of(self.variable)
         return (self._keeper,) if native is None else devices_of(native)
 
     def read(self, index: int) -> Any:
-        copies = components(native_variable(self.variable))
+        copies = components(keras_internals.native_of(self.variable))
         return copies[index % len(copies)].read_value()
 
 
@@ -91,4 +99,56 @@ class TensorFlowExecutor(Executor):
 
     def recover(self, model: keras.Model) -> None:
         # A trace that failed would make the next `fit` fail with another error.
-        forget_functions(model)
+        keras_internals.forget_functions(model)
+
+
+class OneDeviceHome(TensorFlowHome):
+    """The home of a variable on the only device."""
+
+    def settle(self) -> None:
+        native = keras_internals.native_of(self.variable)
+        if native is None or devices_of(native) == (self._keeper,):
+            return
+        # The caller may have opened another device.
+        with tf.device(native_name(self._keeper)):
+            moved = copied(native)
+        self._moves.move(self.variable, moved)
+
+
+class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
+    """Runs Keras' own steps on one device, without splitting batches."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.compiler = TensorFlowCompiler()
+        default = Device("gpu" if local_devices("GPU") else "cpu", 0)
+        self._scope: Callable[[], Any] = (
+            contextlib.nullcontext
+            if plan.primary == default
+            else functools.partial(tf.device, native_name(plan.primary))
+        )
+        self.compiler.scope = self._scope
+
+    def creation_scope(self) -> Any:
+        return self._scope()
+
+    def execution_scope(self) -> Any:
+        return self.creation_scope()
+
+    def home(self, variable: keras.Variable) -> Home:
+        return OneDeviceHome(variable, self.plan.primary, self._moves)
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        # A user's own step may use the model's variables before it calls the
+        # model. On several replicas the model is built by then; here too.
+        owner = type(model)
+        return {
+            name: built_first(
+                model, name, functools.partial(getattr(owner, name), model)
+            )
+            for name in STEPS
+            if getattr(owner, name) is not getattr(keras.Model, name)
+        }
+
+    def prepare(self, model: keras.Model) -> None:
+        self._moves.follow(model, tf.distribute.get_strategy())

@@ -14,7 +14,7 @@ from keras.src.backend.tensorflow import nn
 from keras_dist.internals.keras_internals import Trainer
 
 
-def native_variable(variable: keras.Variable) -> Any:
+def native_of(variable: keras.Variable) -> Any:
     """Returns a variable's `tf.Variable`, or `None` before it has one."""
     if not isinstance(variable, keras.Variable):
         return variable  # optimizers take a `tf.Variable` too
@@ -45,9 +45,7 @@ def native_key(native: Any) -> Any:
     return native._unique_id
 
 
-def set_optimizer_strategy(
-    optimizer: Any, native: tf.distribute.Strategy
-) -> None:
+def set_strategy(optimizer: Any, native: tf.distribute.Strategy) -> None:
     """Sets the native strategy through which an optimizer updates."""
     optimizer._distribution_strategy = native
 
@@ -60,7 +58,7 @@ def adopt_optimizer(
     """Sets an optimizer's strategy and renames keys of its variables."""
     while optimizer is not None:
         known = vars(optimizer)
-        set_optimizer_strategy(optimizer, native)
+        set_strategy(optimizer, native)
         if renamed:
             indices = optimizer._trainable_variables_indices
             # A new dict: TensorFlow can't save a tracked one that was cleared.
@@ -93,22 +91,18 @@ def forget_functions(model: keras.Model) -> None:
 
 def layers_are_built(model: keras.Model) -> bool:
     """Returns whether calling the model would create no variable."""
+    # A model without `call` of its own is never marked as built.
+    without = (keras.Model.call, keras.Layer.call)
     return all(
-        layer.built or not _has_own_call(layer)
+        layer.built or type(layer).call in without
         for layer in model._flatten_layers()
     )
 
 
-def _has_own_call(layer: keras.Layer) -> bool:
-    return type(layer).call not in (keras.Model.call, keras.Layer.call)
-
-
 def compiled_parts_are_built(model: keras.Model) -> bool:
     """Returns whether the metrics and loss given to `compile` are built."""
-    parts = (
-        getattr(model, "_compile_metrics", None),
-        getattr(model, "_compile_loss", None),
-    )
+    names = ("_compile_metrics", "_compile_loss")
+    parts = [getattr(model, name, None) for name in names]
     return all(part is None or part.built for part in parts)
 
 
@@ -130,11 +124,11 @@ def build_compiled_parts(model: keras.Model, batch: Any) -> None:
     model._symbolic_build(data_batch=batch)
 
 
-class _Current(threading.local):
-    is_applying = False
+class _Applying(threading.local):
+    is_on = False
 
 
-_current = _Current()
+_applying = _Applying()
 
 
 def install_applying(native: tf.distribute.Strategy) -> None:
@@ -144,7 +138,7 @@ def install_applying(native: tf.distribute.Strategy) -> None:
     update, colocate = extended._update, extended.colocate_vars_with
 
     def _use_merge_call() -> bool:
-        return not _current.is_applying and use_merge_call()
+        return not _applying.is_on and use_merge_call()
 
     def _update(var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         if is_distributed(var):
@@ -174,10 +168,10 @@ def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     if scales:
         # `object.__setattr__`: Keras' own would track the attribute.
         object.__setattr__(optimizer, "_tf_apply", optimizer._common_apply)
-    _current.is_applying = True
+    _applying.is_on = True
     try:
         yield
     finally:
-        _current.is_applying = False
+        _applying.is_on = False
         if scales:
             object.__delattr__(optimizer, "_tf_apply")

@@ -26,13 +26,8 @@ from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
-from keras_dist_tensorflow.keras_internals import adopt_optimizer
-from keras_dist_tensorflow.keras_internals import is_distributed
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.keras_internals import set_optimizer_strategy
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
-from keras_dist_tensorflow.runtime_internals import install_conversions
 from keras_dist_tensorflow.variables import Moves
 from keras_dist_tensorflow.variables import NativeComponent
 from keras_dist_tensorflow.variables import apart
@@ -60,27 +55,26 @@ class CopiesHome(TensorFlowHome):
         self._executor = executor
 
     def settle(self) -> None:
-        native = native_variable(self.variable)
-        if native is None or self._holds(native):
+        native = keras_internals.native_of(self.variable)
+        if native is None or not tf.executing_eagerly():
             return
-        if not tf.executing_eagerly():
+        # A metric's state. Metrics are updated once, on gathered rows.
+        # TensorFlow would sum states of replicas when they are read, which is
+        # wrong for states that are no sums.
+        if self.variable.synchronization == "on_read":
+            synchronization = tf.VariableSynchronization.ON_READ
+            is_settled = devices_of(native) == (self._keeper,)
+        else:
+            synchronization = tf.VariableSynchronization.AUTO
+            is_settled = (
+                keras_internals.is_distributed(native)
+                and native.distribute_strategy is self._executor.native
+            )
+        if is_settled:
             return
         with self._executor.creation_scope():
-            moved = copied(
-                native,
-                tf.VariableSynchronization.ON_READ
-                if is_metric_state(self.variable)
-                else tf.VariableSynchronization.AUTO,
-            )
+            moved = copied(native, synchronization)
         self._moves.move(self.variable, moved)
-
-    def _holds(self, native: Any) -> bool:
-        if is_metric_state(self.variable):
-            return devices_of(native) == (self._keeper,)
-        return (
-            isinstance(native, tf.distribute.DistributedValues)
-            and native.distribute_strategy is self._executor.native
-        )
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
         return NativeComponent(value, self._executor.plan.devices[index])
@@ -105,7 +99,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
         self.updater = self.native
         runtime_internals.silence_advice()
         install_slots()
-        install_conversions()
+        runtime_internals.install_conversions()
         keras_internals.install_applying(self.native)
 
     def creation_scope(self) -> Any:
@@ -157,7 +151,11 @@ class TensorFlowReplicaExecutor(StepExecutor):
             tf.autograph.experimental.do_not_convert(on_replica),
         )
         try:
-            if _in_native_replica() and tf.executing_eagerly():
+            is_in_replica = (
+                tf.distribute.has_strategy()
+                and not tf.distribute.in_cross_replica_context()
+            )
+            if is_in_replica and tf.executing_eagerly():
                 # An update within an update: a native replica cannot call
                 # `run`, so the replicas run from a thread without a strategy.
                 apart(run, self.plan.primary)
@@ -175,15 +173,8 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def updating(
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
-        adopt_optimizer(optimizer, self.native, {})
+        keras_internals.adopt_optimizer(optimizer, self.native, {})
         return keras_internals.applying(optimizer)
-
-
-def _in_native_replica() -> bool:
-    return (
-        tf.distribute.has_strategy()
-        and not tf.distribute.in_cross_replica_context()
-    )
 
 
 class MeetingRound:
@@ -202,7 +193,6 @@ class MeetingRound:
             native.assign(value)
 
     def places(self) -> list[str | None]:
-        """Returns the name of each replica's last meeting, `None` before."""
         return [what or None for what, _ in self._arrived]
 
     def meet(
@@ -213,9 +203,9 @@ class MeetingRound:
         state = current_replica()
 
         def hold(native: tf.distribute.Strategy) -> None:
-            names = [name for name, _ in self._arrived]
-            if len(set(names)) > 1:
-                raise divergence(names)
+            places = self.places()
+            if len(set(places)) > 1:
+                raise divergence(places)
             values = [value for _, value in self._arrived]
             # `merge_call` runs this in the caller's thread, not in a replica's.
             with outside_replicas(state), self._barrier.hold():
@@ -230,7 +220,7 @@ class MirroredReplica(TensorFlowReplica):
 
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         # In place, because a tape watches the variable itself.
-        copies = components(native_variable(variable))
+        copies = components(keras_internals.native_of(variable))
         copy = copies[self.index % len(copies)]
         if self.share is WHOLE and tf.executing_eagerly():
             self.round.overwritten.append((copy, copy.read_value()))
@@ -239,13 +229,6 @@ class MirroredReplica(TensorFlowReplica):
 
     def committed(self) -> None:
         self.round.overwritten = []
-
-
-def is_metric_state(variable: Any) -> bool:
-    """Returns whether a variable is a metric's state, on the primary."""
-    # Metrics are updated once, on gathered rows. TensorFlow would sum states of
-    # replicas when they are read, which is wrong for states that are no sums.
-    return bool(variable.synchronization == "on_read")
 
 
 @functools.cache
@@ -269,7 +252,7 @@ def install_slots() -> None:
             with native.scope():
                 return slot()
         if is_inside:
-            set_optimizer_strategy(self, tf.distribute.get_strategy())
+            keras_internals.set_strategy(self, tf.distribute.get_strategy())
             return slot()
         made = slot()
         # The slot may have copies, though the variable has one.
@@ -292,8 +275,8 @@ def install_slots() -> None:
 
 def _take_strategy(optimizer: Any, variable: Any) -> Any:
     """Gives an optimizer the native strategy of a variable, if it has one."""
-    native = native_variable(variable)
-    if not is_distributed(native):
+    native = keras_internals.native_of(variable)
+    if not keras_internals.is_distributed(native):
         return None
-    set_optimizer_strategy(optimizer, native.distribute_strategy)
+    keras_internals.set_strategy(optimizer, native.distribute_strategy)
     return native.distribute_strategy

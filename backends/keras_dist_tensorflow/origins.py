@@ -18,10 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_dist_tensorflow.runtime_internals import body_of
-from keras_dist_tensorflow.runtime_internals import is_eager
-from keras_dist_tensorflow.runtime_internals import is_made_outside
-from keras_dist_tensorflow.runtime_internals import watching_operations
+from keras_dist_tensorflow import runtime_internals
 
 _MARK = "_keras_dist_rows"
 _MADE = "_keras_dist_made"
@@ -72,19 +69,19 @@ def noting() -> Iterator[None]:
     if not tf.executing_eagerly():
         yield
         return
-    with watching_operations(_note):
+    with runtime_internals.watching_operations(_note):
         yield
 
 
 def made(node: OriginNode) -> Made | None:
     """Returns the operation that made a tensor, also in called functions."""
     tensor, calls = node
-    if is_eager(tensor):
+    if runtime_internals.is_eager(tensor):
         kept: Made | None = getattr(tensor, _MADE, None)
         return kept
     operation = tensor.op
     if operation.type in _CALLS:
-        body = body_of(operation)
+        body = runtime_internals.body_of(operation)
         if body is not None:
             inner = body.outputs[tensor.value_index]
             return Made("Identity", [OriginNode(inner, (*calls, operation))])
@@ -279,7 +276,8 @@ def _length(node: OriginNode, start: int) -> int | None:
     source, how = through(node, SAME)
     # A variable's value has the variable's shape, whatever the batch.
     is_read = how is not None and how.kind in _READS
-    if node.calls or is_read or is_made_outside(source.tensor, start):
+    is_outside = runtime_internals.is_made_outside(source.tensor, start)
+    if node.calls or is_read or is_outside:
         return None
     shape = node.tensor.shape
     return shape[0] if shape.rank else None
@@ -287,7 +285,7 @@ def _length(node: OriginNode, start: int) -> int | None:
 
 def _value_of(tensor: Any) -> bool | None:
     """Computes a boolean that depends on no batch; `None` if it can't."""
-    if is_eager(tensor):
+    if runtime_internals.is_eager(tensor):
         return bool(tensor)
     graph = tensor.graph.as_graph_def()
     own = tf.compat.v1.graph_util.extract_sub_graph(graph, [tensor.op.name])

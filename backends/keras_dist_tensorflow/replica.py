@@ -29,7 +29,7 @@ from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
-from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow.keras_internals import native_of
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class TensorFlowReplica(Replica):
             )
 
     def read(self, variable: keras.Variable) -> Any:
-        native = native_variable(variable)
+        native = native_of(variable)
         if native is None:
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' was made in the middle of a "

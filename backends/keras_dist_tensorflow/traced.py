@@ -25,7 +25,6 @@ from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_tensorflow import runtime_internals
-from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.variables import Moves
 
 MADE_AGAIN = "singleton tf.Variables"
@@ -146,7 +145,7 @@ def _closed(leaf: Any) -> Any:
     if type(leaf) in (PerReplica, Mirrored) and all(
         _is_number(value) for value in leaf.values
     ):
-        return native_per_replica(
+        return runtime_internals.native_per_replica(
             [tf.convert_to_tensor(value) for value in leaf.values]
         )
     return leaf

@@ -14,7 +14,6 @@ from keras import tree
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.plugin.front_end import bound
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow.keras_internals import native_variable
 from keras_dist_tensorflow.variables import outside_of_traces
 
 
@@ -72,7 +71,7 @@ def _knowing_its_variables(
     def make(self: keras.Model, force: bool = False) -> Any:
         if bound(self) is None:
             # A trace keeps the `tf.Variable`s that it captured.
-            now = [id(native_variable(v)) for v in self.variables]
+            now = [id(keras_internals.native_of(v)) for v in self.variables]
             force = force or traced.get(self, now) != now
             traced[self] = now
         return original(self, force)

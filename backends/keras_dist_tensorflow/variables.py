@@ -16,10 +16,6 @@ from keras_dist.core.context import replaced
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow.keras_internals import adopt_optimizer
-from keras_dist_tensorflow.keras_internals import forget_functions
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.keras_internals import replace_native_variable
 
 
 def native_name(device: Device) -> str:
@@ -82,11 +78,11 @@ class Moves:
     def move(self, variable: keras.Variable, to: Any) -> None:
         """Replaces the `tf.Variable` of a `keras.Variable`."""
         Moves.so_far += 1
-        old = native_variable(variable)
+        old = keras_internals.native_of(variable)
         self._renamed[keras_internals.native_key(old)] = (
             keras_internals.native_key(to)
         )
-        replace_native_variable(variable, to)
+        keras_internals.replace_native_variable(variable, to)
 
     def follow(
         self, model: keras.Model, native: tf.distribute.Strategy
@@ -95,9 +91,9 @@ class Moves:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             renamed = self._renamed if self._is_news(optimizer) else {}
-            adopt_optimizer(optimizer, native, renamed)
+            keras_internals.adopt_optimizer(optimizer, native, renamed)
         if self._is_news(model):
-            forget_functions(model)
+            keras_internals.forget_functions(model)
 
     def _is_news(self, owner: Any) -> bool:
         count = len(self._renamed)

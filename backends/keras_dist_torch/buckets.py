@@ -58,20 +58,21 @@ class Bucket:
 
     def __init__(
         self,
-        likes: Sequence[tuple[torch.Size, torch.dtype]],
+        order: Order,
+        positions: Sequence[int],
         gradients: Sequence[torch.Tensor | None],
         device: torch.device,
         workers: TorchWorkers,
         flag: bool = False,
     ) -> None:
-        self._likes = likes
-        dtype = likes[0][1]
+        self._likes = [order.likes[position] for position in positions]
+        dtype = self._likes[0][1]
         flags = [float(g is not None) for g in gradients] + [float(flag)]
         parts = [
             torch.zeros(shape.numel(), dtype=dtype, device=device)
             if gradient is None
             else gradient.detach().reshape(-1).to(dtype)
-            for gradient, (shape, _) in zip(gradients, likes, strict=True)
+            for gradient, (shape, _) in zip(gradients, self._likes, strict=True)
         ]
         flat = torch.cat([*parts, torch.tensor(flags, device=device).to(dtype)])
         wire = workers.options.dtype
@@ -156,7 +157,9 @@ class Overlap:
 
         def send(positions: list[int], flag: bool = False) -> Bucket:
             chosen = [own[position] for position in positions]
-            return self._bucket(order, positions, chosen, flag)
+            return Bucket(
+                order, positions, chosen, self._device, self._workers, flag
+            )
 
         *early, last = order.buckets
         started = sent + [send(positions) for positions in early[len(sent) :]]
@@ -169,16 +172,6 @@ class Overlap:
             finished = [bucket.finish()[0] for bucket in again]
         summed = iter([*finished, totals])
         return in_packs(lambda _: next(summed), order.buckets, own)
-
-    def _bucket(
-        self,
-        order: Order,
-        positions: Sequence[int],
-        gradients: Sequence[Any],
-        flag: bool = False,
-    ) -> Bucket:
-        likes = [order.likes[position] for position in positions]
-        return Bucket(likes, gradients, self._device, self._workers, flag)
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any
@@ -193,12 +186,15 @@ class Overlap:
             if any(len(ready.get(p, ())) < count for p in positions):
                 return
             with torch.no_grad():
-                gradients = weighted_sum(
+                sums = weighted_sum(
                     [[ready[p][i][0] for p in positions] for i in range(count)],
                     self._weights,
                     self._device,
                 )
-                sent.append(self._bucket(order, positions, gradients))
+                bucket = Bucket(
+                    order, positions, sums, self._device, self._workers
+                )
+                sent.append(bucket)
 
     def _is_same(
         self, order: Order, gradients: Sequence[Sequence[Any]]

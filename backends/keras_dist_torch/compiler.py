@@ -1,7 +1,6 @@
 """Compiled functions on PyTorch: `torch.compile`, only if asked for."""
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -125,10 +124,6 @@ def register_trees() -> None:
         _pytree.register_pytree_node(
             kind,
             lambda value: (list(value.values), None),
-            functools.partial(_with_values, kind),
+            lambda values, _, kind=kind: kind(values),
             serialized_type_name=f"keras_dist.{kind.__name__}",
         )
-
-
-def _with_values(kind: Any, values: Any, _: None) -> Any:
-    return kind(values)

@@ -10,8 +10,7 @@ __all__ = ["TorchModuleWrapper"]
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
     """Returns a variable's tensor, in any scope, or `None` before it."""
-    value: torch.Tensor | None = variable._value
-    return value
+    return variable._value
 
 
 def tensor_of(variable: keras.Variable) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The executor for one device, plain Keras, and the base of all executors."""
 
-import contextlib
 from typing import Any
 
 import keras
@@ -29,12 +28,9 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda", device.index)
 
 
-def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
+def keras_device(device: Device) -> Any:
     """Makes Keras put tensors on a device."""
-    context: contextlib.AbstractContextManager[Any] = keras.device(
-        str(torch_device(device))
-    )
-    return context
+    return keras.device(str(torch_device(device)))
 
 
 class TorchHome(Home):
@@ -77,10 +73,10 @@ class TorchExecutor(Executor):
         super().__init__(plan, workers)
         self.compiler = TorchCompiler()
 
-    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+    def creation_scope(self) -> Any:
         return keras_device(self.plan.primary)
 
-    def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
+    def execution_scope(self) -> Any:
         return keras_device(self.plan.primary)
 
     def default_device(self) -> str | None:

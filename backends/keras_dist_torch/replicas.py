@@ -42,7 +42,6 @@ from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.replica import Run
 from keras_dist_torch.replica import TorchReplica
-from keras_dist_torch.replica import count_rows
 from keras_dist_torch.replica import cut
 from keras_dist_torch.replica import lengths_of
 from keras_dist_torch.transfers import Transfers
@@ -89,11 +88,12 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         batch: Any,
         is_whole: bool = False,
     ) -> list[T]:
-        rows, alike = count_rows(batch)
+        lengths = lengths_of(batch)
+        alike = len(set(lengths)) == 1
         if not alike and self.plan.num_replicas > 1:
-            self._unequal.tell(lengths_of(batch), on_each=False)
+            self._unequal.tell(lengths, on_each=False)
         alike = alike and not is_whole
-        edges = self._edges(rows, alike)
+        edges = self._edges(lengths[0], alike)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
         local = ranges(edges)[first : first + self.plan.num_local_replicas]
@@ -105,24 +105,22 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             taken = slice(own.start, max(own.stop, 1)) if alike else slice(None)
             return cut(batch, taken, self._devices[index])
 
-        shares = [Share(len(own), rows) for _, own in members]
-        with self._overlap(shares) as overlap:
+        shares = [Share(len(own), lengths[0]) for _, own in members]
+        with contextlib.ExitStack() as stack:
+            overlap = None
+            if self.workers is not None:
+                weights = [share.weight for share in shares]
+                overlap = Overlap(self.workers, self._home, weights)
+                stack.enter_context(overlap)
             parts = [
                 (index, share, part(index, own))
                 for (index, own), share in zip(members, shares, strict=True)
             ]
             return self._play(fn, parts, group, overlap)
 
-    def _overlap(
-        self, shares: list[Share]
-    ) -> contextlib.AbstractContextManager[Overlap | None]:
-        if self.workers is None:
-            return contextlib.nullcontext()
-        weights = [share.weight for share in shares]
-        return Overlap(self.workers, self._home, weights)
-
     def rows_in_fit(self, batch: Any) -> list[range]:
-        return ranges(self._edges(*count_rows(batch)))
+        lengths = lengths_of(batch)
+        return ranges(self._edges(lengths[0], len(set(lengths)) == 1))
 
     def _edges(self, rows: int, alike: bool) -> list[int]:
         """Returns replicas' first rows, and at the end `rows`."""
@@ -175,8 +173,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         moving = self._transfers([index for index, *_ in members])
         with moving as moved, self._own_randomness():
             run = Run(
-                *(round_, group, self._home, self._is_one_device),
-                *(moved, overlap),
+                round_, group, self._home, self._is_one_device, moved, overlap
             )
             fns = []
             for position, (index, share, *args) in enumerate(members):
@@ -214,15 +211,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         with keras_device(self.plan.devices[replica.index]):
             return fn(replica, *args)
 
-    def probing(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = torch.no_grad()
-        return context
+    def probing(self) -> Any:
+        return torch.no_grad()
 
-    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = torch.enable_grad()
-        return context
+    def rehearsing(self) -> Any:
+        return torch.enable_grad()
 
-    def building(self) -> contextlib.AbstractContextManager[Any]:
+    def building(self) -> Any:
         return self.creation_scope()
 
     def sum_gradients(
@@ -243,7 +238,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         return overlap.sum(gradients, own, variables)
 
 
-class CentralHome(TorchHome):
+class TorchCentralHome(TorchHome):
     """The home of a variable that belongs to one of the parameter devices."""
 
     kind = "central"
@@ -258,27 +253,23 @@ class TorchCentralExecutor(TorchReplicaExecutor):
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
-        _check_memory(plan)
+        # One update would mix variables on several memories.
+        if len(set(map(torch_device, plan.variable_devices))) > 1:
+            names = ", ".join(str(device) for device in plan.variable_devices)
+            raise DeviceError(
+                "On PyTorch, variables with one copy share one memory, because "
+                "an optimizer updates them together. Received: "
+                f"parameter_device={names}. Expected: one GPU, or CPU devices."
+            )
         self._owners = Owners(plan.variable_devices)
 
-    def home(self, variable: keras.Variable) -> CentralHome:
-        return CentralHome(variable, self.plan, self._owners.of(variable))
+    def home(self, variable: keras.Variable) -> TorchCentralHome:
+        return TorchCentralHome(variable, self.plan, self._owners.of(variable))
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
     ) -> None:
         self._owners.keep_together(variable, reference)
-
-
-def _check_memory(plan: Plan) -> None:
-    """Refuses variables on several memories, which one update would mix."""
-    if len(set(map(torch_device, plan.variable_devices))) > 1:
-        names = ", ".join(str(device) for device in plan.variable_devices)
-        raise DeviceError(
-            "On PyTorch, variables with one copy share one memory, because an "
-            "optimizer updates them together. Received: "
-            f"parameter_device={names}. Expected: one GPU, or CPU devices."
-        )
 
 
 def capture_thread() -> Callable[[], None]:

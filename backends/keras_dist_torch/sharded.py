@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +19,12 @@ from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import current_replica
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.one_device import keras_device
-from keras_dist_torch.part_exchange import LocalParts
-from keras_dist_torch.part_exchange import OptimizerParts
-from keras_dist_torch.part_exchange import WorkerParts
+from keras_dist_torch.pieces import LocalParts
+from keras_dist_torch.pieces import OptimizerParts
 from keras_dist_torch.pieces import PartPlaces
 from keras_dist_torch.pieces import Pieces
 from keras_dist_torch.pieces import PiecesHome
+from keras_dist_torch.pieces import WorkerParts
 from keras_dist_torch.pieces import all_pieces
 from keras_dist_torch.pieces import is_slot
 from keras_dist_torch.pieces import mark_slot
@@ -71,7 +72,7 @@ class _Whole(threading.local):
 _whole = _Whole()
 
 
-class SlotHome(PiecesHome):
+class TorchSlotHome(PiecesHome):
     """The home of a slot, held whole while its optimizer is built."""
 
     def settle(self) -> None:
@@ -98,7 +99,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
 
     def home(self, variable: keras.Variable) -> Home:
         if is_slot(variable):
-            return SlotHome(variable, self.plan, self._places)
+            return TorchSlotHome(variable, self.plan, self._places)
         return super().home(variable)
 
     def keep_together(
@@ -176,33 +177,31 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = all_pieces(variables) if self.workers is not None else []
-        with _held_by_chief(chosen, self.plan.is_chief):
+        chosen = self._parts_elsewhere(variables)
+        try:
+            for pieces in chosen:
+                whole = pieces.read()
+                if self.plan.is_chief:
+                    pieces.held = whole.cpu()
             yield
+        finally:
+            for pieces in chosen:
+                pieces.held = None
 
     @contextlib.contextmanager
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = all_pieces(variables) if self.workers is not None else []
-        with _held_by_chief(chosen, self.plan.is_chief):
+        chosen = self._parts_elsewhere(variables)
+        with self.readable_by_chief(variables):
             yield
             for pieces in chosen:
                 pieces.take_chiefs()
 
-
-@contextlib.contextmanager
-def _held_by_chief(chosen: list[Pieces], is_chief: bool) -> Iterator[None]:
-    """Gives the chief whole values, inside the context."""
-    try:
-        for pieces in chosen:
-            whole = pieces.read()
-            if is_chief:
-                pieces.held = whole.cpu()
-        yield
-    finally:
-        for pieces in chosen:
-            pieces.held = None
+    def _parts_elsewhere(
+        self, variables: Sequence[keras.Variable]
+    ) -> list[Pieces]:
+        return [] if self.workers is None else all_pieces(variables)
 
 
 @functools.cache
@@ -215,12 +214,10 @@ def install_apply() -> None:
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
     ):
-        _wrap_apply(cls)
+        cls.apply = _holding_whole(cls.apply)
 
 
-def _wrap_apply(cls: Any) -> None:
-    original = cls.apply
-
+def _holding_whole(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         if current_replica() is not None:
@@ -229,4 +226,4 @@ def _wrap_apply(cls: Any) -> None:
         with _whole.held(self.variables):
             original(self, grads, trainable_variables)
 
-    cls.apply = apply
+    return apply

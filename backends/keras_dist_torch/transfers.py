@@ -150,18 +150,16 @@ class Delivery:
         pack, index = _pack_of(variable)
         if pack is None:
             self._loose[id(variable)] = variable
-            return self._alone(parameter)
+            copy = torch.empty_like(parameter, device=self._device)
+            return copy.copy_(parameter)
         if pack not in self.packs:
-            self._send(pack)
+            self.packs[pack] = pack.send(self._device), pack.versions()
+            _note(self._device, self._pending)
         views, versions = self.packs[pack]
         if versions[index] != parameter._version:
             self._send_again(pack)
             views, _ = self.packs[pack]
         return views[index]
-
-    def _send(self, pack: Pack) -> None:
-        self.packs[pack] = pack.send(self._device), pack.versions()
-        _note(self._device, self._pending)
 
     def _send_again(self, pack: Pack) -> None:
         """Sends variables again that a meeting has changed, to new copies."""
@@ -175,12 +173,9 @@ class Delivery:
         self.packs[pack] = views, now
         _note(self._device, self._pending)
 
-    def _alone(self, parameter: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(parameter, device=self._device).copy_(parameter)
-
 
 class Transfers:
-    """Copies of a round between `home` and replicas; none where `away` is."""
+    """Copies of one round between `home` and the devices in `away`, if any."""
 
     def __init__(
         self, home: torch.device, away: Sequence[torch.device | None]

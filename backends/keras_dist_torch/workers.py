@@ -62,24 +62,19 @@ class TorchWorkers(Workers):
 
     def _group(self) -> Any:
         cluster = self.cluster
-        timeout = datetime.timedelta(seconds=self._timeout)
         store = dist.PrefixStore("keras_dist/group", self.store)
         if self._is_nccl:
-            nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            return dist.ProcessGroupNCCL(
-                store, cluster.index, cluster.num_workers, nccl
-            )
-        gloo = dist.ProcessGroupGloo._Options()
-        gloo._timeout = timeout
-        # By default gloo listens at the address that the host name resolves
-        # to, which may not be the worker's.
-        gloo._devices = [
-            dist.ProcessGroupGloo.create_device(hostname=own_host(cluster))
-        ]
-        return dist.ProcessGroupGloo(
-            store, cluster.index, cluster.num_workers, gloo
-        )
+            kind = dist.ProcessGroupNCCL
+            settings = kind.Options()
+        else:
+            kind = dist.ProcessGroupGloo
+            settings = kind._Options()
+            # By default gloo listens at the address that the host name
+            # resolves to, which may not be the worker's.
+            own = kind.create_device(hostname=own_host(cluster))
+            settings._devices = [own]
+        settings._timeout = datetime.timedelta(seconds=self._timeout)
+        return kind(store, cluster.index, cluster.num_workers, settings)
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         return in_packs(
@@ -175,19 +170,6 @@ class TorchWorkers(Workers):
             # with them would abort the process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
 
-    def lost(self, error: BaseException | None = None) -> WorkerLostError:
-        """Makes the error that names the lost workers."""
-        self._has_lost = True
-        who = self._beats.describe_lost() or (
-            "every worker is alive, but not all of them took part within "
-            f"{self._timeout:g} seconds"
-        )
-        return WorkerLostError(
-            f"Worker {self.cluster.index} can't go on without the others: "
-            f"{who}. See what that worker printed, and start all workers "
-            "again, for instance with `keras-dist run --max-restarts`."
-        )
-
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
         """Turns the error of a failed collective into `WorkerLostError`."""
@@ -198,7 +180,16 @@ class TorchWorkers(Workers):
                 self, "_beats"
             ):
                 raise
-            raise self.lost(error) from error
+            self._has_lost = True
+            who = self._beats.describe_lost() or (
+                "every worker is alive, but not all of them took part within "
+                f"{self._timeout:g} seconds"
+            )
+            raise WorkerLostError(
+                f"Worker {self.cluster.index} can't go on without the others: "
+                f"{who}. See what that worker printed, and start all workers "
+                "again, for instance with `keras-dist run --max-restarts`."
+            ) from error
 
     def _gather_bytes(
         self, outputs: list[torch.Tensor], packed: torch.Tensor
