@@ -172,7 +172,6 @@ class AtOwners:
 
     @property
     def extended(self) -> "AtOwners":
-        """This object, which has the methods that Keras calls."""
         return self
 
     def update(
@@ -183,12 +182,10 @@ class AtOwners:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls `fn(var, ...)` on the variable's device."""
         with tf.device(var.device):
             return fn(var, *args, **(kwargs or {}))
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
-        """Places new variables on the device of another one."""
         return tf.device(colocate_with_variable.device)
 
 
@@ -215,11 +212,9 @@ class HeldVariable(runtime_internals.BaseResourceVariable):
         return self.handle
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Returns the rows at `indices`."""
         return tf.gather(self._read_variable_op(), indices, name=name)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """Returns the elements or slices at `indices`."""
         return tf.gather_nd(self._read_variable_op(), indices, name=name)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_dist.core.packing import in_packs
 from keras_dist_tensorflow.origins import SAME
 from keras_dist_tensorflow.origins import OriginNode
 from keras_dist_tensorflow.origins import Owner
@@ -66,20 +67,14 @@ def sum_over_workers(
 ) -> list[Any]:
     """Sums results of `weighted_sum` over workers, for an optimizer."""
     if workers is not None:
-        sparse = [each for each in sums if isinstance(each, SparseSum)]
-        dense = [
-            each
-            for each in sums
-            if each is not None and not isinstance(each, SparseSum)
-        ]
-        totals = iter(workers.sum(dense, workers.options.dtype))
-        rows = iter(SparseSum.over_workers(sparse, workers))
-        sums = [
-            None
-            if each is None
-            else next(rows if isinstance(each, SparseSum) else totals)
-            for each in sums
-        ]
+        there = [i for i, each in enumerate(sums) if each is not None]
+        sparse = [i for i in there if isinstance(sums[i], SparseSum)]
+        dense = [i for i in there if i not in sparse]
+        wire = workers.options.dtype
+        sums = in_packs(lambda own: workers.sum(own, wire), [dense], sums)
+        sums = in_packs(
+            lambda own: SparseSum.over_workers(own, workers), [sparse], sums
+        )
     return [
         each.slices() if isinstance(each, SparseSum) else each for each in sums
     ]
@@ -231,19 +226,16 @@ def _common_part(
     owner = owner_of(nodes, sizes, name)
     if any(not are_equal(nodes[0], other) for other in nodes[1:]):
         owner = _unless_they_differ(owner, _joined(indices), counts)
-    elif owner is Owner.BATCH and _are_as_long(indices):
-        total = tf.add_n(list(values))
-        return _Part(_COMMON, total, indices[0], counts[:1])
+    elif owner is Owner.BATCH:
+        lengths = {vector.shape[0] for vector in indices}
+        if len(lengths) == 1 and None not in lengths:
+            total = tf.add_n(list(values))
+            return _Part(_COMMON, total, indices[0], counts[:1])
     return _Part(_COMMON, _joined(values), _joined(indices), counts, owner)
 
 
 def _joined(tensors: Sequence[Any]) -> Any:
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0)
-
-
-def _are_as_long(vectors: Sequence[Any]) -> bool:
-    lengths = {vector.shape[0] for vector in vectors}
-    return len(lengths) == 1 and None not in lengths
 
 
 def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:

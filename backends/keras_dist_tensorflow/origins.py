@@ -29,7 +29,6 @@ _SHAPE = "shape"
 _PASSED_ON = {"Reshape": 0, "Identity": 0, "Cast": 0, "SelectV2": 2}
 SAME = tuple(_PASSED_ON)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-SECTION = "The numbers differ"
 _READS = ("ReadVariableOp", "Placeholder")
 
 
@@ -55,12 +54,12 @@ def mark_rows(values: Iterable[Any]) -> None:
     """Marks tensors, or their components, as rows of a batch."""
     for value in values:
         if isinstance(value, tf.SparseTensor):
-            _mark(value.dense_shape, _SHAPE)
+            setattr(value.dense_shape, _MARK, _SHAPE)
             mark_rows([value.indices, value.values])
         elif isinstance(value, tf.RaggedTensor):
             mark_rows([*value.nested_row_splits, value.flat_values])
         elif isinstance(value, tf.Tensor):
-            _mark(value, _ROWS)
+            setattr(value, _MARK, _ROWS)
 
 
 @contextlib.contextmanager
@@ -109,7 +108,7 @@ def depends_on_rows(start: OriginNode) -> bool:
         if key in seen:
             continue
         seen.add(key)
-        if _mark_of(node):
+        if getattr(node.tensor, _MARK, None):
             return True
         how = made(node)
         if how is not None and how.kind != "Rank":
@@ -131,7 +130,12 @@ def are_equal(first: OriginNode, second: OriginNode) -> bool:
         how, also = made(one), made(other)
         if how is None or also is None:
             return False
-        if how.is_stateful or also.is_stateful or not _alike(how, also):
+        if how.is_stateful or also.is_stateful:
+            return False
+        alike = how.kind == also.kind and how.attributes == also.attributes
+        if not alike or how.output != also.output:
+            return False
+        if len(how.inputs) != len(also.inputs):
             return False
         waiting += zip(how.inputs, also.inputs, strict=True)
     return True
@@ -146,14 +150,6 @@ def through(
         node = how.inputs[_PASSED_ON[how.kind]]
         how = made(node)
     return node, how
-
-
-def _alike(how: Made, also: Made) -> bool:
-    return (
-        (how.kind, how.output) == (also.kind, also.output)
-        and how.attributes == also.attributes
-        and len(how.inputs) == len(also.inputs)
-    )
 
 
 def _is_size_of_another_axis(how: Made) -> bool:
@@ -180,18 +176,9 @@ def _is_size_of_another_axis(how: Made) -> bool:
 
 def _is_shape(node: OriginNode) -> bool:
     node, how = through(node, ("Identity", "Cast"))
-    if _mark_of(node) == _SHAPE:
+    if getattr(node.tensor, _MARK, None) == _SHAPE:
         return True
     return how is not None and how.kind in ("Shape", "ShapeN")
-
-
-def _mark(tensor: Any, what: str) -> None:
-    setattr(tensor, _MARK, what)
-
-
-def _mark_of(node: OriginNode) -> str | None:
-    mark: str | None = getattr(node.tensor, _MARK, None)
-    return mark
 
 
 def _note(
@@ -217,7 +204,7 @@ def _note(
         if has_rows is None:
             has_rows = any(depends_on_rows(OriginNode(each)) for each in inputs)
         if has_rows:
-            _mark(output, _ROWS)
+            setattr(output, _MARK, _ROWS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,6 +296,6 @@ def _warn(name: str, count: int | None) -> None:
         "square gradients tell apart. If they are, compute them from the "
         "batch, as `0 * x + 2` does in place of `ops.full`; else make them "
         "outside of the step, as a tensor in the constructor. See "
-        f"'{SECTION}' in tutorials/errors.md.",
+        "'The numbers differ' in tutorials/errors.md.",
         stacklevel=2,
     )

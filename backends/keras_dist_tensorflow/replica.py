@@ -20,7 +20,6 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.replica import ALONE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.replica.exchange import may_be_rows
@@ -42,7 +41,7 @@ class TensorFlowReplica(Replica):
         index: int,
         share: Share,
         round_: Any,
-        group: ReplicaGroup = ALONE,
+        group: ReplicaGroup,
     ) -> None:
         super().__init__(index, share, group)
         self.round = round_
@@ -219,7 +218,10 @@ def _counted(
         tf.nest.pack_sequence_as(
             target,
             [
-                _scaled(_or_ones(weight, each), inverse if is_sum else 1.0)
+                _scaled(
+                    tf.ones_like(each) if weight is None else weight,
+                    inverse if is_sum else 1.0,
+                )
                 for each, weight, is_sum in zip(
                     targets, weights, are_sums, strict=True
                 )
@@ -262,25 +264,16 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
 
 def _may_be_sum(target: Any, share: Share) -> bool:
     """Returns whether a target's elements may belong to rows."""
-    if not _has_axis(target) or _is_stack_of_scalars(target):
+    if not _has_axis(target):
         return False
+    is_in_graph = isinstance(target, tf.Tensor) and not tf.executing_eagerly()
+    if is_in_graph and target.op.type == "Pack" and target.shape.rank == 1:
+        return False  # a stack of losses, each over all rows
     return may_be_rows(target.shape[0], share.rows)
-
-
-def _is_stack_of_scalars(target: Any) -> bool:
-    """Returns whether a target is a stack of losses, each over all rows."""
-    if tf.executing_eagerly() or not isinstance(target, tf.Tensor):
-        return False
-    is_stack: bool = target.op.type == "Pack" and target.shape.rank == 1
-    return is_stack
 
 
 def _is_variable(source: Any) -> bool:
     return isinstance(source, (keras.Variable, tf.Variable))
-
-
-def _or_ones(weight: Any, target: Any) -> Any:
-    return tf.ones_like(target) if weight is None else weight
 
 
 def _scaled(gradient: Any, factor: Any) -> Any:

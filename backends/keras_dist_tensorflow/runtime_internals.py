@@ -227,11 +227,8 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
 def install_conversions() -> None:
     """Adds `int(v)`, `float(v)` and `complex(v)` to mirrored variables."""
     for kind in (complex, float, int):
-        setattr(DistributedVariable, f"__{kind.__name__}__", _converting(kind))
 
+        def convert(self: Any, kind: Any = kind) -> Any:
+            return kind(self.read_value())
 
-def _converting(kind: type) -> Callable[[Any], Any]:
-    def convert(self: Any) -> Any:
-        return kind(self.read_value())
-
-    return convert
+        setattr(DistributedVariable, f"__{kind.__name__}__", convert)

@@ -79,7 +79,12 @@ class Traced:
             leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
             self._log.note([leaf for leaf in leaves if tf.is_tensor(leaf)])
             creating = keras_hooks().creating
-            with inlining(), creating(), self._variables():
+            refusing = (
+                refusing_variables(self._name)
+                if self._has_run
+                else contextlib.nullcontext()
+            )
+            with inlining(), creating(), refusing:
                 args, kwargs = map_nest(_opened, (args, kwargs))
                 return map_nest(_closed_result, self._fn(args, kwargs))
 
@@ -97,11 +102,6 @@ class Traced:
             "and `for`, as on every backend. Or pass the value as a number "
             "of Python, of which each is compiled on its own."
         )
-
-    def _variables(self) -> contextlib.AbstractContextManager[None]:
-        if self._has_run:
-            return refusing_variables(self._name)
-        return contextlib.nullcontext()
 
 
 class _Static:

@@ -29,26 +29,21 @@ class OneReplica:
         kwargs: Mapping[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Calls `fn`."""
         return fn(*args, **(kwargs or {}))
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> Any:
-        """Returns the dataset itself."""
         return dataset
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the value in a tuple of one."""
         return (value,)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Returns the value itself."""
         return value
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns an empty context: each model enters its own scope."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext()  # each model enters its own scope
 
 
 @functools.cache
