@@ -98,7 +98,6 @@ def ip_addresses(host: str) -> list[IPAddress]:
 
 
 def is_of_this_machine(ip: IPAddress) -> bool:
-    """Returns whether an interface of this machine has an address."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -128,7 +127,6 @@ def _check_port(index: int, own: str) -> None:
 
 
 def task_name(index: int) -> str:
-    """Returns TensorFlow's name of a worker."""
     return f"/job:{_JOB}/replica:0/task:{index}"
 
 

@@ -73,10 +73,7 @@ class TensorFlowCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        if (
-            runtime_internals.is_recording()
-            or runtime_internals.is_computed_again()
-        ):
+        if runtime_internals.is_recording():
             # A tape cannot follow gradients through a `tf.function` to the
             # all-reduces between replicas.
             return function.python_function(*args, **kwargs)

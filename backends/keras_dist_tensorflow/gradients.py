@@ -100,7 +100,6 @@ class SparseSum:
     dense_shape: Any
 
     def slices(self) -> tf.IndexedSlices:
-        """Returns the sum as one gradient."""
         values, indices = zip(*map(_finished, self.parts), strict=True)
         if len(self.parts) == 1:
             return tf.IndexedSlices(values[0], indices[0], self.dense_shape)
@@ -280,7 +279,6 @@ def _finished(part: _Part) -> tuple[Any, Any]:
 
 
 def _as_sent(part: _Part) -> list[Any]:
-    """Returns the tensors of a part that are sent to other workers."""
     sent = [part.values, part.indices]
     if part.kind == _COMMON:
         sent += [part.counts, tf.reshape(_number(part.owner), [1])]

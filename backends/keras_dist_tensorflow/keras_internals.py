@@ -22,7 +22,6 @@ def native_of(variable: keras.Variable) -> Any:
 
 
 def replace_native_variable(variable: keras.Variable, native: Any) -> None:
-    """Replaces the `tf.Variable` of a `keras.Variable`."""
     variable._value = native
 
 
@@ -46,7 +45,6 @@ def native_key(native: Any) -> Any:
 
 
 def set_strategy(optimizer: Any, native: tf.distribute.Strategy) -> None:
-    """Sets the native strategy through which an optimizer updates."""
     optimizer._distribution_strategy = native
 
 
@@ -120,7 +118,6 @@ def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def build_compiled_parts(model: keras.Model, batch: Any) -> None:
-    """Builds a model's metrics and loss from the shapes of a batch."""
     model._symbolic_build(data_batch=batch)
 
 
@@ -157,7 +154,6 @@ def install_applying(native: tf.distribute.Strategy) -> None:
 
 
 def is_distributed(native: Any) -> bool:
-    """Returns whether a `tf.Variable` has a copy for each native replica."""
     return isinstance(native, tf.distribute.DistributedValues)
 
 

@@ -41,13 +41,9 @@ def is_composite(value: Any) -> bool:
 
 
 def is_recording() -> bool:
-    """Returns whether a tape or forward accumulator records this thread."""
-    return bool(record.could_possibly_record())
-
-
-def is_computed_again() -> bool:
-    """Tells if tapes are stopped, as `tf.recompute_grad` does first."""
-    return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
+    """Tells if a tape records this thread, or `tf.recompute_grad` stopped it."""
+    is_stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    return bool(record.could_possibly_record() or is_stopped)
 
 
 def watch(variable: BaseResourceVariable) -> None:
@@ -97,7 +93,6 @@ def register_loop(kind: type) -> None:
 
 
 def has_started() -> bool:
-    """Returns whether TensorFlow has started, so that its devices are final."""
     return bool(context.context()._initialized)
 
 
@@ -137,7 +132,6 @@ def configure_runtime(
 
 
 def start_runtime() -> None:
-    """Starts TensorFlow, and with it this worker's server."""
     context.context().ensure_initialized()
 
 

@@ -104,7 +104,7 @@ class Traced:
         )
 
 
-class _Static:
+class _PythonValue:
     """A value that passes a `tf.function` as the structure of a nest."""
 
     def __init__(self, value: Any) -> None:
@@ -114,11 +114,11 @@ class _Static:
         return (self.value,), ()
 
     @classmethod
-    def __tf_unflatten__(cls, metadata: tuple[Any], _: Any) -> "_Static":
+    def __tf_unflatten__(cls, metadata: tuple[Any], _: Any) -> "_PythonValue":
         return cls(*metadata)
 
 
-class _Same:
+class _SameVariable:
     """A variable as an argument, compared by identity and not by value."""
 
     def __init__(self, variable: keras.Variable) -> None:
@@ -127,7 +127,7 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Same)
+            isinstance(other, _SameVariable)
             and self.variable() is not None
             and self.variable() is other.variable()
         )
@@ -137,9 +137,8 @@ class _Same:
 
 
 def _closed(leaf: Any) -> Any:
-    """Converts an argument to what a `tf.function` takes."""
     if isinstance(leaf, keras.Variable):
-        return _Static(_Same(leaf))
+        return _PythonValue(_SameVariable(leaf))
     if isinstance(leaf, (np.ndarray, np.generic)):
         return tf.convert_to_tensor(leaf)
     if type(leaf) in (PerReplica, Mirrored) and all(
@@ -173,13 +172,13 @@ def _closed_result(leaf: Any) -> Any:
         return leaf
     if any(tf.is_symbolic_tensor(each) for each in held_in(leaf)):
         refuse_result(leaf)
-    return _Static(leaf)
+    return _PythonValue(leaf)
 
 
 def _opened(leaf: Any) -> Any:
-    if isinstance(leaf, _Static):
+    if isinstance(leaf, _PythonValue):
         value = leaf.value
-        return value.variable() if isinstance(value, _Same) else value
+        return value.variable() if isinstance(value, _SameVariable) else value
     if type(leaf) in (PerReplica, Mirrored):
         return _mapped(_opened, leaf)
     return leaf

@@ -77,8 +77,6 @@ def _knowing_its_variables(
 def built_first(
     model: keras.Model, name: str, step: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Returns `step`, preceded by `build`."""
-
     def built(data: Any) -> Any:
         build(model, name, data)
         return step(data)

@@ -19,7 +19,6 @@ from keras_dist_tensorflow import keras_internals
 
 
 def native_name(device: Device) -> str:
-    """Returns TensorFlow's name of a device."""
     return f"/device:{device.type.upper()}:{device.index}"
 
 
@@ -31,7 +30,6 @@ def components(native: Any) -> tuple[Any, ...]:
 
 
 def devices_of(native: Any) -> tuple[Device, ...]:
-    """Returns the devices that hold a copy of a `tf.Variable`."""
     return tuple(parse_device(copy.device) for copy in components(native))
 
 
@@ -76,7 +74,6 @@ class Moves:
         )
 
     def move(self, variable: keras.Variable, to: Any) -> None:
-        """Replaces the `tf.Variable` of a `keras.Variable`."""
         Moves.so_far += 1
         old = keras_internals.native_of(variable)
         self._renamed[keras_internals.native_key(old)] = (

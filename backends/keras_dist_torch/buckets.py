@@ -43,7 +43,6 @@ class Order:
             setattr(variable, _PLACE, (self, position))
 
     def is_of(self, variables: Sequence[keras.Variable]) -> bool:
-        """Returns whether the order was made for these variables."""
         return len(self.likes) == len(variables) and all(
             vars(variable).get(_PLACE) == (self, position)
             for position, variable in enumerate(variables)

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from typing import NoReturn
 from typing import cast
@@ -165,7 +164,6 @@ after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
 
 
 def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
-    """Refuses a variable whose tensor has hooks."""
     if parameter._backward_hooks:
         _refuse("register_hook", variable.path)
     if parameter._post_accumulate_grad_hooks:
@@ -217,39 +215,21 @@ def _refuse(method: str, name: str) -> NoReturn:
     )
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A computed gradient's count of changes and sum of absolute values."""
-
-    tensor: "weakref.ref[torch.Tensor]"
-    version: int
-    size: float
-
-    def is_now(self, gradient: torch.Tensor) -> bool:
-        """Returns whether a tensor in the same memory is unchanged."""
-        tensor = self.tensor()
-        # A change through `tensor.data` shows in the values only.
-        return (
-            tensor is not None
-            and tensor._version == self.version
-            and _size(gradient) == self.size
-        )
-
-
 class Derivatives:
     """The gradients that autograd gave a replica, none kept alive."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
+        # By address: the tensor, its count of changes in place, and its size.
+        self._seen: dict[int, tuple[weakref.ref[Any], int, float]] = {}
         self._is_changed = False
 
     def add(self, gradients: Iterable[Any]) -> None:
         """Records the current state of gradients."""
         for gradient in gradients:
             if _is_dense(gradient):
-                self._seen[gradient.data_ptr()] = _Seen(
-                    weakref.ref(gradient), gradient._version, _size(gradient)
-                )
+                tensor = weakref.ref(gradient)
+                seen = tensor, gradient._version, _size(gradient)
+                self._seen[gradient.data_ptr()] = seen
 
     def check(self, gradients: Iterable[Any]) -> None:
         """Notes changes of gradients before autograd adds to them."""
@@ -264,11 +244,15 @@ class Derivatives:
     def _is_as_computed(self, gradient: Any) -> bool:
         if not _is_dense(gradient):
             return True
+        size = _size(gradient)
         seen = self._seen.get(gradient.data_ptr())
-        if seen is not None and seen.is_now(gradient):
-            return True
+        if seen is not None:
+            tensor = seen[0]()
+            # A change through `tensor.data` shows in the values only.
+            if tensor is not None and seen[1:] == (tensor._version, size):
+                return True
         # Steps may replace `None` with zeros, or start a sum from zeros.
-        return not _size(gradient)
+        return not size
 
 
 def _looking() -> ReplicaStep | None:

@@ -14,14 +14,12 @@ def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
 
 
 def tensor_of(variable: keras.Variable) -> torch.Tensor:
-    """Returns the tensor of a variable that has one."""
     value = parameter_of(variable)
     assert value is not None
     return value
 
 
 def forget_parameter(variable: keras.Variable) -> None:
-    """Frees the tensor of a variable."""
     del vars(variable)["_value"]
 
 

@@ -58,7 +58,6 @@ class Pieces:
         self.write(value)
 
     def write(self, value: torch.Tensor) -> None:
-        """Splits a whole value into the parts."""
         if self.held is not None:
             self.held.copy_(value)
             return
@@ -198,7 +197,6 @@ class OptimizerParts(ABC):
                 split(variable, places)
 
     def is_of(self, optimizer: Any, places: PartPlaces) -> bool:
-        """Returns whether the parts are an optimizer's, at these places."""
         return self.places is places and self.sharded.is_of(optimizer)
 
     def states(self) -> PartsOfAll:

@@ -144,8 +144,6 @@ def cut(batch: Any, rows: slice, device: torch.device) -> Any:
 
 
 def move(value: T, device: torch.device) -> T:
-    """Moves all tensors of a nested value to a device."""
-
     def moved(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.device != device:
             return leaf.to(device)

@@ -4,6 +4,7 @@ Variables that were read in one round are packed into one buffer, which from
 then on is sent whole to a replica on another device at its first read.
 """
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +56,6 @@ class Arrangement:
         )
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the tensors as views of a buffer."""
         # `data`, because views of one tensor share a version counter: autograd
         # would take an in-place change of one for a change of the others.
         return [
@@ -88,7 +88,6 @@ class Pack:
             self._addresses.append(parameter.data_ptr())
 
     def holds(self, index: int, parameter: torch.Tensor) -> bool:
-        """Returns whether a `Parameter` is still a view of the buffer."""
         return bool(parameter.data_ptr() == self._addresses[index])
 
     @property
@@ -106,14 +105,12 @@ class Pack:
         return [None if v is None else tensor_of(v)._version for v in found]
 
     def send(self, device: torch.device) -> list[torch.Tensor]:
-        """Starts to copy all variables to a device; returns the copies."""
         arrived = self._arrangement.send(self._flat, device)
         return self._arrangement.views(arrived)
 
     def send_some(
         self, indices: Sequence[int], device: torch.device
     ) -> list[torch.Tensor]:
-        """Starts to copy some variables to a device; returns the copies."""
         views = self._arrangement.views(self._flat)
         return sent_together([views[index] for index in indices], device)
 
@@ -130,50 +127,6 @@ def sent_together(
     return arrangement.views(arrangement.send(flat, device))
 
 
-class Delivery:
-    """The copies of variables that a replica on `device` was sent in a step."""
-
-    def __init__(
-        self,
-        device: torch.device,
-        pending: list[Any],
-        loose: dict[int, keras.Variable],
-    ) -> None:
-        self._device = device
-        self._pending = pending
-        self._loose = loose
-        self.packs: dict[Pack, tuple[list[torch.Tensor], list[int | None]]] = {}
-
-    def read(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns a variable's current value on the replica's device."""
-        parameter = tensor_of(variable)
-        pack, index = _pack_of(variable)
-        if pack is None:
-            self._loose[id(variable)] = variable
-            copy = torch.empty_like(parameter, device=self._device)
-            return copy.copy_(parameter)
-        if pack not in self.packs:
-            self.packs[pack] = pack.send(self._device), pack.versions()
-            _note(self._device, self._pending)
-        views, versions = self.packs[pack]
-        if versions[index] != parameter._version:
-            self._send_again(pack)
-            views, _ = self.packs[pack]
-        return views[index]
-
-    def _send_again(self, pack: Pack) -> None:
-        """Sends variables again that a meeting has changed, to new copies."""
-        views, before = self.packs[pack]
-        now = pack.versions()
-        changed = [i for i, version in enumerate(now) if version != before[i]]
-        for index, view in zip(
-            changed, pack.send_some(changed, self._device), strict=True
-        ):
-            views[index] = view
-        self.packs[pack] = views, now
-        _note(self._device, self._pending)
-
-
 class Transfers:
     """Copies of one round between `home` and the devices in `away`, if any."""
 
@@ -182,19 +135,43 @@ class Transfers:
     ) -> None:
         self._home = home
         self._away = away
+        # Events of unfinished copies.
         self._pending: list[Any] = []
+        # Variables that were read and are in no pack, by id.
         self._loose: dict[int, keras.Variable] = {}
-        self._deliveries = [
-            device and Delivery(device, self._pending, self._loose)
-            for device in away
+        # For each replica: its copies of packs, and the versions they have.
+        self._sent: list[dict[Pack, tuple[list[Any], list[int | None]]]] = [
+            {} for _ in away
         ]
 
     def read(
         self, position: int, variable: keras.Variable
     ) -> torch.Tensor | None:
         """Returns a replica's copy of a variable, `None` if it needs none."""
-        delivery = self._deliveries[position]
-        return None if delivery is None else delivery.read(variable)
+        device = self._away[position]
+        if device is None:
+            return None
+        parameter = tensor_of(variable)
+        pack, index = _pack_of(variable)
+        if pack is None:
+            self._loose[id(variable)] = variable
+            return torch.empty_like(parameter, device=device).copy_(parameter)
+        sent = self._sent[position]
+        if pack not in sent:
+            sent[pack] = pack.send(device), pack.versions()
+            _note(device, self._pending)
+        views, before = sent[pack]
+        if before[index] != parameter._version:
+            # A meeting has changed metric states, or updated variables. The
+            # replica may be reading the other copies: they are not replaced.
+            now = pack.versions()
+            changed = [i for i, own in enumerate(now) if own != before[i]]
+            copies = pack.send_some(changed, device)
+            for i, copy in zip(changed, copies, strict=True):
+                views[i] = copy
+            sent[pack] = views, now
+            _note(device, self._pending)
+        return views[index]
 
     def wait(self) -> None:
         """Waits for all copies, after which their sources may be changed."""
@@ -230,14 +207,10 @@ class Transfers:
     def close(self, may_pack: bool) -> None:
         """Ends the round, and with `may_pack` packs variables read together."""
         self.wait()
-        packs = {
-            pack: None
-            for delivery in self._deliveries
-            if delivery is not None
-            for pack in delivery.packs
-        }
+        packs = dict.fromkeys(itertools.chain(*self._sent))
         loose = list(self._loose.values())
-        self._deliveries = [None] * len(self._deliveries)
+        self._away = [None] * len(self._away)
+        self._sent.clear()
         self._loose.clear()
         if may_pack and (loose or len(packs) > 1):
             packed = [v for pack in packs for v in pack.variables]
