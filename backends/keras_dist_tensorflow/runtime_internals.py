@@ -41,7 +41,7 @@ def is_composite(value: Any) -> bool:
 
 
 def is_recording() -> bool:
-    """Tells if a tape records this thread, or `tf.recompute_grad` stopped it."""
+    """Tells if tapes record this thread, or `tf.recompute_grad` stopped them."""
     is_stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
     return bool(record.could_possibly_record() or is_stopped)
 
