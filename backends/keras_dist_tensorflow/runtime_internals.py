@@ -41,7 +41,7 @@ def is_composite(value: Any) -> bool:
 
 
 def is_recording() -> bool:
-    """Tells if tapes record this thread, or `tf.recompute_grad` stopped them."""
+    """Tells if a tape records here, or `tf.recompute_grad` has stopped it."""
     is_stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
     return bool(record.could_possibly_record() or is_stopped)
 
