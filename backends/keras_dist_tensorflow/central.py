@@ -27,19 +27,13 @@ from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
-from keras_dist_tensorflow.variables import Moves
-from keras_dist_tensorflow.variables import NativeComponent
-from keras_dist_tensorflow.variables import copied
-from keras_dist_tensorflow.variables import creation
-from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import native_name
-from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
@@ -54,7 +48,7 @@ class OneCopyHome(TensorFlowHome):
         self,
         variable: keras.Variable,
         keeper: Device,
-        moves: Moves,
+        moves: natives.Moves,
         new: MutableMapping[int, Any],
     ) -> None:
         super().__init__(variable, keeper, moves)
@@ -69,10 +63,10 @@ class OneCopyHome(TensorFlowHome):
         if native is None or not tf.executing_eagerly():
             return
         is_new = self._new.pop(id(native), None) is native
-        if devices_of(native) == (self._keeper,):
+        if natives.devices_of(native) == (self._keeper,):
             return
-        with one_copy(), tf.device(native_name(self._keeper)):
-            moved = copied(native)
+        with natives.one_copy(), tf.device(natives.native_name(self._keeper)):
+            moved = natives.copied(native)
         if is_new:
             keras_internals.replace_native_variable(self.variable, moved)
         else:
@@ -83,7 +77,7 @@ class OneCopyHome(TensorFlowHome):
         return (self._keeper,) * len(super().component_devices())
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
-        return NativeComponent(value, self._keeper)
+        return natives.NativeComponent(value, self._keeper)
 
 
 class CentralExecutor(StepExecutor):
@@ -104,9 +98,9 @@ class CentralExecutor(StepExecutor):
 
     def creation_scope(self) -> Any:
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            if creation.has_one_copy:
+            if natives.creation.has_one_copy:
                 return next_creator(**kwargs)
-            with tf.device(native_name(self.plan.primary)):
+            with tf.device(natives.native_name(self.plan.primary)):
                 native = next_creator(**kwargs)
             self._new[id(native)] = native
             return native
@@ -141,7 +135,7 @@ class CentralExecutor(StepExecutor):
             with (
                 in_graph(index),
                 taken_over(writes=index == 0),
-                tf.device(native_name(self.plan.devices[index])),
+                tf.device(natives.native_name(self.plan.devices[index])),
             ):
                 return fn(CentralReplica(index, shares[index], round_, group))
 
@@ -155,7 +149,7 @@ class CentralExecutor(StepExecutor):
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         keras_internals.adopt_optimizer(optimizer, self.updater, {})
-        with tf.device(native_name(self.plan.primary)):
+        with tf.device(natives.native_name(self.plan.primary)):
             yield
 
 
@@ -252,7 +246,7 @@ class HostedRound(threads.Round):
         def hold_here(values: list[Any]) -> Any:
             with (
                 outside_replicas(state),
-                tf.device(native_name(self._place)),
+                tf.device(natives.native_name(self._place)),
                 self._barrier.hold(),
             ):
                 return hold(values)

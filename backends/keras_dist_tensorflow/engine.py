@@ -42,6 +42,7 @@ from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.natives import native_name
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
@@ -49,7 +50,6 @@ from keras_dist_tensorflow.replica import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import install_plain_models
-from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")

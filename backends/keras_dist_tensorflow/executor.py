@@ -18,14 +18,10 @@ from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.home import Home
 from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import natives
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.trainer import built_first
-from keras_dist_tensorflow.variables import Moves
-from keras_dist_tensorflow.variables import components
-from keras_dist_tensorflow.variables import copied
-from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 
@@ -33,7 +29,7 @@ class TensorFlowHome(Home):
     """The home of a variable that is one or several `tf.Variable`s."""
 
     def __init__(
-        self, variable: keras.Variable, keeper: Device, moves: Moves
+        self, variable: keras.Variable, keeper: Device, moves: natives.Moves
     ) -> None:
         super().__init__(variable)
         self._keeper = keeper
@@ -42,10 +38,10 @@ class TensorFlowHome(Home):
     @property
     def devices(self) -> tuple[Device, ...]:
         native = keras_internals.native_of(self.variable)
-        return (self._keeper,) if native is None else devices_of(native)
+        return (self._keeper,) if native is None else natives.devices_of(native)
 
     def read(self, index: int) -> Any:
-        copies = components(keras_internals.native_of(self.variable))
+        copies = natives.components(keras_internals.native_of(self.variable))
         return copies[index % len(copies)].read_value()
 
 
@@ -58,7 +54,7 @@ class TensorFlowExecutor(Executor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        self._moves = Moves()
+        self._moves = natives.Moves()
 
     def keeper(self, variable: keras.Variable) -> Device:
         """Returns the device of a variable's first copy."""
@@ -70,7 +66,7 @@ class TensorFlowExecutor(Executor):
         return device
 
     def put(self, value: Any, device: Device) -> Any:
-        with tf.device(native_name(device)):
+        with tf.device(natives.native_name(device)):
             return tf.identity(ops.convert_to_tensor(value))
 
     def is_live(self, value: Any) -> bool:
@@ -79,7 +75,7 @@ class TensorFlowExecutor(Executor):
     def snapshot(self, value: Any, index: int = 0) -> Any:
         if not self.is_live(value):
             return value
-        copies = components(value)
+        copies = natives.components(value)
         own = copies[index % len(copies)]
         # Without this, the value is read to the current device.
         with tf.device(own.device):
@@ -91,7 +87,7 @@ class TensorFlowExecutor(Executor):
         return parse_device(tensor.device)
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        with tf.device(native_name(self.plan.primary)):
+        with tf.device(natives.native_name(self.plan.primary)):
             own = tf.concat(values, axis)
         if self.workers is None:
             return own
@@ -107,11 +103,11 @@ class OneDeviceHome(TensorFlowHome):
 
     def settle(self) -> None:
         native = keras_internals.native_of(self.variable)
-        if native is None or devices_of(native) == (self._keeper,):
+        if native is None or natives.devices_of(native) == (self._keeper,):
             return
         # The caller may have opened another device.
-        with tf.device(native_name(self._keeper)):
-            moved = copied(native)
+        with tf.device(natives.native_name(self._keeper)):
+            moved = natives.copied(native)
         self._moves.move(self.variable, moved)
 
 
@@ -125,7 +121,7 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
         self._scope: Callable[[], Any] = (
             contextlib.nullcontext
             if plan.primary == default
-            else functools.partial(tf.device, native_name(plan.primary))
+            else functools.partial(tf.device, natives.native_name(plan.primary))
         )
         self.compiler.scope = self._scope
 

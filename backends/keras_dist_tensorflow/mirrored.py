@@ -22,21 +22,13 @@ from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
-from keras_dist_tensorflow.variables import Moves
-from keras_dist_tensorflow.variables import NativeComponent
-from keras_dist_tensorflow.variables import apart
-from keras_dist_tensorflow.variables import components
-from keras_dist_tensorflow.variables import copied
-from keras_dist_tensorflow.variables import creation
-from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import native_name
-from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
@@ -49,7 +41,7 @@ class CopiesHome(TensorFlowHome):
         self,
         variable: keras.Variable,
         executor: "TensorFlowReplicaExecutor",
-        moves: Moves,
+        moves: natives.Moves,
     ) -> None:
         super().__init__(variable, executor.plan.primary, moves)
         self._executor = executor
@@ -63,7 +55,7 @@ class CopiesHome(TensorFlowHome):
         # wrong for states that are no sums.
         if self.variable.synchronization == "on_read":
             synchronization = tf.VariableSynchronization.ON_READ
-            is_settled = devices_of(native) == (self._keeper,)
+            is_settled = natives.devices_of(native) == (self._keeper,)
         else:
             synchronization = tf.VariableSynchronization.AUTO
             is_settled = (
@@ -73,11 +65,13 @@ class CopiesHome(TensorFlowHome):
         if is_settled:
             return
         with self._executor.creation_scope():
-            moved = copied(native, synchronization)
+            moved = natives.copied(native, synchronization)
         self._moves.move(self.variable, moved)
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
-        return NativeComponent(value, self._executor.plan.devices[index])
+        return natives.NativeComponent(
+            value, self._executor.plan.devices[index]
+        )
 
 
 class TensorFlowReplicaExecutor(StepExecutor):
@@ -93,7 +87,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
         # On CPU devices, the collectives of two models can be mistaken for
         # each other's; sums on one device can't.
         self.native = tf.distribute.MirroredStrategy(
-            [native_name(device) for device in plan.devices],
+            [natives.native_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self.updater = self.native
@@ -110,14 +104,19 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         # In a trace: ours make their variables outside of it, so this one is
         # the user's.
-        if creation.has_one_copy or not tf.executing_eagerly():
+        if natives.creation.has_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
         is_in_meeting = tf.distribute.get_strategy() is self.native
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
             if is_in_meeting:
-                return apart(lambda: tf.Variable(**kwargs), self.plan.primary)
-            with one_copy(), tf.device(native_name(self.plan.primary)):
+                return natives.apart(
+                    lambda: tf.Variable(**kwargs), self.plan.primary
+                )
+            with (
+                natives.one_copy(),
+                tf.device(natives.native_name(self.plan.primary)),
+            ):
                 return next_creator(**kwargs)
         if is_in_meeting:
             return next_creator(**kwargs)
@@ -158,7 +157,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
             if is_in_replica and tf.executing_eagerly():
                 # An update within an update: a native replica cannot call
                 # `run`, so the replicas run from a thread without a strategy.
-                apart(run, self.plan.primary)
+                natives.apart(run, self.plan.primary)
             else:
                 run()
         except BaseException as error:
@@ -220,7 +219,7 @@ class MirroredReplica(TensorFlowReplica):
 
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         # In place, because a tape watches the variable itself.
-        copies = components(keras_internals.native_of(variable))
+        copies = natives.components(keras_internals.native_of(variable))
         copy = copies[self.index % len(copies)]
         if self.share is WHOLE and tf.executing_eagerly():
             self.round.overwritten.append((copy, copy.read_value()))

@@ -25,7 +25,7 @@ from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_tensorflow import runtime_internals
-from keras_dist_tensorflow.variables import Moves
+from keras_dist_tensorflow.natives import Moves
 
 MADE_AGAIN = "singleton tf.Variables"
 DIVERGED = "Replicas left different values"

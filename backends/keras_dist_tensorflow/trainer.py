@@ -14,7 +14,7 @@ from keras import tree
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.plugin.front_end import bound
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow.variables import outside_of_traces
+from keras_dist_tensorflow.natives import outside_of_traces
 
 
 class OneReplica:

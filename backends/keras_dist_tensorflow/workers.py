@@ -25,7 +25,7 @@ from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import listen_to_own_address
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
-from keras_dist_tensorflow.variables import apart
+from keras_dist_tensorflow.natives import apart
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
