@@ -65,7 +65,7 @@ class OneCopyHome(TensorFlowHome):
         is_new = self._new.pop(id(native), None) is native
         if natives.devices_of(native) == (self._keeper,):
             return
-        with natives.one_copy(), tf.device(natives.native_name(self._keeper)):
+        with natives.one_copy(), tf.device(natives.device_name(self._keeper)):
             moved = natives.copied(native)
         if is_new:
             keras_internals.replace_native_variable(self.variable, moved)
@@ -100,7 +100,7 @@ class CentralExecutor(StepExecutor):
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             if natives.creation.has_one_copy:
                 return next_creator(**kwargs)
-            with tf.device(natives.native_name(self.plan.primary)):
+            with tf.device(natives.device_name(self.plan.primary)):
                 native = next_creator(**kwargs)
             self._new[id(native)] = native
             return native
@@ -135,7 +135,7 @@ class CentralExecutor(StepExecutor):
             with (
                 in_graph(index),
                 taken_over(writes=index == 0),
-                tf.device(natives.native_name(self.plan.devices[index])),
+                tf.device(natives.device_name(self.plan.devices[index])),
             ):
                 return fn(CentralReplica(index, shares[index], round_, group))
 
@@ -149,7 +149,7 @@ class CentralExecutor(StepExecutor):
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         keras_internals.adopt_optimizer(optimizer, self.updater, {})
-        with tf.device(natives.native_name(self.plan.primary)):
+        with tf.device(natives.device_name(self.plan.primary)):
             yield
 
 
@@ -246,7 +246,7 @@ class HostedRound(threads.Round):
         def hold_here(values: list[Any]) -> Any:
             with (
                 outside_replicas(state),
-                tf.device(natives.native_name(self._place)),
+                tf.device(natives.device_name(self._place)),
                 self._barrier.hold(),
             ):
                 return hold(values)

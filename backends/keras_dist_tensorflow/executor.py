@@ -66,7 +66,7 @@ class TensorFlowExecutor(Executor):
         return device
 
     def put(self, value: Any, device: Device) -> Any:
-        with tf.device(natives.native_name(device)):
+        with tf.device(natives.device_name(device)):
             return tf.identity(ops.convert_to_tensor(value))
 
     def is_live(self, value: Any) -> bool:
@@ -87,7 +87,7 @@ class TensorFlowExecutor(Executor):
         return parse_device(tensor.device)
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        with tf.device(natives.native_name(self.plan.primary)):
+        with tf.device(natives.device_name(self.plan.primary)):
             own = tf.concat(values, axis)
         if self.workers is None:
             return own
@@ -106,7 +106,7 @@ class OneDeviceHome(TensorFlowHome):
         if native is None or natives.devices_of(native) == (self._keeper,):
             return
         # The caller may have opened another device.
-        with tf.device(natives.native_name(self._keeper)):
+        with tf.device(natives.device_name(self._keeper)):
             moved = natives.copied(native)
         self._moves.move(self.variable, moved)
 
@@ -121,7 +121,7 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
         self._scope: Callable[[], Any] = (
             contextlib.nullcontext
             if plan.primary == default
-            else functools.partial(tf.device, natives.native_name(plan.primary))
+            else functools.partial(tf.device, natives.device_name(plan.primary))
         )
         self.compiler.scope = self._scope
 

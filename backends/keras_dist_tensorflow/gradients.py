@@ -14,7 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from keras_dist.core.packing import in_packs
-from keras_dist_tensorflow import origins
+from keras_dist_tensorflow.origins import SAME
+from keras_dist_tensorflow.origins import OriginNode
+from keras_dist_tensorflow.origins import Owner
+from keras_dist_tensorflow.origins import StepSizes
+from keras_dist_tensorflow.origins import are_equal
+from keras_dist_tensorflow.origins import depends_on_rows
+from keras_dist_tensorflow.origins import owner_of
+from keras_dist_tensorflow.origins import through
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _ROWS = "rows"
@@ -25,7 +32,7 @@ _COMMON = "common"
 def weighted_sum(
     gradients: Sequence[Any],
     weights: Sequence[Any],
-    sizes: origins.StepSizes,
+    sizes: StepSizes,
     name: str,
 ) -> Any:
     """Sums replicas' gradients of the variable `name`; some may be `None`."""
@@ -82,7 +89,7 @@ class _Part:
     indices: Any
     # Of common indices: each replica's number of them, and whose they are.
     counts: Any = None
-    owner: Any = origins.Owner.BATCH
+    owner: Any = Owner.BATCH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,14 +136,14 @@ class SparseSum:
 def _summed_rows(
     gradients: Sequence[tf.IndexedSlices],
     dense_shape: Any,
-    sizes: origins.StepSizes,
+    sizes: StepSizes,
     name: str,
 ) -> SparseSum:
     """Sums this worker's sparse gradients of the variable `name`."""
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
     if any(other != kinds[0] for other in kinds):  # replicas differ in lookups
-        lists = [[(_ROWS, origins.OriginNode(g.indices), g)] for g in gradients]
+        lists = [[(_ROWS, OriginNode(g.indices), g)] for g in gradients]
     parts = []
     for column in zip(*lists, strict=True):
         kind = column[0][0]
@@ -150,14 +157,12 @@ def _summed_rows(
     return SparseSum(parts, dense_shape)
 
 
-def _split(
-    gradient: tf.IndexedSlices,
-) -> list[tuple[str, origins.OriginNode, Any]]:
+def _split(gradient: tf.IndexedSlices) -> list[tuple[str, OriginNode, Any]]:
     """Splits a gradient into parts: kind, origin of the indices, and rows."""
-    nodes = _places(origins.OriginNode(gradient.indices))
+    nodes = _places(OriginNode(gradient.indices))
     kinds = [_kind_of(node) for node in nodes]
     if len(nodes) == 1 or (set(kinds) == {_ROWS}):
-        return [(kinds[0], origins.OriginNode(gradient.indices), gradient)]
+        return [(kinds[0], OriginNode(gradient.indices), gradient)]
     sizes = [_size(node) for node in nodes]
     if any(size is None for size in sizes):
         warnings.warn(
@@ -181,9 +186,9 @@ def _split(
     ]
 
 
-def _places(start: origins.OriginNode) -> list[origins.OriginNode]:
+def _places(start: OriginNode) -> list[OriginNode]:
     """Returns the indices of each lookup, which tapes concatenate."""
-    node, how = origins.through(start, origins.SAME)
+    node, how = through(start, SAME)
     if how is None or how.kind != "ConcatV2":
         return [start]
     inputs = how.inputs[:-1]
@@ -192,35 +197,35 @@ def _places(start: origins.OriginNode) -> list[origins.OriginNode]:
     return [place for each in inputs for place in _places(each)]
 
 
-def _size(node: origins.OriginNode) -> Any:
+def _size(node: OriginNode) -> Any:
     size = node.tensor.shape.num_elements()
     if size is None and not node.calls:
         return tf.size(node.tensor)
     return size
 
 
-def _kind_of(node: origins.OriginNode) -> str:
-    if not origins.depends_on_rows(node):
+def _kind_of(node: OriginNode) -> str:
+    if not depends_on_rows(node):
         return _COMMON
-    _, how = origins.through(node, origins.SAME)
+    _, how = through(node, SAME)
     if how is None or not how.kind.startswith("Unique"):
         return _ROWS
     return _UNIQUE if how.output == 0 else _ROWS
 
 
 def _common_part(
-    nodes: Sequence[origins.OriginNode],
+    nodes: Sequence[OriginNode],
     values: Sequence[Any],
     indices: Sequence[Any],
-    sizes: origins.StepSizes,
+    sizes: StepSizes,
     name: str,
 ) -> _Part:
     """Sums the rows of indices that are not computed from the batch."""
     counts = tf.stack([tf.shape(each)[0] for each in indices])
-    owner = origins.owner_of(nodes, sizes, name)
-    if any(not origins.are_equal(nodes[0], other) for other in nodes[1:]):
+    owner = owner_of(nodes, sizes, name)
+    if any(not are_equal(nodes[0], other) for other in nodes[1:]):
         owner = _unless_they_differ(owner, _joined(indices), counts)
-    elif owner is origins.Owner.BATCH:
+    elif owner is Owner.BATCH:
         lengths = {vector.shape[0] for vector in indices}
         if len(lengths) == 1 and None not in lengths:
             total = tf.add_n(list(values))
@@ -237,7 +242,7 @@ def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:
     padded = _of_each(indices, counts, -1)
     longest = tf.reduce_max(padded, axis=0)
     are_same = tf.reduce_all((padded == longest) | (padded == -1))
-    return tf.where(are_same, _number(owner), int(origins.Owner.REPLICA))
+    return tf.where(are_same, _number(owner), int(Owner.REPLICA))
 
 
 def _of_each(rows: Any, counts: Any, default: int) -> Any:
@@ -247,9 +252,7 @@ def _of_each(rows: Any, counts: Any, default: int) -> Any:
 
 
 def _number(owner: Any) -> Any:
-    return tf.cast(
-        int(owner) if isinstance(owner, origins.Owner) else owner, tf.int32
-    )
+    return tf.cast(int(owner) if isinstance(owner, Owner) else owner, tf.int32)
 
 
 def _finished(part: _Part) -> tuple[Any, Any]:
@@ -267,12 +270,10 @@ def _finished(part: _Part) -> tuple[Any, Any]:
         return tf.reduce_sum(values, axis=0), tf.reduce_max(indices, axis=0)
 
     joined = part.values, part.indices
-    if part.owner is origins.Owner.ROWS or part.counts.shape[0] == 1:
+    if part.owner is Owner.ROWS or part.counts.shape[0] == 1:
         return joined
     owner = _number(part.owner)
-    is_common = (owner == int(origins.Owner.BATCH)) | (
-        owner == int(origins.Owner.UNKNOWN)
-    )
+    is_common = (owner == int(Owner.BATCH)) | (owner == int(Owner.UNKNOWN))
     rows, indices = tf.cond(is_common, summed, lambda: joined)
     return rows, indices
 

@@ -87,7 +87,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
         # On CPU devices, the collectives of two models can be mistaken for
         # each other's; sums on one device can't.
         self.native = tf.distribute.MirroredStrategy(
-            [natives.native_name(device) for device in plan.devices],
+            [natives.device_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self.updater = self.native
@@ -115,7 +115,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
                 )
             with (
                 natives.one_copy(),
-                tf.device(natives.native_name(self.plan.primary)),
+                tf.device(natives.device_name(self.plan.primary)),
             ):
                 return next_creator(**kwargs)
         if is_in_meeting:

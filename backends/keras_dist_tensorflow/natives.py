@@ -18,7 +18,7 @@ from keras_dist.core.device import parse_device
 from keras_dist_tensorflow import keras_internals
 
 
-def native_name(device: Device) -> str:
+def device_name(device: Device) -> str:
     return f"/device:{device.type.upper()}:{device.index}"
 
 
@@ -104,7 +104,7 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
     """Calls `fn` eagerly on a device, in a thread without strategy or trace."""
 
     def call() -> Any:
-        with tf.device(native_name(device)):
+        with tf.device(device_name(device)):
             return fn()
 
     with ThreadPoolExecutor(1) as pool:
