@@ -86,8 +86,7 @@ class TensorFlowCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        if not isinstance(fn, CompiledFunction):
-            return strategy.run_uncompiled(fn, args, kwargs)
+        assert isinstance(fn, CompiledFunction)  # nothing else without traces
         check_cross_replica(strategy, "run")
         if not tf.executing_eagerly():
             return strategy.run_uncompiled(fn.python_function, args, kwargs)

@@ -64,8 +64,7 @@ class TorchCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        if not isinstance(fn, CompiledFunction):
-            return strategy.run_uncompiled(fn, args, kwargs)
+        assert isinstance(fn, CompiledFunction)  # nothing else without traces
         check_cross_replica(strategy, "run")
         check_arguments(fn, args, kwargs or {})
         args, kwargs = map_nest(_traced, (args, kwargs))
