@@ -75,13 +75,6 @@ def _all_equal(counts: list[Any]) -> Any:
 def _tell_unless(
     alike: Any, counts: list[Any], unequal: UnequalLengths
 ) -> None:
-    if isinstance(alike, bool):
-        if not alike:
-            unequal.tell(
-                [n for n in counts if isinstance(n, int)], on_each=False
-            )
-        return
-
     def tell(*numbers: Any) -> None:
         unequal.tell([int(n) for n in numbers], on_each=False)
 
@@ -89,8 +82,11 @@ def _tell_unless(
         tf.py_function(tell, counts, [])
         return False
 
-    # The numbers of rows are known only while the graph runs.
-    tf.cond(alike, lambda: True, told)
+    if not isinstance(alike, bool):
+        # The numbers of rows are known only while the graph runs.
+        tf.cond(alike, lambda: True, told)
+    elif not alike:
+        tell(*(n for n in counts if isinstance(n, int)))
 
 
 def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
@@ -101,14 +97,12 @@ def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
 
 def _row_count(leaf: Any) -> Any:
     """Returns a leaf's rows: an integer, a scalar tensor, or `None`."""
-    shape = getattr(leaf, "shape", None)
-    if shape is None or (
-        shape.rank == 0 if isinstance(shape, tf.TensorShape) else not shape
-    ):
+    if getattr(leaf, "shape", None) is None:
         return None
-    if not isinstance(shape, tf.TensorShape) or (
-        shape.rank is not None and shape[0] is not None
-    ):
+    shape = tf.TensorShape(leaf.shape)
+    if shape.rank == 0:
+        return None
+    if shape.rank is not None and shape[0] is not None:
         return int(shape[0])
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)

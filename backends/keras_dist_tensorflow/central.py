@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -44,16 +43,6 @@ class OneCopyHome(TensorFlowHome):
 
     kind = "central"
 
-    def __init__(
-        self,
-        variable: keras.Variable,
-        keeper: Device,
-        moves: natives.Moves,
-        new: MutableMapping[int, Any],
-    ) -> None:
-        super().__init__(variable, keeper, moves)
-        self._new = new
-
     @property
     def devices(self) -> tuple[Device, ...]:
         return (self._keeper,)
@@ -62,7 +51,7 @@ class OneCopyHome(TensorFlowHome):
         native = keras_internals.native_of(self.variable)
         if native is None or not tf.executing_eagerly():
             return
-        is_new = self._new.pop(id(native), None) is native
+        is_new = self._executor.new.pop(id(native), None) is native
         if natives.devices_of(native) == (self._keeper,):
             return
         with natives.one_copy(), tf.device(natives.device_name(self._keeper)):
@@ -70,7 +59,7 @@ class OneCopyHome(TensorFlowHome):
         if is_new:
             keras_internals.replace_native_variable(self.variable, moved)
         else:
-            self._moves.move(self.variable, moved)
+            self._executor.moves.move(self.variable, moved)
 
     def component_devices(self) -> tuple[Device, ...]:
         # The variable itself may not have moved there yet.
@@ -92,7 +81,7 @@ class CentralExecutor(StepExecutor):
         self._owners = Owners(plan.variable_devices)
         self._threads = threads.BatonPool(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
-        self._new: weakref.WeakValueDictionary[int, Any] = (
+        self.new: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )
 
@@ -102,14 +91,13 @@ class CentralExecutor(StepExecutor):
                 return next_creator(**kwargs)
             with tf.device(natives.device_name(self.plan.primary)):
                 native = next_creator(**kwargs)
-            self._new[id(native)] = native
+            self.new[id(native)] = native
             return native
 
         return tf.variable_creator_scope(create)
 
     def home(self, variable: keras.Variable) -> Home:
-        keeper = self.keeper(variable)
-        return OneCopyHome(variable, keeper, self._moves, self._new)
+        return OneCopyHome(variable, self)
 
     def keeper(self, variable: keras.Variable) -> Device:
         return self._owners.of(variable)
@@ -125,7 +113,7 @@ class CentralExecutor(StepExecutor):
         shares: Sequence[Share],
         group: ReplicaGroup,
     ) -> list[T]:
-        self._new.clear()
+        self.new.clear()
         round_ = HostedRound(len(shares), self.plan.primary)
         in_graph = _captured_graph()
         taken_over = runtime_internals.captured_creation()

@@ -125,7 +125,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def prepare(self, model: keras.Model) -> None:
         # Each thread has its own seed, and a trace must not create variables.
         make_global_seed()
-        self._moves.follow(model, self.updater)
+        self.moves.follow(model, self.updater)
         if model.jit_compile:
             warnings.warn(
                 "XLA compilation is off: TensorFlow can't compile a step for "

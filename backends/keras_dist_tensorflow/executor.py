@@ -28,12 +28,10 @@ from keras_dist_tensorflow.workers import TensorFlowWorkers
 class TensorFlowHome(Home):
     """The home of a variable that is one or several `tf.Variable`s."""
 
-    def __init__(
-        self, variable: keras.Variable, keeper: Device, moves: natives.Moves
-    ) -> None:
+    def __init__(self, variable: keras.Variable, executor: Any) -> None:
         super().__init__(variable)
-        self._keeper = keeper
-        self._moves = moves
+        self._executor = executor  # a `TensorFlowExecutor`
+        self._keeper: Device = executor.keeper(variable)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -54,7 +52,7 @@ class TensorFlowExecutor(Executor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        self._moves = natives.Moves()
+        self.moves = natives.Moves()
 
     def keeper(self, variable: keras.Variable) -> Device:
         """Returns the device of a variable's first copy."""
@@ -108,7 +106,7 @@ class OneDeviceHome(TensorFlowHome):
         # The caller may have opened another device.
         with tf.device(natives.device_name(self._keeper)):
             moved = natives.copied(native)
-        self._moves.move(self.variable, moved)
+        self._executor.moves.move(self.variable, moved)
 
 
 class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
@@ -132,7 +130,7 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
         return self.creation_scope()
 
     def home(self, variable: keras.Variable) -> Home:
-        return OneDeviceHome(variable, self.plan.primary, self._moves)
+        return OneDeviceHome(variable, self)
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         # A user's own step may use the model's variables before it calls the
@@ -147,4 +145,4 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
         }
 
     def prepare(self, model: keras.Model) -> None:
-        self._moves.follow(model, tf.distribute.get_strategy())
+        self.moves.follow(model, tf.distribute.get_strategy())

@@ -37,15 +37,6 @@ T = TypeVar("T")
 class CopiesHome(TensorFlowHome):
     """The home of a variable with a copy on each device, metrics' with one."""
 
-    def __init__(
-        self,
-        variable: keras.Variable,
-        executor: "TensorFlowReplicaExecutor",
-        moves: natives.Moves,
-    ) -> None:
-        super().__init__(variable, executor.plan.primary, moves)
-        self._executor = executor
-
     def settle(self) -> None:
         native = keras_internals.native_of(self.variable)
         if native is None or not tf.executing_eagerly():
@@ -66,7 +57,7 @@ class CopiesHome(TensorFlowHome):
             return
         with self._executor.creation_scope():
             moved = natives.copied(native, synchronization)
-        self._moves.move(self.variable, moved)
+        self._executor.moves.move(self.variable, moved)
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
         return natives.NativeComponent(
@@ -124,7 +115,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
             return tf.Variable(**kwargs)
 
     def home(self, variable: keras.Variable) -> Home:
-        return CopiesHome(variable, self, self._moves)
+        return CopiesHome(variable, self)
 
     def play(
         self,
