@@ -53,7 +53,6 @@ from keras_dist_tensorflow.trainer import install_plain_models
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
-DIVERGED = "Replicas left different values in a variable that aggregates none."
 
 
 class StepExecutor(TensorFlowExecutor, StepRunner):
@@ -103,7 +102,13 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         if tf.executing_eagerly():
             super().check_equal(values, error)
             return
-        message = _message(error)
+        try:
+            message = str(error())
+        except NotImplementedError:  # the text has the values in it
+            message = (
+                "Replicas left different values in a variable that aggregates "
+                "none."
+            )
         first, *others = values
         if self.workers is not None:
             others += [each[0] for each in self.workers.gather([first])]
@@ -254,11 +259,3 @@ def _as_tensor(leaf: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, np.ndarray, np.generic))
-
-
-def _message(error: Callable[[], Exception]) -> str:
-    """Returns the error's text, or `DIVERGED` if it needs values in a graph."""
-    try:
-        return str(error())
-    except NotImplementedError:  # the text has the values in it
-        return DIVERGED

@@ -101,12 +101,8 @@ class SparseSum:
 
     def slices(self) -> tf.IndexedSlices:
         values, indices = zip(*map(_finished, self.parts), strict=True)
-        if len(self.parts) == 1:
-            return tf.IndexedSlices(values[0], indices[0], self.dense_shape)
         return tf.IndexedSlices(
-            tf.concat(values, axis=0),
-            tf.concat(indices, axis=0),
-            self.dense_shape,
+            _joined(values), _joined(indices), self.dense_shape
         )
 
     @staticmethod

@@ -80,11 +80,12 @@ class TorchCompiler(Compiler):
 
     @contextlib.contextmanager
     def _running(self, function: CompiledFunction) -> Any:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(inlining())
-            stack.enter_context(keras_hooks().creating())
-            if function.key in self._have_run:
-                stack.enter_context(refusing_variables(function.name))
+        refusing = (
+            refusing_variables(function.name)
+            if function.key in self._have_run
+            else contextlib.nullcontext()
+        )
+        with inlining(), keras_hooks().creating(), refusing:
             yield
         self._have_run.add(function.key)
 
