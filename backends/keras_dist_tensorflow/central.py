@@ -54,7 +54,7 @@ class OneCopyHome(TensorFlowHome):
         is_new = self._executor.new.pop(id(native), None) is native
         if natives.devices_of(native) == (self._keeper,):
             return
-        with natives.one_copy(), tf.device(natives.device_name(self._keeper)):
+        with natives.one_copy(), natives.on_device(self._keeper):
             moved = natives.copied(native)
         if is_new:
             keras_internals.replace_native_variable(self.variable, moved)
@@ -89,7 +89,7 @@ class CentralExecutor(StepExecutor):
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             if natives.creation.has_one_copy:
                 return next_creator(**kwargs)
-            with tf.device(natives.device_name(self.plan.primary)):
+            with natives.on_device(self.plan.primary):
                 native = next_creator(**kwargs)
             self.new[id(native)] = native
             return native
@@ -123,7 +123,7 @@ class CentralExecutor(StepExecutor):
             with (
                 in_graph(index),
                 taken_over(writes=index == 0),
-                tf.device(natives.device_name(self.plan.devices[index])),
+                natives.on_device(self.plan.devices[index]),
             ):
                 return fn(CentralReplica(index, shares[index], round_, group))
 
@@ -137,7 +137,7 @@ class CentralExecutor(StepExecutor):
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         keras_internals.adopt_optimizer(optimizer, self.updater, {})
-        with tf.device(natives.device_name(self.plan.primary)):
+        with natives.on_device(self.plan.primary):
             yield
 
 
@@ -234,7 +234,7 @@ class HostedRound(threads.Round):
         def hold_here(values: list[Any]) -> Any:
             with (
                 outside_replicas(state),
-                tf.device(natives.device_name(self._place)),
+                natives.on_device(self._place),
                 self._barrier.hold(),
             ):
                 return hold(values)

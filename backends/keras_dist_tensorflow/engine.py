@@ -42,7 +42,7 @@ from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
-from keras_dist_tensorflow.natives import device_name
+from keras_dist_tensorflow.natives import on_device
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
@@ -214,9 +214,9 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         for variable, *column in zip(variables, *gradients, strict=True):
             # An optimizer may have a `tf.Variable`, which has no path.
             name = getattr(variable, "path", variable.name)
-            with tf.device(device_name(self.keeper(variable))):
+            with on_device(self.keeper(variable)):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
-        with tf.device(device_name(self.plan.primary)):
+        with on_device(self.plan.primary):
             return sum_over_workers(sums, self.workers)
 
     @contextlib.contextmanager

@@ -64,7 +64,7 @@ class TensorFlowExecutor(Executor):
         return device
 
     def put(self, value: Any, device: Device) -> Any:
-        with tf.device(natives.device_name(device)):
+        with natives.on_device(device):
             return tf.identity(ops.convert_to_tensor(value))
 
     def is_live(self, value: Any) -> bool:
@@ -85,7 +85,7 @@ class TensorFlowExecutor(Executor):
         return parse_device(tensor.device)
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        with tf.device(natives.device_name(self.plan.primary)):
+        with natives.on_device(self.plan.primary):
             own = tf.concat(values, axis)
         if self.workers is None:
             return own
@@ -104,7 +104,7 @@ class OneDeviceHome(TensorFlowHome):
         if native is None or natives.devices_of(native) == (self._keeper,):
             return
         # The caller may have opened another device.
-        with tf.device(natives.device_name(self._keeper)):
+        with natives.on_device(self._keeper):
             moved = natives.copied(native)
         self._executor.moves.move(self.variable, moved)
 
@@ -119,7 +119,7 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
         self._scope: Callable[[], Any] = (
             contextlib.nullcontext
             if plan.primary == default
-            else functools.partial(tf.device, natives.device_name(plan.primary))
+            else functools.partial(natives.on_device, plan.primary)
         )
         self.compiler.scope = self._scope
 

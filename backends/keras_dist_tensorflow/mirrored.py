@@ -106,7 +106,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
                 )
             with (
                 natives.one_copy(),
-                tf.device(natives.device_name(self.plan.primary)),
+                natives.on_device(self.plan.primary),
             ):
                 return next_creator(**kwargs)
         if is_in_meeting:

@@ -22,6 +22,11 @@ def device_name(device: Device) -> str:
     return f"/device:{device.type.upper()}:{device.index}"
 
 
+def on_device(device: Device) -> Any:
+    """Returns a context in which TensorFlow computes on a device."""
+    return tf.device(device_name(device))
+
+
 def components(native: Any) -> tuple[Any, ...]:
     """Returns a variable's copies, primary first, or a plain one in a tuple."""
     if isinstance(native, tf.distribute.DistributedValues):
@@ -104,7 +109,7 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
     """Calls `fn` eagerly on a device, in a thread without strategy or trace."""
 
     def call() -> Any:
-        with tf.device(device_name(device)):
+        with on_device(device):
             return fn()
 
     with ThreadPoolExecutor(1) as pool:
