@@ -104,10 +104,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
                 return natives.apart(
                     lambda: tf.Variable(**kwargs), self.plan.primary
                 )
-            with (
-                natives.one_copy(),
-                natives.on_device(self.plan.primary),
-            ):
+            with natives.one_copy(), natives.on_device(self.plan.primary):
                 return next_creator(**kwargs)
         if is_in_meeting:
             return next_creator(**kwargs)
