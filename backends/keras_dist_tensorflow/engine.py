@@ -29,7 +29,6 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.replica import named
-from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.state import current_call
@@ -82,10 +81,6 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         group: ReplicaGroup,
     ) -> list[T]:
         """Calls `fn(replica)` for each local replica, on its device."""
-
-    @property
-    def replicas(self) -> ReplicaRunner:
-        return self
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         # A native per-replica value can be an argument and a result of a

@@ -27,7 +27,6 @@ from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
-from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
@@ -68,10 +67,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         self._unequal = UnequalLengths()
         # `torch.compile` must not trace threads.
         self._run_threads = torch._dynamo.disable(BatonPool(capture_thread).run)
-
-    @property
-    def replicas(self) -> ReplicaRunner:
-        return self
 
     def prepare(self, model: keras.Model) -> None:
         for layer in model._flatten_layers():
