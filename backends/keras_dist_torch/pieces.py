@@ -14,10 +14,7 @@ from typing import cast
 import keras
 import torch
 
-from keras_dist.core.device import Device
 from keras_dist.core.packing import packs
-from keras_dist.core.plan import Plan
-from keras_dist.plugin.home import ShardedHome
 from keras_dist.replica.adoption import adopt_slot
 from keras_dist.sharding.parts import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
@@ -98,49 +95,6 @@ class Pieces:
         whole = workers.broadcast([own.to(self._places.home)])[0]
         with torch.no_grad():
             self.write(whole)
-
-
-class PiecesHome(ShardedHome):
-    """The home of an optimizer's variable, one piece on each device."""
-
-    def __init__(
-        self, variable: keras.Variable, plan: Plan, places: PartPlaces
-    ) -> None:
-        super().__init__(variable)
-        self._plan = plan
-        self._places = places
-
-    @property
-    def is_split(self) -> bool:
-        return pieces_of(self.variable) is not None
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        return self._plan.devices
-
-    def bytes_kept(self) -> dict[Device, int]:
-        pieces = pieces_of(self.variable)
-        if pieces is None:
-            return super().bytes_kept()
-        return {
-            device: tensor.nbytes
-            for device, tensor in zip(
-                self._plan.devices, pieces.tensors, strict=True
-            )
-        }
-
-    def settle(self) -> None:
-        split(self.variable, self._places)
-
-    def read(self, index: int) -> torch.Tensor:
-        return tensor_of(self.variable).to(self._places.devices[index])
-
-    def whole(self) -> torch.Tensor:
-        return vars(self.variable)[_PIECES].read()
-
-    def set_whole(self, value: torch.Tensor) -> None:
-        with torch.no_grad():
-            vars(self.variable)[_PIECES].write(value)
 
 
 def piece(flat: torch.Tensor, part: int, size: int) -> torch.Tensor:

@@ -7,27 +7,32 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import cast
 
 import keras
 import torch
 
+from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.home import Home
+from keras_dist.plugin.home import ShardedHome
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import current_replica
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
+from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.pieces import LocalParts
 from keras_dist_torch.pieces import OptimizerParts
 from keras_dist_torch.pieces import PartPlaces
 from keras_dist_torch.pieces import Pieces
-from keras_dist_torch.pieces import PiecesHome
 from keras_dist_torch.pieces import WorkerParts
 from keras_dist_torch.pieces import all_pieces
 from keras_dist_torch.pieces import is_slot
 from keras_dist_torch.pieces import mark_slot
+from keras_dist_torch.pieces import pieces_of
+from keras_dist_torch.pieces import split
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
@@ -72,15 +77,55 @@ class _Whole(threading.local):
 _whole = _Whole()
 
 
-class TorchSlotHome(PiecesHome):
-    """The home of a slot, held whole while its optimizer is built."""
+class TorchSlotHome(ShardedHome):
+    """The home of an optimizer's variable, one piece on each device."""
+
+    def __init__(
+        self, variable: keras.Variable, plan: Plan, places: PartPlaces
+    ) -> None:
+        super().__init__(variable)
+        self._plan = plan
+        self._places = places
+
+    @property
+    def _pieces(self) -> Pieces:
+        return cast(Pieces, pieces_of(self.variable))
+
+    @property
+    def is_split(self) -> bool:
+        return pieces_of(self.variable) is not None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._plan.devices
+
+    def bytes_kept(self) -> dict[Device, int]:
+        pieces = pieces_of(self.variable)
+        if pieces is None:
+            return super().bytes_kept()
+        return {
+            device: tensor.nbytes
+            for device, tensor in zip(
+                self._plan.devices, pieces.tensors, strict=True
+            )
+        }
 
     def settle(self) -> None:
         was_split = self.is_split
-        super().settle()
+        split(self.variable, self._places)
         if not was_split:
             # The update that builds its optimizer writes to slots next.
             _whole.hold([self.variable])
+
+    def read(self, index: int) -> torch.Tensor:
+        return tensor_of(self.variable).to(self._places.devices[index])
+
+    def whole(self) -> torch.Tensor:
+        return self._pieces.read()
+
+    def set_whole(self, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            self._pieces.write(value)
 
 
 class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
