@@ -118,7 +118,7 @@ def _check_port(index: int, own: str) -> None:
             reason = (
                 "in use by another process"
                 if error.errno == errno.EADDRINUSE
-                else f"not to be had ({error.strerror})"
+                else f"not available ({error.strerror})"
             )
             raise ClusterError(
                 f"The port of worker {index} is {reason}. Received: '{own}'. "

@@ -329,7 +329,8 @@ def _served(cluster: Cluster) -> Any:
     try:
         listener.bind(where)
     except OSError as error:
-        what = "is taken" if error.errno == errno.EADDRINUSE else "is not ours"
+        is_used = error.errno == errno.EADDRINUSE
+        what = "is in use" if is_used else "is not of this host"
         raise ClusterError(
             f"The chief can't listen: its address {what}. Received: "
             f"'{cluster.leader}' ({error}). Expected: an address of this host "
