@@ -1,8 +1,6 @@
 """Atomic steps: a step that fails while its graph runs assigns nothing.
 
-In a graph, an assignment runs as soon as its value is computed, so that
-`optimizer.iterations` may count a step whose forward pass fails elsewhere.
-Here assignments wait for all gradients, and so for all operations before them.
+Assignments wait for all gradients, and so for all operations before them.
 """
 
 import contextlib
@@ -19,18 +17,15 @@ from keras_dist.core.context import replaced
 from keras_dist.replica.state import current_replica
 
 
-class _Current(threading.local):
+class _CurrentBarrier(threading.local):
     barrier: "Barrier | None" = None
 
 
-_current = _Current()
+_current = _CurrentBarrier()
 
 
 class Barrier:
-    """Control dependencies of the assignments in a step's meetings.
-
-    `checks` are operations that fail if the step must not go on.
-    """
+    """Control dependencies of assignments in meetings; `checks` may fail."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
@@ -57,51 +52,39 @@ def wait_for(check: Any) -> None:
 
 @functools.cache
 def install_updates() -> None:
-    """Makes optimizers build outside of graphs and update once gradients exist.
-
-    Before a strategy wraps `apply`, because the wrapper in which replicas meet
-    has to be outside of these.
-    """
-    for optimizer in (
+    """Makes optimizers build outside of graphs and wait for gradients."""
+    for cls in (
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
     ):
-        optimizer.apply = _waiting(_built_outside(optimizer.apply))
-
-
-def _built_outside(original: Any) -> Any:
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        if (
-            trainable_variables
-            and not self.built
-            and inlines()
-            and current_replica() is None
-            and not tf.executing_eagerly()
-        ):
-            trainable_variables = list(trainable_variables)
-            device = trainable_variables[0].value.device
-            # In the graph, initial values would wait for the gradients, which
-            # may be in a loop.
-            with (
-                tf.init_scope(),
-                tf.device(device),
-                keras.name_scope(self.name),
-            ):
-                self.build(trainable_variables)
-        original(self, grads, trainable_variables)
-
-    return apply
+        cls.apply = _waiting(cls.apply)
 
 
 def _waiting(original: Any) -> Any:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        if tf.executing_eagerly() or not _belongs(self):
+        if tf.executing_eagerly():
+            original(self, grads, trainable_variables)
+            return
+        is_outside = inlines() and current_replica() is None
+        if trainable_variables and not self.built and is_outside:
+            trainable_variables = list(trainable_variables)
+            device = trainable_variables[0].value.device
+            # In the graph, initial values would wait for the gradients, which
+            # may be in a loop.
+            names = keras.name_scope(self.name)
+            with tf.init_scope(), tf.device(device), names:
+                self.build(trainable_variables)
+        own = self.variables
+        if not own or "distribute_strategy" not in vars(own[0]):
             original(self, grads, trainable_variables)
             return
         grads = list(grads)
-        tensors = [_tensor(g) for g in grads if g is not None]
+        tensors = [
+            g.values if isinstance(g, tf.IndexedSlices) else g
+            for g in grads
+            if g is not None
+        ]
         barrier = _current.barrier
         checks = [] if barrier is None else barrier.checks
         waits = tf.control_dependencies([*tensors, *checks])
@@ -113,13 +96,3 @@ def _waiting(original: Any) -> Any:
             barrier.passed(tensors)
 
     return apply
-
-
-def _belongs(optimizer: Any) -> bool:
-    variables = optimizer.variables
-    return bool(variables) and "distribute_strategy" in vars(variables[0])
-
-
-def _tensor(gradient: Any) -> Any:
-    is_sparse = isinstance(gradient, tf.IndexedSlices)
-    return gradient.values if is_sparse else gradient

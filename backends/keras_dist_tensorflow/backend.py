@@ -23,8 +23,8 @@ from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.executor import TensorFlowOneDeviceExecutor
 from keras_dist_tensorflow.mirrored import TensorFlowReplicaExecutor
-from keras_dist_tensorflow.one_device import TensorFlowOneDeviceExecutor
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _TAKEN_OVER = (
@@ -39,7 +39,7 @@ class TensorFlowBackend(Backend, Differentiates):
     """The `Backend` over TensorFlow's logical devices."""
 
     def __init__(self) -> None:
-        self._compiler = TensorFlowCompiler(1)
+        self._compiler = TensorFlowCompiler()
         self._workers: TensorFlowWorkers | None = None
 
     def list_devices(self) -> Sequence[Device]:

@@ -18,16 +18,9 @@ def cut_batch(
     unequal: UnequalLengths | None = None,
     is_whole: bool = False,
 ) -> tuple[list[Any], list[Share], list[Any]]:
-    """Splits a batch into the rows of each replica, in order.
+    """Splits a batch into rows for each replica; `own` chooses the replicas.
 
-    A replica with an empty share gets the first row all the same, because
-    every replica takes part in every meeting; its share has 0 rows, so that
-    the row has no weight. If the arrays differ in their numbers of rows,
-    the batch axis is ambiguous: then, and with `is_whole`, the first
-    replica's share is the whole batch. `unequal` warns of such a batch.
-    Returns the parts, their shares, and the row where each replica's share
-    begins, with the number of rows at the end. `own` chooses the replicas
-    of the first two.
+    Returns the parts, their shares, and all replicas' first rows with the end.
     """
     leaves = tree.flatten(batch)
     rows = [_row_count(leaf) for leaf in leaves]
@@ -53,6 +46,7 @@ def cut_batch(
     pairs = list(zip(edges[:-1], edges[1:], strict=True))
     for start, stop in pairs[own]:
         rows_here = stop - start
+        # Every replica takes part in meetings: without rows, on the first row.
         shares.append(Share(rows_here, total))
         begin = _where(rows_here > 0, start, 0)
         end = _where(rows_here > 0, stop, 1)
@@ -67,7 +61,7 @@ def cut_batch(
 
 
 def _all_equal(counts: list[Any]) -> Any:
-    """Returns whether row counts are equal, as a tensor if not known yet."""
+    """Returns whether row counts are equal, a tensor if not known yet."""
     if all(n is counts[0] for n in counts):
         return True
     known = {n for n in counts if isinstance(n, int)}
@@ -81,13 +75,6 @@ def _all_equal(counts: list[Any]) -> Any:
 def _tell_unless(
     alike: Any, counts: list[Any], unequal: UnequalLengths
 ) -> None:
-    if isinstance(alike, bool):
-        if not alike:
-            unequal.tell(
-                [n for n in counts if isinstance(n, int)], on_each=False
-            )
-        return
-
     def tell(*numbers: Any) -> None:
         unequal.tell([int(n) for n in numbers], on_each=False)
 
@@ -95,8 +82,11 @@ def _tell_unless(
         tf.py_function(tell, counts, [])
         return False
 
-    # The numbers of rows are known only while the graph runs.
-    tf.cond(alike, lambda: True, told)
+    if not isinstance(alike, bool):
+        # The numbers of rows are known only while the graph runs.
+        tf.cond(alike, lambda: True, told)
+    elif not alike:
+        tell(*(n for n in counts if isinstance(n, int)))
 
 
 def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
@@ -107,14 +97,12 @@ def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
 
 def _row_count(leaf: Any) -> Any:
     """Returns a leaf's rows: an integer, a scalar tensor, or `None`."""
-    shape = getattr(leaf, "shape", None)
-    if shape is None or (
-        shape.rank == 0 if isinstance(shape, tf.TensorShape) else not shape
-    ):
+    if getattr(leaf, "shape", None) is None:
         return None
-    if not isinstance(shape, tf.TensorShape) or (
-        shape.rank is not None and shape[0] is not None
-    ):
+    shape = tf.TensorShape(leaf.shape)
+    if shape.rank == 0:
+        return None
+    if shape.rank is not None and shape[0] is not None:
         return int(shape[0])
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int32)
@@ -141,12 +129,7 @@ def _rows(leaf: Any, own: Any, begin: Any, end: Any) -> Any:
 
 
 class FirstSeen:
-    """A dataset that calls `see` with its first element, and keeps it.
-
-    An empty dataset calls `see(None)`. Each iteration is one pass over the
-    data: a second one would change the order of a dataset that shuffles, and
-    find a generator exhausted.
-    """
+    """A dataset that calls `see` with its first element, or with `None`."""
 
     def __init__(
         self, dataset: tf.data.Dataset, see: Callable[[Any], None]
@@ -155,6 +138,7 @@ class FirstSeen:
         self._see = see
 
     def __iter__(self) -> Any:
+        # One pass: a second one would shuffle anew, or exhaust a generator.
         iterator = iter(self._dataset)
         first = iterator.get_next_as_optional()
         if not first.has_value():

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import MutableMapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -27,81 +26,51 @@ from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
-from keras_dist_tensorflow.keras_internals import adopt_optimizer
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.keras_internals import replace_native_variable
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
-from keras_dist_tensorflow.variables import Moves
-from keras_dist_tensorflow.variables import NativeComponent
-from keras_dist_tensorflow.variables import copied
-from keras_dist_tensorflow.variables import creation
-from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import native_name
-from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
 
 
 class OneCopyHome(TensorFlowHome):
-    """The home of a variable with a single copy.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        keeper: The `Device` that keeps it.
-        moves: The `Moves` of the strategy's variables.
-        new: Mapping with the `tf.Variable`s that no trace has, by `id`.
-    """
+    """The home of a variable with a single copy."""
 
     kind = "central"
-
-    def __init__(
-        self,
-        variable: keras.Variable,
-        keeper: Device,
-        moves: Moves,
-        new: MutableMapping[int, Any],
-    ) -> None:
-        super().__init__(variable, keeper, moves)
-        self._new = new
 
     @property
     def devices(self) -> tuple[Device, ...]:
         return (self._keeper,)
 
     def settle(self) -> None:
-        native = native_variable(self.variable)
+        native = keras_internals.native_of(self.variable)
         if native is None or not tf.executing_eagerly():
             return
-        is_new = self._new.pop(id(native), None) is native
-        if devices_of(native) == (self._keeper,):
+        is_new = self._executor.new.pop(id(native), None) is native
+        if natives.devices_of(native) == (self._keeper,):
             return
-        with one_copy(), tf.device(native_name(self._keeper)):
-            moved = copied(native)
+        with natives.one_copy(), natives.on_device(self._keeper):
+            moved = natives.copied(native)
         if is_new:
-            replace_native_variable(self.variable, moved)
+            keras_internals.replace_native_variable(self.variable, moved)
         else:
-            self._moves.move(self.variable, moved)
+            self._executor.moves.move(self.variable, moved)
 
     def component_devices(self) -> tuple[Device, ...]:
         # The variable itself may not have moved there yet.
         return (self._keeper,) * len(super().component_devices())
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
-        return NativeComponent(value, self._keeper)
+        return natives.NativeComponent(value, self._keeper)
 
 
 class CentralExecutor(StepExecutor):
-    """Keeps one copy of each variable, a plain `tf.Variable`.
-
-    Replicas are unrolled in one graph, each on its device, and read the
-    copies from there. Sums and updates run where the copies are.
-    """
+    """Keeps one `tf.Variable` each; replicas are unrolled in one graph."""
 
     def __init__(
         self, plan: Plan, workers: TensorFlowWorkers | None = None
@@ -112,24 +81,23 @@ class CentralExecutor(StepExecutor):
         self._owners = Owners(plan.variable_devices)
         self._threads = threads.BatonPool(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
-        self._new: weakref.WeakValueDictionary[int, Any] = (
+        self.new: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )
 
     def creation_scope(self) -> Any:
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            if creation.has_one_copy:
+            if natives.creation.has_one_copy:
                 return next_creator(**kwargs)
-            with tf.device(native_name(self.plan.primary)):
+            with natives.on_device(self.plan.primary):
                 native = next_creator(**kwargs)
-            self._new[id(native)] = native
+            self.new[id(native)] = native
             return native
 
         return tf.variable_creator_scope(create)
 
     def home(self, variable: keras.Variable) -> Home:
-        keeper = self.keeper(variable)
-        return OneCopyHome(variable, keeper, self._moves, self._new)
+        return OneCopyHome(variable, self)
 
     def keeper(self, variable: keras.Variable) -> Device:
         return self._owners.of(variable)
@@ -145,7 +113,7 @@ class CentralExecutor(StepExecutor):
         shares: Sequence[Share],
         group: ReplicaGroup,
     ) -> list[T]:
-        self._new.clear()
+        self.new.clear()
         round_ = HostedRound(len(shares), self.plan.primary)
         in_graph = _captured_graph()
         taken_over = runtime_internals.captured_creation()
@@ -155,7 +123,7 @@ class CentralExecutor(StepExecutor):
             with (
                 in_graph(index),
                 taken_over(writes=index == 0),
-                tf.device(native_name(self.plan.devices[index])),
+                natives.on_device(self.plan.devices[index]),
             ):
                 return fn(CentralReplica(index, shares[index], round_, group))
 
@@ -168,8 +136,8 @@ class CentralExecutor(StepExecutor):
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        adopt_optimizer(optimizer, self.updater, {})
-        with tf.device(native_name(self.plan.primary)):
+        keras_internals.adopt_optimizer(optimizer, self.updater, {})
+        with natives.on_device(self.plan.primary):
             yield
 
 
@@ -182,14 +150,10 @@ class CentralReplica(TensorFlowReplica):
 
 
 class AtOwners:
-    """Stand-in for a native strategy in Keras' optimizers.
-
-    Each variable is updated on the device that keeps it.
-    """
+    """Stand-in for a native strategy: updates variables where they are."""
 
     @property
     def extended(self) -> "AtOwners":
-        """This object, which has the methods that Keras calls itself."""
         return self
 
     def update(
@@ -200,25 +164,19 @@ class AtOwners:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls `fn(var, ...)` on the variable's device."""
         with tf.device(var.device):
             return fn(var, *args, **(kwargs or {}))
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
-        """Places new variables on the device of another one."""
         return tf.device(colocate_with_variable.device)
 
 
 class HeldVariable(runtime_internals.BaseResourceVariable):
-    """A tensor that tapes watch as they watch a variable.
-
-    It replaces a variable that a replica has assigned, because the only copy
-    must not change before all replicas agree on its value. Being watched, it
-    lets `tape.gradient(loss, variables)` find the replica's computation.
-    """
+    """A tensor a replica has assigned, which tapes watch like a variable."""
 
     def __init__(self, value: Any, name: str) -> None:
-        # Gradients stop at this value, as they do at a variable.
+        # The only copy must not change before all replicas agree. Gradients
+        # stop at this value, as they do at a variable.
         value = tf.stop_gradient(value)
         super().__init__(
             trainable=True,
@@ -236,25 +194,18 @@ class HeldVariable(runtime_internals.BaseResourceVariable):
         return self.handle
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Returns the rows at `indices`."""
         return tf.gather(self._read_variable_op(), indices, name=name)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """Returns the elements or slices at `indices`."""
         return tf.gather_nd(self._read_variable_op(), indices, name=name)
 
 
 class HostedRound(threads.Round):
-    """One run of replicas whose meetings run in the caller's thread.
-
-    Each replica has its own thread. So tapes that are open in the caller's
-    thread do not record replicas, and a replica's tapes do not record
-    meetings. The caller has turn 0 in the round; replica `i` has turn `i + 1`.
-
-    Meetings compute on the device `place`.
-    """
+    """A run of replicas that meet in the caller's thread, which has turn 0."""
 
     def __init__(self, num_replicas: int, place: Device) -> None:
+        # Tapes open in the caller's thread do not record replicas, and tapes of
+        # replicas do not record meetings.
         super().__init__(num_replicas + 1)
         self._place = place
         self._barrier = Barrier()
@@ -283,7 +234,7 @@ class HostedRound(threads.Round):
         def hold_here(values: list[Any]) -> Any:
             with (
                 outside_replicas(state),
-                tf.device(native_name(self._place)),
+                natives.on_device(self._place),
                 self._barrier.hold(),
             ):
                 return hold(values)
@@ -310,11 +261,7 @@ class HostedRound(threads.Round):
 
 
 def _captured_graph() -> Callable[[int], Any]:
-    """Captures the graph that this thread traces, for replicas' threads.
-
-    Returns a function of a context manager in which a replica's thread adds
-    operations to that graph.
-    """
+    """Captures this thread's graph in a context for replicas' threads."""
     if tf.executing_eagerly():
         return lambda index: contextlib.nullcontext()
     graph = tf.compat.v1.get_default_graph()

@@ -1,8 +1,7 @@
 """The workers of a cluster: their addresses, their start, and lost ones.
 
-TensorFlow's server listens on every interface, without an option for fewer.
-Once it has started, a filter on its socket drops packets to any address but
-the worker's own. This works on Linux only, and needs no privileges.
+TensorFlow's server listens on every interface. A filter on its socket drops
+packets to other addresses than the worker's; it works on Linux only.
 """
 
 import contextlib
@@ -68,10 +67,7 @@ _ALL = 0xFFFFFFFF
 
 
 def check_addresses(cluster: Cluster, seconds: float) -> None:
-    """Checks that all host names resolve and that this worker's port is free.
-
-    Waits up to `seconds`, and at most a minute, for other workers' names.
-    """
+    """Checks that hosts resolve, others' in time, and the port is free."""
     deadline = time.monotonic() + min(seconds, NAMING)
     for index, address in enumerate(cluster.addresses):
         host, _ = split(address)
@@ -102,7 +98,6 @@ def ip_addresses(host: str) -> list[IPAddress]:
 
 
 def is_of_this_machine(ip: IPAddress) -> bool:
-    """Returns whether an interface of this machine has an address."""
     family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -123,7 +118,7 @@ def _check_port(index: int, own: str) -> None:
             reason = (
                 "in use by another process"
                 if error.errno == errno.EADDRINUSE
-                else f"not to be had ({error.strerror})"
+                else f"not available ({error.strerror})"
             )
             raise ClusterError(
                 f"The port of worker {index} is {reason}. Received: '{own}'. "
@@ -132,7 +127,6 @@ def _check_port(index: int, own: str) -> None:
 
 
 def task_name(index: int) -> str:
-    """Returns TensorFlow's name of a worker."""
     return f"/job:{_JOB}/replica:0/task:{index}"
 
 
@@ -142,10 +136,7 @@ def tasks_in(text: str) -> list[int]:
 
 
 def local_devices(kind: str) -> list[Any]:
-    """Returns this worker's logical devices of a kind, such as `"CPU"`.
-
-    TensorFlow lists those of all workers.
-    """
+    """Returns this worker's logical devices; TensorFlow lists everyone's."""
     devices = tf.config.list_logical_devices(kind)
     own = runtime_internals.runtime_task()
     return [
@@ -174,6 +165,8 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
         joining_ms=round(seconds * 1000),
         silence_ms=max(1000, round(silence * 1000)),
     )
+    # TensorFlow's coordination service catches SIGTERM for listeners to
+    # preemptions. There are none here, so a worker would survive the signal.
     with interruptible(), reaction_kept(signal.SIGTERM):
         try:
             runtime_internals.start_runtime()
@@ -183,11 +176,7 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
 
 @contextlib.contextmanager
 def reaction_kept(number: int) -> Iterator[None]:
-    """Restores the handler of signal `number` at the end, native ones too.
-
-    TensorFlow's coordination service catches SIGTERM for listeners to
-    preemptions. There are none here, so a worker would survive the signal.
-    """
+    """Restores a signal's handler, native ones too, at the end."""
     sigaction = ctypes.CDLL(None, use_errno=True).sigaction
     # `struct sigaction` is smaller on every system. Python's `signal.signal`
     # works in the main thread alone and can't restore native handlers.
@@ -202,11 +191,7 @@ def reaction_kept(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Lets Ctrl-C end the process while TensorFlow waits in native code.
-
-    TensorFlow holds the interpreter's lock while it waits for workers, so
-    Python's own handler would not run.
-    """
+    """Lets Ctrl-C end the process while TensorFlow waits with the GIL."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -242,7 +227,7 @@ def _not_joined(
 def explained(
     error: BaseException, cluster: Cluster, timeout: float
 ) -> BaseException:
-    """Implements `Workers.explain`; a collective may take `timeout` seconds."""
+    """Implements `Workers.explain`; collectives take `timeout` seconds."""
     if not isinstance(error, _KINDS) or not any(
         word in error.message for word in _OF_WORKERS
     ):
@@ -303,11 +288,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def listen_to_own_address(cluster: Cluster) -> None:
-    """Drops connections to other addresses than that of this worker.
-
-    The server has started. Nothing is done where the address belongs to no
-    interface of this machine, as behind a forwarded port.
-    """
+    """Drops connections to other addresses than this worker's."""
     if not sys.platform.startswith("linux"):
         return
     host, port = split(cluster.addresses[cluster.index])
@@ -320,19 +301,17 @@ def listen_to_own_address(cluster: Cluster) -> None:
             "address that this machine can look up each time."
         )
     if not all(is_of_this_machine(ip) and not ip.is_unspecified for ip in ips):
-        return
-    if all(ip.is_loopback for ip in ips) and not _all_are_here(cluster):
+        return  # as behind a forwarded port
+    everyone = [ip_addresses(split(each)[0]) for each in cluster.addresses]
+    if all(ip.is_loopback for ip in ips) and not all(
+        each and all(ip.is_loopback for ip in each) for each in everyone
+    ):
         # This machine resolves its own name to loopback; other workers reach
         # it at another address.
         return
     program = _program([ip for ip in ips if not ip.is_loopback])
     for number in os.listdir("/proc/self/fd"):
         _narrow(int(number), port, program)
-
-
-def _all_are_here(cluster: Cluster) -> bool:
-    found = [ip_addresses(split(each)[0]) for each in cluster.addresses]
-    return all(ips and all(ip.is_loopback for ip in ips) for ips in found)
 
 
 def _narrow(number: int, port: int, program: list[_Instruction]) -> None:

@@ -25,29 +25,22 @@ from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import install_updates
-from keras_dist_tensorflow.runtime_internals import native_per_replica
 from keras_dist_tensorflow.traced import Traced
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
-_Named = Mapping[str, Any] | None
 Step = Callable[..., Any]
 
 
 class TensorFlowCompiler(Compiler):
-    """Keeps the `tf.function`s of each function while the function lives.
-
-    `scope` gives a context manager that is entered around calls.
-    """
+    """Keeps each function's `tf.function`s; calls are made in `scope`."""
 
     def __init__(
         self,
-        num_replicas: int,
+        num_replicas: int | None = None,  # `None` on one device
         workers: TensorFlowWorkers | None = None,
-        is_one_device: bool = True,
     ) -> None:
         install_updates()
         self._num_replicas = num_replicas
-        self._is_one_device = is_one_device
         self.workers = workers
         self.scope: Callable[[], contextlib.AbstractContextManager[Any]] = (
             contextlib.nullcontext
@@ -65,7 +58,7 @@ class TensorFlowCompiler(Compiler):
         if not tf.executing_eagerly():  # inlined into the outer trace
             return function.python_function(*args, **kwargs)
 
-        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(python_function: Step) -> Step:
             return lambda args, kwargs: python_function(*args, **kwargs)
 
         # The function may ask whether it is in replica context: each context
@@ -80,10 +73,7 @@ class TensorFlowCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        if (
-            runtime_internals.is_recording()
-            or runtime_internals.is_computed_again()
-        ):
+        if runtime_internals.is_recording():
             # A tape cannot follow gradients through a `tf.function` to the
             # all-reduces between replicas.
             return function.python_function(*args, **kwargs)
@@ -94,15 +84,14 @@ class TensorFlowCompiler(Compiler):
         strategy: RunsReplicas,
         fn: "CompiledFunction | Callable[..., Any]",
         args: Sequence[Any],
-        kwargs: _Named,
+        kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        if not isinstance(fn, CompiledFunction):
-            return strategy.run_uncompiled(fn, args, kwargs)
+        assert isinstance(fn, CompiledFunction)  # nothing else without traces
         check_cross_replica(strategy, "run")
         if not tf.executing_eagerly():
             return strategy.run_uncompiled(fn.python_function, args, kwargs)
 
-        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(python_function: Step) -> Step:
             return functools.partial(strategy.run_uncompiled, python_function)
 
         return self._call(fn, ("run",), make, args, kwargs or {})
@@ -118,7 +107,7 @@ class TensorFlowCompiler(Compiler):
         if args is None:
             return super().scan(strategy, function, batches)
 
-        def make(python_function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(python_function: Step) -> Step:
             return _loop_of(strategy, python_function, len(batches))
 
         kind = ("scan", len(batches))
@@ -128,7 +117,7 @@ class TensorFlowCompiler(Compiler):
         self,
         function: CompiledFunction,
         kind: Any,
-        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+        make: Callable[[Step], Step],
         args: Any,
         kwargs: Any,
     ) -> Any:
@@ -142,17 +131,17 @@ class TensorFlowCompiler(Compiler):
             )
             kept[kind] = traced
         check_arguments(function, args, kwargs)
+        explaining: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext()
+            if self.workers is None
+            else self.workers.explaining()
+        )
         # Without the scope, results are copied to the default device.
-        with self._explaining(), self.scope():
+        with explaining, self.scope():
             return traced(args, kwargs)
 
-    def _explaining(self) -> contextlib.AbstractContextManager[None]:
-        if self.workers is None:
-            return contextlib.nullcontext()
-        return self.workers.explaining()
-
     def _jit_compile(self, function: CompiledFunction) -> bool | None:
-        if not function.jit_compile or self._is_one_device:
+        if not function.jit_compile or self._num_replicas is None:
             return function.jit_compile
         warnings.warn(
             "XLA compilation is off: TensorFlow can't compile a function for "
@@ -165,11 +154,7 @@ class TensorFlowCompiler(Compiler):
 
 
 def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
-    """Stacks the arguments of several steps along a new first axis.
-
-    Batches have equal shapes. Returns a nest like one batch, or `None` if
-    batches hold anything but dense tensors and arrays.
-    """
+    """Stacks arguments of steps along a new axis; `None` if not dense."""
     columns = list(zip(*map(leaves_of, batches), strict=True))
     if not columns or not all(
         _is_dense(value)
@@ -184,11 +169,7 @@ def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 
 
 def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
-    """Returns a function, to be traced, that loops over `strategy.run`.
-
-    It takes what `_stacked` returned, and keyword arguments that it ignores,
-    and returns the results of all steps, stacked.
-    """
+    """Returns a function that loops over `strategy.run` on stacked batches."""
 
     def loop(batches: tuple[Any, ...], _: Any) -> Any:
         results: list[Any] = []
@@ -219,7 +200,7 @@ def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
             own = [next(columns) for _ in _components(leaf)]
             if not isinstance(leaf, DistributedValues):
                 return own[0]
-            return native_per_replica(own)
+            return runtime_internals.native_per_replica(own)
 
         return map_nest(column, results[0])
 
@@ -264,7 +245,7 @@ def _joined(fn: Callable[[list[Any]], Any], leaves: Sequence[Any]) -> Any:
     ):
         return fn(list(leaves))
     each = zip(*[leaf.values for leaf in leaves], strict=True)
-    return native_per_replica([fn(list(own)) for own in each])
+    return runtime_internals.native_per_replica([fn(list(own)) for own in each])
 
 
 def _stack(values: list[Any]) -> Any:

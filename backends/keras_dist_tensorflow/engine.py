@@ -29,11 +29,11 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.replica import named
-from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.state import current_call
 from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import FirstSeen
 from keras_dist_tensorflow.batches import cut_batch
@@ -41,32 +41,21 @@ from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
+from keras_dist_tensorflow.natives import on_device
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
 from keras_dist_tensorflow.replica import install_tapes
-from keras_dist_tensorflow.runtime_internals import native_per_replica
-from keras_dist_tensorflow.runtime_internals import tensors_so_far
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import install_plain_models
-from keras_dist_tensorflow.variables import native_name
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
-DIVERGED = "Replicas left different values in a variable that aggregates none."
 
 
 class StepExecutor(TensorFlowExecutor, StepRunner):
-    """Runs each step of a model once on each replica.
-
-    Subclasses keep the variables and run the replicas (`play`). This class
-    splits the data and combines gradients, metrics and losses.
-
-    Attributes:
-        updater: The native strategy, or its stand-in, through which Keras'
-            optimizers update variables.
-    """
+    """Runs steps on replicas; subclasses keep variables and `play`."""
 
     updater: Any
     traces_steps = True
@@ -75,9 +64,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        self.compiler = TensorFlowCompiler(
-            plan.num_replicas, workers, plan.is_one_device
-        )
+        self.compiler = TensorFlowCompiler(plan.num_replicas, workers)
         install_plain_models()
         install_tapes()
         self._sizes = StepSizes()
@@ -93,14 +80,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         shares: Sequence[Share],
         group: ReplicaGroup,
     ) -> list[T]:
-        """Calls `fn(replica)` for each local replica, on its device.
-
-        `shares` has one element for each of them.
-        """
-
-    @property
-    def replicas(self) -> ReplicaRunner:
-        return self
+        """Calls `fn(replica)` for each local replica, on its device."""
 
     def per_replica(self, values: Sequence[Any]) -> Any:
         # A native per-replica value can be an argument and a result of a
@@ -108,7 +88,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         if not tf.executing_eagerly() and all(_is_number(v) for v in values):
             values = [tf.convert_to_tensor(value) for value in values]
         if all(tf.is_tensor(value) for value in values):
-            return native_per_replica(values)
+            return runtime_internals.native_per_replica(values)
         return PerReplica(values)
 
     def check_equal(
@@ -117,7 +97,13 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         if tf.executing_eagerly():
             super().check_equal(values, error)
             return
-        message = _message(error)
+        try:
+            message = str(error())
+        except NotImplementedError:  # the text has the values in it
+            message = (
+                "Replicas left different values in a variable that aggregates "
+                "none."
+            )
         first, *others = values
         if self.workers is not None:
             others += [each[0] for each in self.workers.gather([first])]
@@ -130,7 +116,8 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         keras_internals.set_native_strategy(model, OneReplica())
-        return {"_maybe_symbolic_build": _building_in_the_step(model)}
+        reset = functools.partial(_reset_unbuilt_metrics, model)
+        return {"_maybe_symbolic_build": reset}
 
     def build(self, model: keras.Model, step: str, batch: Any) -> None:
         build(model, step, batch)
@@ -138,7 +125,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def prepare(self, model: keras.Model) -> None:
         # Each thread has its own seed, and a trace must not create variables.
         make_global_seed()
-        self._moves.follow(model, self.updater)
+        self.moves.follow(model, self.updater)
         if model.jit_compile:
             warnings.warn(
                 "XLA compilation is off: TensorFlow can't compile a step for "
@@ -165,9 +152,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         )
         self._mark([tree.flatten(part) for part in parts])
         group = group_of(self.plan, self.workers, edges)
-        arguments = [(part,) for part in parts]
-        on_replica = functools.partial(self._named, fn, arguments)
-        return self.play(on_replica, shares, group)
+        return self._play_named(fn, [(part,) for part in parts], shares, group)
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         return ranges(cut_batch(batch, self.plan.num_replicas)[2])
@@ -175,18 +160,20 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         shares = [WHOLE] * self.plan.num_local_replicas
         group = ReplicaGroup(self.workers, self.plan.first_replica)
-        on_replica = functools.partial(self._named, fn, [()] * len(shares))
-        return self.play(on_replica, shares, group)
+        return self._play_named(fn, [()] * len(shares), shares, group)
 
-    def _named(
+    def _play_named(
         self,
         fn: Callable[..., T],
         arguments: Sequence[tuple[Any, ...]],
-        replica: Replica,
-    ) -> T:
-        """Calls `fn` with a replica and its arguments; errors name it."""
-        with named(replica.id, self.plan.num_replicas), noting():
-            return fn(replica, *arguments[replica.index])
+        shares: Sequence[Share],
+        group: ReplicaGroup,
+    ) -> list[T]:
+        def on_replica(replica: Replica) -> T:
+            with named(replica.id, self.plan.num_replicas), noting():
+                return fn(replica, *arguments[replica.index])
+
+        return self.play(on_replica, shares, group)
 
     def check_arguments(self, nest: Any) -> None:
         # Per-replica arguments are taken for rows of a batch.
@@ -201,13 +188,15 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         return nest if tf.executing_eagerly() else map_nest(_own_value, nest)
 
     def _mark(self, each: Sequence[Sequence[Any]]) -> None:
-        """Marks each replica's tensors as rows, for sums of sparse gradients.
-
-        Their origins tell which indices come from the batch.
-        """
+        """Marks replicas' tensors as rows, for sums of sparse gradients."""
         mark_rows(leaf for own in each for leaf in own)
-        rows = [_row_counts(own) for own in each]
-        self._sizes = StepSizes(rows, tensors_so_far())
+        shapes = [
+            [tf.TensorShape(x.shape) for x in own if tf.is_tensor(x)]
+            for own in each
+        ]
+        # The known sizes of the first axes of each replica's tensors.
+        rows = [{s[0] for s in own if s.rank} - {None} for own in shapes]
+        self._sizes = StepSizes(rows, runtime_internals.tensors_so_far())
 
     def sum_gradients(
         self,
@@ -220,9 +209,9 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         for variable, *column in zip(variables, *gradients, strict=True):
             # An optimizer may have a `tf.Variable`, which has no path.
             name = getattr(variable, "path", variable.name)
-            with tf.device(native_name(self.keeper(variable))):
+            with on_device(self.keeper(variable)):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
-        with tf.device(native_name(self.plan.primary)):
+        with on_device(self.plan.primary):
             return sum_over_workers(sums, self.workers)
 
     @contextlib.contextmanager
@@ -239,28 +228,16 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
             yield
 
 
-def _building_in_the_step(model: keras.Model) -> Callable[..., None]:
-    """Returns a `_maybe_symbolic_build` that leaves building to the steps.
-
-    Steps build the model from shapes and draw no batch. Metrics that Keras
-    would build and reset here are reset.
-    """
-
-    def _maybe_symbolic_build(
-        iterator: Any = None, data_batch: Any = None
-    ) -> None:
-        for metric in keras_internals.metrics_to_build(model):
-            metric.reset_state()
-
-    return _maybe_symbolic_build
+def _reset_unbuilt_metrics(
+    model: keras.Model, iterator: Any = None, data_batch: Any = None
+) -> None:
+    """Replaces Keras' method, because steps build from shapes, not batches."""
+    for metric in keras_internals.metrics_to_build(model):
+        metric.reset_state()
 
 
 def _own_value(leaf: Any) -> Any:
-    """Replaces a variable that differs between replicas with its value.
-
-    A graph can't return variables, and in cross-replica context the variable
-    would read as the combination of all replicas' values.
-    """
+    """Replaces a variable that differs between replicas with its value."""
     if not isinstance(leaf, keras.Variable):
         return leaf
     call = current_call()
@@ -271,26 +248,9 @@ def _own_value(leaf: Any) -> Any:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Converts an array to a tensor, which can carry the mark of rows.
-
-    `train_on_batch` gives NumPy arrays to a step that is not compiled.
-    """
+    """Converts an array to a tensor, which can carry the mark of rows."""
     return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _row_counts(leaves: Sequence[Any]) -> set[int]:
-    """Returns the known sizes of the first axes of a replica's tensors."""
-    shapes = [tf.TensorShape(x.shape) for x in leaves if tf.is_tensor(x)]
-    return {shape[0] for shape in shapes if shape.rank} - {None}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, np.ndarray, np.generic))
-
-
-def _message(error: Callable[[], Exception]) -> str:
-    """Returns the error's text, or `DIVERGED` if it needs values in a graph."""
-    try:
-        return str(error())
-    except NotImplementedError:  # the text has the values in it
-        return DIVERGED

@@ -1,5 +1,9 @@
-"""The ground of all executors: tensors and variables on devices."""
+"""The ground of all executors, and the one for one device: plain Keras."""
 
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,39 +15,31 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.home import Home
-from keras_dist_tensorflow.keras_internals import forget_functions
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.variables import Moves
-from keras_dist_tensorflow.variables import components
-from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import native_name
+from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import natives
+from keras_dist_tensorflow.cluster import local_devices
+from keras_dist_tensorflow.compiler import TensorFlowCompiler
+from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 
 class TensorFlowHome(Home):
-    """The home of a variable that is a `tf.Variable`, or a group of them.
+    """The home of a variable that is one or several `tf.Variable`s."""
 
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        keeper: The `Device` of its first copy.
-        moves: The `Moves` of the strategy's variables.
-    """
-
-    def __init__(
-        self, variable: keras.Variable, keeper: Device, moves: Moves
-    ) -> None:
+    def __init__(self, variable: keras.Variable, executor: Any) -> None:
         super().__init__(variable)
-        self._keeper = keeper
-        self._moves = moves
+        self._executor = executor  # a `TensorFlowExecutor`
+        self._keeper: Device = executor.keeper(variable)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        native = native_variable(self.variable)
-        return (self._keeper,) if native is None else devices_of(native)
+        native = keras_internals.native_of(self.variable)
+        return (self._keeper,) if native is None else natives.devices_of(native)
 
     def read(self, index: int) -> Any:
-        copies = components(native_variable(self.variable))
+        copies = natives.components(keras_internals.native_of(self.variable))
         return copies[index % len(copies)].read_value()
 
 
@@ -56,7 +52,7 @@ class TensorFlowExecutor(Executor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        self._moves = Moves()
+        self.moves = natives.Moves()
 
     def keeper(self, variable: keras.Variable) -> Device:
         """Returns the device of a variable's first copy."""
@@ -68,7 +64,7 @@ class TensorFlowExecutor(Executor):
         return device
 
     def put(self, value: Any, device: Device) -> Any:
-        with tf.device(native_name(device)):
+        with natives.on_device(device):
             return tf.identity(ops.convert_to_tensor(value))
 
     def is_live(self, value: Any) -> bool:
@@ -77,7 +73,7 @@ class TensorFlowExecutor(Executor):
     def snapshot(self, value: Any, index: int = 0) -> Any:
         if not self.is_live(value):
             return value
-        copies = components(value)
+        copies = natives.components(value)
         own = copies[index % len(copies)]
         # Without this, the value is read to the current device.
         with tf.device(own.device):
@@ -89,7 +85,7 @@ class TensorFlowExecutor(Executor):
         return parse_device(tensor.device)
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        with tf.device(native_name(self.plan.primary)):
+        with natives.on_device(self.plan.primary):
             own = tf.concat(values, axis)
         if self.workers is None:
             return own
@@ -97,4 +93,56 @@ class TensorFlowExecutor(Executor):
 
     def recover(self, model: keras.Model) -> None:
         # A trace that failed would make the next `fit` fail with another error.
-        forget_functions(model)
+        keras_internals.forget_functions(model)
+
+
+class OneDeviceHome(TensorFlowHome):
+    """The home of a variable on the only device."""
+
+    def settle(self) -> None:
+        native = keras_internals.native_of(self.variable)
+        if native is None or natives.devices_of(native) == (self._keeper,):
+            return
+        # The caller may have opened another device.
+        with natives.on_device(self._keeper):
+            moved = natives.copied(native)
+        self._executor.moves.move(self.variable, moved)
+
+
+class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
+    """Runs Keras' own steps on one device, without splitting batches."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.compiler = TensorFlowCompiler()
+        default = Device("gpu" if local_devices("GPU") else "cpu", 0)
+        self._scope: Callable[[], Any] = (
+            contextlib.nullcontext
+            if plan.primary == default
+            else functools.partial(natives.on_device, plan.primary)
+        )
+        self.compiler.scope = self._scope
+
+    def creation_scope(self) -> Any:
+        return self._scope()
+
+    def execution_scope(self) -> Any:
+        return self.creation_scope()
+
+    def home(self, variable: keras.Variable) -> Home:
+        return OneDeviceHome(variable, self)
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        # A user's own step may use the model's variables before it calls the
+        # model. On several replicas the model is built by then; here too.
+        owner = type(model)
+        return {
+            name: built_first(
+                model, name, functools.partial(getattr(owner, name), model)
+            )
+            for name in STEPS
+            if getattr(owner, name) is not getattr(keras.Model, name)
+        }
+
+    def prepare(self, model: keras.Model) -> None:
+        self.moves.follow(model, tf.distribute.get_strategy())

@@ -1,15 +1,9 @@
 """Sums of gradients over replicas and workers.
 
-The sum of sparse gradients has the rows that one device would have. A sparse
-gradient has a part for each lookup of the variable in the model, of one of
-three kinds:
-
-* Rows: indices are computed from rows of the batch. The sum has the rows of
-  all replicas, one after the other.
-* Common: indices are the same on each replica, such as positions. The sum has
-  each index once, with the sum of the replicas' rows.
-* Unique: indices are made distinct by the model, as for sparse inputs. The sum
-  has each index of any replica once.
+A sparse gradient has a part for each lookup of the variable, of three kinds:
+rows, whose indices come from the batch, are concatenated; common indices are
+the same on each replica, and their rows are summed; unique indices were made
+distinct by the model, and the sum has each once.
 """
 
 import dataclasses
@@ -19,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_dist.core.packing import in_packs
 from keras_dist_tensorflow.origins import SAME
 from keras_dist_tensorflow.origins import OriginNode
 from keras_dist_tensorflow.origins import Owner
@@ -40,12 +35,7 @@ def weighted_sum(
     sizes: StepSizes,
     name: str,
 ) -> Any:
-    """Sums the replicas' gradients of one variable, weighted.
-
-    A weight of zero drops a replica's gradient even if it is NaN; a replica
-    may have `None`. `name` is the variable's, for warnings. Returns `None` if
-    no replica has a gradient, and a `SparseSum` if all have sparse ones.
-    """
+    """Sums replicas' gradients of the variable `name`; some may be `None`."""
     terms = [
         (gradient, weight)
         for gradient, weight in zip(gradients, weights, strict=True)
@@ -68,31 +58,23 @@ def _weighted(gradient: Any, weight: Any) -> Any:
     if isinstance(weight, float) and weight:
         return gradient * tf.cast(weight, gradient.dtype)
     weight = tf.cast(weight, gradient.dtype)
+    # A weight of zero drops a gradient even if it is NaN.
     return tf.math.multiply_no_nan(gradient, weight)
 
 
 def sum_over_workers(
     sums: Sequence[Any], workers: TensorFlowWorkers | None
 ) -> list[Any]:
-    """Sums results of `weighted_sum` over workers.
-
-    Returns gradients as an optimizer takes them.
-    """
+    """Sums results of `weighted_sum` over workers, for an optimizer."""
     if workers is not None:
-        sparse = [each for each in sums if isinstance(each, SparseSum)]
-        dense = [
-            each
-            for each in sums
-            if each is not None and not isinstance(each, SparseSum)
-        ]
-        totals = iter(workers.sum(dense, workers.options.dtype))
-        rows = iter(SparseSum.over_workers(sparse, workers))
-        sums = [
-            None
-            if each is None
-            else next(rows if isinstance(each, SparseSum) else totals)
-            for each in sums
-        ]
+        there = [i for i, each in enumerate(sums) if each is not None]
+        sparse = [i for i in there if isinstance(sums[i], SparseSum)]
+        dense = [i for i in there if i not in sparse]
+        wire = workers.options.dtype
+        sums = in_packs(lambda own: workers.sum(own, wire), [dense], sums)
+        sums = in_packs(
+            lambda own: SparseSum.over_workers(own, workers), [sparse], sums
+        )
     return [
         each.slices() if isinstance(each, SparseSum) else each for each in sums
     ]
@@ -100,39 +82,27 @@ def sum_over_workers(
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The rows that one lookup of a variable adds to its gradient.
-
-    `kind` is one of the three above, and `values` has a row for each index.
-    Common indices have `counts`, a vector of each replica's number of them, and
-    an `owner`, or a tensor of its value.
-    """
+    """The rows that one lookup of a variable adds to its gradient."""
 
     kind: str
     values: Any
     indices: Any
+    # Of common indices: each replica's number of them, and whose they are.
     counts: Any = None
     owner: Any = Owner.BATCH
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseSum:
-    """A sum of sparse gradients, in parts.
-
-    `dense_shape` is that of `tf.IndexedSlices`.
-    """
+    """A sum of sparse gradients, in parts."""
 
     parts: Sequence[_Part]
     dense_shape: Any
 
     def slices(self) -> tf.IndexedSlices:
-        """Returns the sum as one gradient."""
         values, indices = zip(*map(_finished, self.parts), strict=True)
-        if len(self.parts) == 1:
-            return tf.IndexedSlices(values[0], indices[0], self.dense_shape)
         return tf.IndexedSlices(
-            tf.concat(values, axis=0),
-            tf.concat(indices, axis=0),
-            self.dense_shape,
+            _joined(values), _joined(indices), self.dense_shape
         )
 
     @staticmethod
@@ -165,10 +135,7 @@ def _summed_rows(
     sizes: StepSizes,
     name: str,
 ) -> SparseSum:
-    """Sums the sparse gradients of this worker's replicas.
-
-    `name` is the variable's, for warnings.
-    """
+    """Sums this worker's sparse gradients of the variable `name`."""
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
     if any(other != kinds[0] for other in kinds):  # replicas differ in lookups
@@ -254,9 +221,11 @@ def _common_part(
     owner = owner_of(nodes, sizes, name)
     if any(not are_equal(nodes[0], other) for other in nodes[1:]):
         owner = _unless_they_differ(owner, _joined(indices), counts)
-    elif owner is Owner.BATCH and _are_as_long(indices):
-        total = tf.add_n(list(values))
-        return _Part(_COMMON, total, indices[0], counts[:1])
+    elif owner is Owner.BATCH:
+        lengths = {vector.shape[0] for vector in indices}
+        if len(lengths) == 1 and None not in lengths:
+            total = tf.add_n(list(values))
+            return _Part(_COMMON, total, indices[0], counts[:1])
     return _Part(_COMMON, _joined(values), _joined(indices), counts, owner)
 
 
@@ -264,16 +233,8 @@ def _joined(tensors: Sequence[Any]) -> Any:
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0)
 
 
-def _are_as_long(vectors: Sequence[Any]) -> bool:
-    lengths = {vector.shape[0] for vector in vectors}
-    return len(lengths) == 1 and None not in lengths
-
-
 def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:
-    """Returns the owner, or `REPLICA` if replicas have other indices.
-
-    A replica may have fewer: the first ones of the longest vector.
-    """
+    """Returns the owner, or `REPLICA` if replicas have other indices."""
     padded = _of_each(indices, counts, -1)
     longest = tf.reduce_max(padded, axis=0)
     are_same = tf.reduce_all((padded == longest) | (padded == -1))
@@ -314,7 +275,6 @@ def _finished(part: _Part) -> tuple[Any, Any]:
 
 
 def _as_sent(part: _Part) -> list[Any]:
-    """Returns the tensors of a part that are sent to other workers."""
     sent = [part.values, part.indices]
     if part.kind == _COMMON:
         sent += [part.counts, tf.reshape(_number(part.owner), [1])]

@@ -1,30 +1,4 @@
-"""The door to private names of Keras, and of the updates of its optimizers.
-
-| name | why |
-|---|---|
-| `Optimizer._distribution_strategy`, | an adopted optimizer has its |
-| `._trainable_variables_indices`, | strategy and its variables' keys from |
-| `._exclude_from_weight_decay`, | before they moved |
-| `._exclude_from_weight_decay_cache`, | |
-| `tf.Variable._unique_id` | such a key |
-| `LossScaleOptimizer._tf_apply`, | the former refuses cross-replica context; |
-| `._common_apply` | the latter does the same and allows it |
-| `StrategyExtended._use_merge_call` | an optimizer updates in a meeting, |
-| | where replicas have merged already |
-| `StrategyExtended._update` | an optimizer may have variables of no |
-| | strategy, with one copy only |
-| `keras.Variable._value` | the framework's variable, in any scope |
-| `keras.Model._distribute_strategy` | gives the trainer one replica |
-| `keras.Model._symbolic_build` | builds metrics and losses from shapes |
-| `._compile_metrics`, `._compile_loss` | tells if that is needed |
-| `CompileMetrics._user_metrics`, | metrics that are reset before the model |
-| `._user_weighted_metrics` | lists them |
-| `keras.Layer._flatten_layers` | tells if the model is built |
-| `keras.src.backend.tensorflow.nn.conv` | converts kernels outside of XLA, |
-| | which can't read variables of another device |
-
-`tests/backends/tensorflow/test_internals.py` fails readably when one moves.
-"""
+"""The door to private names of Keras; its functions say what each is for."""
 
 import contextlib
 import functools
@@ -40,7 +14,7 @@ from keras.src.backend.tensorflow import nn
 from keras_dist.internals.keras_internals import Trainer
 
 
-def native_variable(variable: keras.Variable) -> Any:
+def native_of(variable: keras.Variable) -> Any:
     """Returns a variable's `tf.Variable`, or `None` before it has one."""
     if not isinstance(variable, keras.Variable):
         return variable  # optimizers take a `tf.Variable` too
@@ -48,17 +22,12 @@ def native_variable(variable: keras.Variable) -> Any:
 
 
 def replace_native_variable(variable: keras.Variable, native: Any) -> None:
-    """Replaces the `tf.Variable` of a `keras.Variable`."""
     variable._value = native
 
 
 @functools.cache
 def install_early_kernels() -> None:
-    """Makes convolutions convert their kernel to a tensor first.
-
-    Keras compiles grouped convolutions with XLA, which can't read variables
-    of another device.
-    """
+    """Makes convolutions read kernels first: XLA can't, across devices."""
     original = nn.conv
 
     @functools.wraps(original)
@@ -75,10 +44,7 @@ def native_key(native: Any) -> Any:
     return native._unique_id
 
 
-def set_optimizer_strategy(
-    optimizer: Any, native: tf.distribute.Strategy
-) -> None:
-    """Sets the native strategy through which an optimizer updates."""
+def set_strategy(optimizer: Any, native: tf.distribute.Strategy) -> None:
     optimizer._distribution_strategy = native
 
 
@@ -87,14 +53,10 @@ def adopt_optimizer(
     native: tf.distribute.Strategy,
     renamed: Mapping[Any, Any],
 ) -> None:
-    """Sets the strategy of an optimizer and replaces keys of its variables.
-
-    Includes inner optimizers. `optimizer` may be `None`; `renamed` maps keys
-    of replaced variables to those of their replacements.
-    """
+    """Sets an optimizer's strategy and renames keys of its variables."""
     while optimizer is not None:
         known = vars(optimizer)
-        set_optimizer_strategy(optimizer, native)
+        set_strategy(optimizer, native)
         if renamed:
             indices = optimizer._trainable_variables_indices
             # A new dict: TensorFlow can't save a tracked one that was cleared.
@@ -126,27 +88,19 @@ def forget_functions(model: keras.Model) -> None:
 
 
 def layers_are_built(model: keras.Model) -> bool:
-    """Returns whether calling the model would create no variable.
-
-    A model without `call`, trained by its own `train_step`, is never marked
-    as built: only its layers count.
-    """
+    """Returns whether calling the model would create no variable."""
+    # A model without `call` of its own is never marked as built.
+    without = (keras.Model.call, keras.Layer.call)
     return all(
-        layer.built or not _has_own_call(layer)
+        layer.built or type(layer).call in without
         for layer in model._flatten_layers()
     )
 
 
-def _has_own_call(layer: keras.Layer) -> bool:
-    return type(layer).call not in (keras.Model.call, keras.Layer.call)
-
-
 def compiled_parts_are_built(model: keras.Model) -> bool:
     """Returns whether the metrics and loss given to `compile` are built."""
-    parts = (
-        getattr(model, "_compile_metrics", None),
-        getattr(model, "_compile_loss", None),
-    )
+    names = ("_compile_metrics", "_compile_loss")
+    parts = [getattr(model, name, None) for name in names]
     return all(part is None or part.built for part in parts)
 
 
@@ -164,28 +118,24 @@ def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def build_compiled_parts(model: keras.Model, batch: Any) -> None:
-    """Builds a model's metrics and loss from the shapes of a batch."""
     model._symbolic_build(data_batch=batch)
 
 
-class _Current(threading.local):
-    is_applying = False
+class _Applying(threading.local):
+    is_on = False
 
 
-_current = _Current()
+_applying = _Applying()
 
 
 def install_applying(native: tf.distribute.Strategy) -> None:
-    """Prepares a native strategy for updates inside of `applying`.
-
-    Variables outside any strategy are updated on their own device.
-    """
+    """Prepares a native strategy for updates inside of `applying`."""
     extended = native.extended
     use_merge_call = extended._use_merge_call
     update, colocate = extended._update, extended.colocate_vars_with
 
     def _use_merge_call() -> bool:
-        return not _current.is_applying and use_merge_call()
+        return not _applying.is_on and use_merge_call()
 
     def _update(var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         if is_distributed(var):
@@ -204,7 +154,6 @@ def install_applying(native: tf.distribute.Strategy) -> None:
 
 
 def is_distributed(native: Any) -> bool:
-    """Returns whether a `tf.Variable` has a copy for each native replica."""
     return isinstance(native, tf.distribute.DistributedValues)
 
 
@@ -215,10 +164,10 @@ def applying(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     if scales:
         # `object.__setattr__`: Keras' own would track the attribute.
         object.__setattr__(optimizer, "_tf_apply", optimizer._common_apply)
-    _current.is_applying = True
+    _applying.is_on = True
     try:
         yield
     finally:
-        _current.is_applying = False
+        _applying.is_on = False
         if scales:
             object.__delattr__(optimizer, "_tf_apply")

@@ -22,78 +22,51 @@ from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
+from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import Barrier
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
-from keras_dist_tensorflow.keras_internals import adopt_optimizer
-from keras_dist_tensorflow.keras_internals import is_distributed
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.keras_internals import set_optimizer_strategy
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
-from keras_dist_tensorflow.runtime_internals import install_conversions
-from keras_dist_tensorflow.variables import Moves
-from keras_dist_tensorflow.variables import NativeComponent
-from keras_dist_tensorflow.variables import apart
-from keras_dist_tensorflow.variables import components
-from keras_dist_tensorflow.variables import copied
-from keras_dist_tensorflow.variables import creation
-from keras_dist_tensorflow.variables import devices_of
-from keras_dist_tensorflow.variables import native_name
-from keras_dist_tensorflow.variables import one_copy
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
 
 
 class CopiesHome(TensorFlowHome):
-    """The home of a variable with a copy on each device.
-
-    A metric's state has one copy, on the primary device.
-    """
-
-    def __init__(
-        self,
-        variable: keras.Variable,
-        executor: "TensorFlowReplicaExecutor",
-        moves: Moves,
-    ) -> None:
-        super().__init__(variable, executor.plan.primary, moves)
-        self._executor = executor
+    """The home of a variable with a copy on each device, metrics' with one."""
 
     def settle(self) -> None:
-        native = native_variable(self.variable)
-        if native is None or self._holds(native):
+        native = keras_internals.native_of(self.variable)
+        if native is None or not tf.executing_eagerly():
             return
-        if not tf.executing_eagerly():
+        # A metric's state. Metrics are updated once, on gathered rows.
+        # TensorFlow would sum states of replicas when they are read, which is
+        # wrong for states that are no sums.
+        if self.variable.synchronization == "on_read":
+            synchronization = tf.VariableSynchronization.ON_READ
+            is_settled = natives.devices_of(native) == (self._keeper,)
+        else:
+            synchronization = tf.VariableSynchronization.AUTO
+            is_settled = (
+                keras_internals.is_distributed(native)
+                and native.distribute_strategy is self._executor.native
+            )
+        if is_settled:
             return
         with self._executor.creation_scope():
-            moved = copied(
-                native,
-                tf.VariableSynchronization.ON_READ
-                if is_metric_state(self.variable)
-                else tf.VariableSynchronization.AUTO,
-            )
-        self._moves.move(self.variable, moved)
-
-    def _holds(self, native: Any) -> bool:
-        if is_metric_state(self.variable):
-            return devices_of(native) == (self._keeper,)
-        return (
-            isinstance(native, tf.distribute.DistributedValues)
-            and native.distribute_strategy is self._executor.native
-        )
+            moved = natives.copied(native, synchronization)
+        self._executor.moves.move(self.variable, moved)
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
-        return NativeComponent(value, self._executor.plan.devices[index])
+        return natives.NativeComponent(
+            value, self._executor.plan.devices[index]
+        )
 
 
 class TensorFlowReplicaExecutor(StepExecutor):
-    """Keeps a copy of each variable on each device.
-
-    `tf.distribute.MirroredStrategy` keeps the copies and runs the replicas.
-    """
+    """Keeps a copy on each device, by `tf.distribute.MirroredStrategy`."""
 
     # TensorFlow reads mirrored variables under their own strategy only.
     shares_layers = False
@@ -105,35 +78,33 @@ class TensorFlowReplicaExecutor(StepExecutor):
         # On CPU devices, the collectives of two models can be mistaken for
         # each other's; sums on one device can't.
         self.native = tf.distribute.MirroredStrategy(
-            [native_name(device) for device in plan.devices],
+            [natives.device_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self.updater = self.native
         runtime_internals.silence_advice()
         install_slots()
-        install_conversions()
+        runtime_internals.install_conversions()
         keras_internals.install_applying(self.native)
 
     def creation_scope(self) -> Any:
-        """Returns a scope whose variables have a copy on each device.
-
-        Metric states have one, on the primary. It is not the native strategy's
-        own scope, because models of other strategies, or of none, can't be
-        read, called or trained in that.
-        """
+        # In the native strategy's own scope, models of other strategies, or of
+        # none, can't be read, called or trained.
         return tf.variable_creator_scope(self._create)
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         # In a trace: ours make their variables outside of it, so this one is
         # the user's.
-        if creation.has_one_copy or not tf.executing_eagerly():
+        if natives.creation.has_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
         is_in_meeting = tf.distribute.get_strategy() is self.native
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
             if is_in_meeting:
-                return apart(lambda: tf.Variable(**kwargs), self.plan.primary)
-            with one_copy(), tf.device(native_name(self.plan.primary)):
+                return natives.apart(
+                    lambda: tf.Variable(**kwargs), self.plan.primary
+                )
+            with natives.one_copy(), natives.on_device(self.plan.primary):
                 return next_creator(**kwargs)
         if is_in_meeting:
             return next_creator(**kwargs)
@@ -141,7 +112,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
             return tf.Variable(**kwargs)
 
     def home(self, variable: keras.Variable) -> Home:
-        return CopiesHome(variable, self, self._moves)
+        return CopiesHome(variable, self)
 
     def play(
         self,
@@ -167,10 +138,14 @@ class TensorFlowReplicaExecutor(StepExecutor):
             tf.autograph.experimental.do_not_convert(on_replica),
         )
         try:
-            if _in_native_replica() and tf.executing_eagerly():
+            is_in_replica = (
+                tf.distribute.has_strategy()
+                and not tf.distribute.in_cross_replica_context()
+            )
+            if is_in_replica and tf.executing_eagerly():
                 # An update within an update: a native replica cannot call
                 # `run`, so the replicas run from a thread without a strategy.
-                apart(run, self.plan.primary)
+                natives.apart(run, self.plan.primary)
             else:
                 run()
         except BaseException as error:
@@ -185,23 +160,12 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def updating(
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
-        adopt_optimizer(optimizer, self.native, {})
+        keras_internals.adopt_optimizer(optimizer, self.native, {})
         return keras_internals.applying(optimizer)
 
 
-def _in_native_replica() -> bool:
-    return (
-        tf.distribute.has_strategy()
-        and not tf.distribute.in_cross_replica_context()
-    )
-
-
 class MeetingRound:
-    """One run of a step's replicas under a native `MirroredStrategy`.
-
-    Values pass between replicas through this object rather than through
-    TensorFlow: replicas are traced into one graph, one at a time.
-    """
+    """One run of a step's replicas under a native `MirroredStrategy`."""
 
     def __init__(self, num_replicas: int) -> None:
         self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
@@ -216,7 +180,6 @@ class MeetingRound:
             native.assign(value)
 
     def places(self) -> list[str | None]:
-        """Returns the name of each replica's last meeting, `None` before."""
         return [what or None for what, _ in self._arrived]
 
     def meet(
@@ -227,9 +190,9 @@ class MeetingRound:
         state = current_replica()
 
         def hold(native: tf.distribute.Strategy) -> None:
-            names = [name for name, _ in self._arrived]
-            if len(set(names)) > 1:
-                raise divergence(names)
+            places = self.places()
+            if len(set(places)) > 1:
+                raise divergence(places)
             values = [value for _, value in self._arrived]
             # `merge_call` runs this in the caller's thread, not in a replica's.
             with outside_replicas(state), self._barrier.hold():
@@ -244,7 +207,7 @@ class MirroredReplica(TensorFlowReplica):
 
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         # In place, because a tape watches the variable itself.
-        copies = components(native_variable(variable))
+        copies = natives.components(keras_internals.native_of(variable))
         copy = copies[self.index % len(copies)]
         if self.share is WHOLE and tf.executing_eagerly():
             self.round.overwritten.append((copy, copy.read_value()))
@@ -255,23 +218,9 @@ class MirroredReplica(TensorFlowReplica):
         self.round.overwritten = []
 
 
-def is_metric_state(variable: Any) -> bool:
-    """Returns whether a variable is a metric's state, kept on the primary.
-
-    Metrics are updated once, on gathered rows, which is right for states that
-    are no sums too. TensorFlow would give each replica a state of its own and
-    sum the states when they are read.
-    """
-    return bool(variable.synchronization == "on_read")
-
-
 @functools.cache
 def install_slots() -> None:
-    """Makes optimizers use the native strategy that has their variables.
-
-    Slots are made on the devices of their variables. Keras itself uses the
-    strategy in whose native scope the optimizer was made.
-    """
+    """Makes optimizers use the native strategy that has their variables."""
     optimizer = keras.optimizers.Optimizer
     original = optimizer.add_variable_from_reference
 
@@ -290,7 +239,7 @@ def install_slots() -> None:
             with native.scope():
                 return slot()
         if is_inside:
-            set_optimizer_strategy(self, tf.distribute.get_strategy())
+            keras_internals.set_strategy(self, tf.distribute.get_strategy())
             return slot()
         made = slot()
         # The slot may have copies, though the variable has one.
@@ -313,8 +262,8 @@ def install_slots() -> None:
 
 def _take_strategy(optimizer: Any, variable: Any) -> Any:
     """Gives an optimizer the native strategy of a variable, if it has one."""
-    native = native_variable(variable)
-    if not is_distributed(native):
+    native = keras_internals.native_of(variable)
+    if not keras_internals.is_distributed(native):
         return None
-    set_optimizer_strategy(optimizer, native.distribute_strategy)
+    keras_internals.set_strategy(optimizer, native.distribute_strategy)
     return native.distribute_strategy

@@ -1,10 +1,8 @@
 """Origins of tensors: indices that were computed from rows, and others.
 
-A sparse gradient has one row for each index that is looked up, and optimizers
-treat rows one by one: Adam squares each. If indices were computed from rows of
-the batch, replicas have different ones, as one device would; otherwise each
-replica has the same ones. A graph has the operations that made the indices;
-outside of graphs, `noting` records them.
+Optimizers treat a sparse gradient's rows one by one. Indices that were computed
+from rows differ between replicas, others are the same. A graph has the
+operations that made the indices; outside of graphs, `noting` records them.
 """
 
 import contextlib
@@ -20,10 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_dist_tensorflow.runtime_internals import body_of
-from keras_dist_tensorflow.runtime_internals import is_eager
-from keras_dist_tensorflow.runtime_internals import is_made_outside
-from keras_dist_tensorflow.runtime_internals import watching_operations
+from keras_dist_tensorflow import runtime_internals
 
 _MARK = "_keras_dist_rows"
 _MADE = "_keras_dist_made"
@@ -34,7 +29,6 @@ _SHAPE = "shape"
 _PASSED_ON = {"Reshape": 0, "Identity": 0, "Cast": 0, "SelectV2": 2}
 SAME = tuple(_PASSED_ON)
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-SECTION = "The numbers differ"
 _READS = ("ReadVariableOp", "Placeholder")
 
 
@@ -57,19 +51,15 @@ class Made(NamedTuple):
 
 
 def mark_rows(values: Iterable[Any]) -> None:
-    """Marks tensors as rows of a batch, which differ between replicas.
-
-    Of sparse and ragged tensors the components are marked; values that are
-    no tensors are skipped.
-    """
+    """Marks tensors, or their components, as rows of a batch."""
     for value in values:
         if isinstance(value, tf.SparseTensor):
-            _mark(value.dense_shape, _SHAPE)
+            setattr(value.dense_shape, _MARK, _SHAPE)
             mark_rows([value.indices, value.values])
         elif isinstance(value, tf.RaggedTensor):
             mark_rows([*value.nested_row_splits, value.flat_values])
         elif isinstance(value, tf.Tensor):
-            _mark(value, _ROWS)
+            setattr(value, _MARK, _ROWS)
 
 
 @contextlib.contextmanager
@@ -78,22 +68,19 @@ def noting() -> Iterator[None]:
     if not tf.executing_eagerly():
         yield
         return
-    with watching_operations(_note):
+    with runtime_internals.watching_operations(_note):
         yield
 
 
 def made(node: OriginNode) -> Made | None:
-    """Returns the operation that made a tensor, `None` if not recorded.
-
-    Calls of functions are followed into their bodies, and out of them.
-    """
+    """Returns the operation that made a tensor, also in called functions."""
     tensor, calls = node
-    if is_eager(tensor):
+    if runtime_internals.is_eager(tensor):
         kept: Made | None = getattr(tensor, _MADE, None)
         return kept
     operation = tensor.op
     if operation.type in _CALLS:
-        body = body_of(operation)
+        body = runtime_internals.body_of(operation)
         if body is not None:
             inner = body.outputs[tensor.value_index]
             return Made("Identity", [OriginNode(inner, (*calls, operation))])
@@ -112,10 +99,7 @@ def made(node: OriginNode) -> Made | None:
 
 
 def depends_on_rows(start: OriginNode) -> bool:
-    """Returns whether a tensor was computed from marked rows.
-
-    Sizes of axes other than the first don't count: all replicas have the same.
-    """
+    """Returns whether a tensor was computed from marked rows."""
     seen = set()
     waiting = [start]
     while waiting:
@@ -124,7 +108,7 @@ def depends_on_rows(start: OriginNode) -> bool:
         if key in seen:
             continue
         seen.add(key)
-        if _mark_of(node):
+        if getattr(node.tensor, _MARK, None):
             return True
         how = made(node)
         if how is not None and how.kind != "Rank":
@@ -134,10 +118,7 @@ def depends_on_rows(start: OriginNode) -> bool:
 
 
 def are_equal(first: OriginNode, second: OriginNode) -> bool:
-    """Returns whether two tensors were computed alike, so have equal values.
-
-    False if that is not known.
-    """
+    """Returns whether tensors are known to be computed alike."""
     seen = set()
     waiting = [(first, second)]
     while waiting:
@@ -149,7 +130,12 @@ def are_equal(first: OriginNode, second: OriginNode) -> bool:
         how, also = made(one), made(other)
         if how is None or also is None:
             return False
-        if how.is_stateful or also.is_stateful or not _alike(how, also):
+        if how.is_stateful or also.is_stateful:
+            return False
+        alike = how.kind == also.kind and how.attributes == also.attributes
+        if not alike or how.output != also.output:
+            return False
+        if len(how.inputs) != len(also.inputs):
             return False
         waiting += zip(how.inputs, also.inputs, strict=True)
     return True
@@ -158,23 +144,12 @@ def are_equal(first: OriginNode, second: OriginNode) -> bool:
 def through(
     node: OriginNode, kinds: tuple[str, ...]
 ) -> tuple[OriginNode, Made | None]:
-    """Goes back through operations of the given kinds that pass a tensor on.
-
-    Returns the tensor before them, and the operation that made it.
-    """
+    """Returns the tensor before operations of some kinds, and its maker."""
     how = made(node)
     while how is not None and how.kind in kinds:
         node = how.inputs[_PASSED_ON[how.kind]]
         how = made(node)
     return node, how
-
-
-def _alike(how: Made, also: Made) -> bool:
-    return (
-        (how.kind, how.output) == (also.kind, also.output)
-        and how.attributes == also.attributes
-        and len(how.inputs) == len(also.inputs)
-    )
 
 
 def _is_size_of_another_axis(how: Made) -> bool:
@@ -201,18 +176,9 @@ def _is_size_of_another_axis(how: Made) -> bool:
 
 def _is_shape(node: OriginNode) -> bool:
     node, how = through(node, ("Identity", "Cast"))
-    if _mark_of(node) == _SHAPE:
+    if getattr(node.tensor, _MARK, None) == _SHAPE:
         return True
     return how is not None and how.kind in ("Shape", "ShapeN")
-
-
-def _mark(tensor: Any, what: str) -> None:
-    setattr(tensor, _MARK, what)
-
-
-def _mark_of(node: OriginNode) -> str | None:
-    mark: str | None = getattr(node.tensor, _MARK, None)
-    return mark
 
 
 def _note(
@@ -238,26 +204,20 @@ def _note(
         if has_rows is None:
             has_rows = any(depends_on_rows(OriginNode(each)) for each in inputs)
         if has_rows:
-            _mark(output, _ROWS)
+            setattr(output, _MARK, _ROWS)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepSizes:
-    """Known numbers of rows of the current step.
+    """Each replica's possible numbers of rows, and `tensors_so_far` then."""
 
-    `rows` has, for each replica, the set of known numbers of rows that it may
-    have. `start` is `tensors_so_far` when the step began.
-    """
-
+    # For each replica, the known numbers of rows that it may have.
     rows: Sequence[Set[int]] = ()
     start: int = 0
 
 
 class Owner(enum.IntEnum):
-    """Owner of indices that are not computed from the batch.
-
-    Of several workers' answers the largest counts, as the most certain.
-    """
+    """Owner of indices not from the batch; of several, the largest counts."""
 
     # Each replica has one index and one row: `ROWS` and `BATCH` look alike.
     UNKNOWN = 0
@@ -270,12 +230,7 @@ class Owner(enum.IntEnum):
 
 
 def owner_of(nodes: Sequence[OriginNode], sizes: StepSizes, name: str) -> Any:
-    """Returns the `Owner` of indices, or an integer tensor of its value.
-
-    `nodes` are each replica's indices, taken to be the same on all. A tensor
-    is returned where only their values tell. Warns of the variable's `name`
-    where the answer is a guess.
-    """
+    """Returns the `Owner` of indices, or a tensor; warns if it guesses."""
     inner = [_as_made(node) for node in nodes]
     lengths = [_length(node, sizes.start) for node in inner]
     if len(lengths) != len(sizes.rows) or not all(
@@ -308,18 +263,16 @@ def _length(node: OriginNode, start: int) -> int | None:
     source, how = through(node, SAME)
     # A variable's value has the variable's shape, whatever the batch.
     is_read = how is not None and how.kind in _READS
-    if node.calls or is_read or is_made_outside(source.tensor, start):
+    is_outside = runtime_internals.is_made_outside(source.tensor, start)
+    if node.calls or is_read or is_outside:
         return None
     shape = node.tensor.shape
     return shape[0] if shape.rank else None
 
 
 def _value_of(tensor: Any) -> bool | None:
-    """Computes a boolean that depends on no batch; `None` if it can't.
-
-    In a graph, a copy of the operations before it runs in a session.
-    """
-    if is_eager(tensor):
+    """Computes a boolean that depends on no batch; `None` if it can't."""
+    if runtime_internals.is_eager(tensor):
         return bool(tensor)
     graph = tensor.graph.as_graph_def()
     own = tf.compat.v1.graph_util.extract_sub_graph(graph, [tensor.op.name])
@@ -343,6 +296,6 @@ def _warn(name: str, count: int | None) -> None:
         "square gradients tell apart. If they are, compute them from the "
         "batch, as `0 * x + 2` does in place of `ops.full`; else make them "
         "outside of the step, as a tensor in the constructor. See "
-        f"'{SECTION}' in tutorials/errors.md.",
+        "'The numbers differ' in tutorials/errors.md.",
         stacklevel=2,
     )

@@ -1,9 +1,7 @@
 """One replica while its thread traces a step, or runs it eagerly.
 
-A tape sums over the elements of a target that has one value for each row. A
-step of `fit` adds gradients up with weights `rows / total`, which is right for
-means over rows; gradients of sums are multiplied by `total / rows` first. And
-each replica remembers its gradients, to notice if a step has changed them.
+A step adds gradients up with weights `rows / total`, right for means over rows;
+gradients of sums over rows are multiplied by `total / rows` first.
 """
 
 import functools
@@ -22,7 +20,6 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.replica import ALONE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.replica.exchange import may_be_rows
@@ -31,24 +28,20 @@ from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
-from keras_dist_tensorflow.keras_internals import native_variable
+from keras_dist_tensorflow.keras_internals import native_of
 
 T = TypeVar("T")
 
 
 class TensorFlowReplica(Replica):
-    """One replica while its thread traces a step, or runs it eagerly.
-
-    `round_` is the run of all replicas, and `derivatives` has, by id, each
-    gradient that a tape returned to it.
-    """
+    """A replica of a run; `derivatives` has gradients of tapes by id."""
 
     def __init__(
         self,
         index: int,
         share: Share,
         round_: Any,
-        group: ReplicaGroup = ALONE,
+        group: ReplicaGroup,
     ) -> None:
         super().__init__(index, share, group)
         self.round = round_
@@ -85,7 +78,7 @@ class TensorFlowReplica(Replica):
             )
 
     def read(self, variable: keras.Variable) -> Any:
-        native = native_variable(variable)
+        native = native_of(variable)
         if native is None:
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' was made in the middle of a "
@@ -135,8 +128,6 @@ def install_tapes() -> None:
 
 
 def _in_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `gradient` for replicas of a step."""
-
     @functools.wraps(original)
     def gradient(
         self: tf.GradientTape,
@@ -184,10 +175,7 @@ def _counted(
     sources: Any,
     output_gradients: Any,
 ) -> Any:
-    """Scales gradients of sums over rows by `total / rows`.
-
-    `of` returns the gradients for output gradients.
-    """
+    """Scales gradients of sums over rows, which `of` returns."""
     targets = tf.nest.flatten(target)
     are_variables = [_is_variable(s) for s in tf.nest.flatten(sources)]
     if (
@@ -230,7 +218,10 @@ def _counted(
         tf.nest.pack_sequence_as(
             target,
             [
-                _scaled(_or_ones(weight, each), inverse if is_sum else 1.0)
+                _scaled(
+                    tf.ones_like(each) if weight is None else weight,
+                    inverse if is_sum else 1.0,
+                )
                 for each, weight, is_sum in zip(
                     targets, weights, are_sums, strict=True
                 )
@@ -272,29 +263,17 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
 
 
 def _may_be_sum(target: Any, share: Share) -> bool:
-    """Returns whether a target's elements may belong to rows of the batch.
-
-    The tape's sum over them is a sum over rows then.
-    """
-    if not _has_axis(target) or _is_stack_of_scalars(target):
+    """Returns whether a target's elements may belong to rows."""
+    if not _has_axis(target):
         return False
+    is_in_graph = isinstance(target, tf.Tensor) and not tf.executing_eagerly()
+    if is_in_graph and target.op.type == "Pack" and target.shape.rank == 1:
+        return False  # a stack of losses, each over all rows
     return may_be_rows(target.shape[0], share.rows)
-
-
-def _is_stack_of_scalars(target: Any) -> bool:
-    """Returns whether a target is a stack of losses, each over all rows."""
-    if tf.executing_eagerly() or not isinstance(target, tf.Tensor):
-        return False
-    is_stack: bool = target.op.type == "Pack" and target.shape.rank == 1
-    return is_stack
 
 
 def _is_variable(source: Any) -> bool:
     return isinstance(source, (keras.Variable, tf.Variable))
-
-
-def _or_ones(weight: Any, target: Any) -> Any:
-    return tf.ones_like(target) if weight is None else weight
 
 
 def _scaled(gradient: Any, factor: Any) -> Any:

@@ -1,40 +1,4 @@
-"""The door to private names of TensorFlow.
-
-| name | why |
-|---|---|
-| `tensorflow.python.autograph.operators.control_flow` | `for` over a |
-| | distributed dataset in a `tf.function` |
-| `tensorflow.python.distribute.values.PerReplica` | a value that a |
-| | `tf.function` takes and returns |
-| `tensorflow.python.distribute.values.DistributedVariable` | `int(v)` and the |
-| | like for mirrored variables, as for plain ones |
-| `tensorflow.python.eager.context` | starts the runtime of several |
-| | workers, and asks it about them; the global seed |
-| `tensorflow.python.eager.context.context().op_callbacks` | threads of a |
-| | native strategy share the list |
-| `tensorflow.python.framework.op_callbacks` | records the operations that |
-| | replicas run eagerly: origins of sparse gradients' indices |
-| `tensorflow.python.framework.ops.EagerTensor` | tells eager tensors from |
-| | those of graphs |
-| `EagerTensor._id`, `tensorflow.python.pywrap_tfe.TFE_Py_UID` | tells if a |
-| | tensor was made before a step |
-| `FuncGraph.function_captures.by_val_internal` | the same in graphs, which |
-| | hold small captured tensors as constants |
-| `tf.Graph._get_function` | the body of a `tf.function` called in a graph |
-| `tensorflow.python.eager.record` | tells if a tape is open |
-| `tensorflow.python.pywrap_tfe` | tells if tapes are stopped |
-| `tensorflow.python.eager.tape` | makes tapes watch a `HeldVariable` |
-| `tensorflow.python.framework.composite_tensor` | the base class of sparse, |
-| | ragged and native per-replica values |
-| `tensorflow.python.ops.resource_variable_ops.BaseResourceVariable` | the |
-| | base class of `HeldVariable` |
-| `tensorflow.python.ops.summary_ops_v2._summary_state`, | a replica's |
-| `tf.Graph._variable_creator_stack` | thread takes over its caller's |
-| | summary writer and variable creators |
-
-`tests/backends/tensorflow/test_internals.py` and `test_origins.py` fail
-readably when one moves.
-"""
+"""The door to private names of TensorFlow; functions say what each is for."""
 
 import contextlib
 import functools
@@ -72,25 +36,14 @@ def native_per_replica(values: Sequence[Any]) -> Any:
 
 
 def is_composite(value: Any) -> bool:
-    """Returns whether a value is composite: sparse, ragged or per-replica.
-
-    A `tf.function` can return native composite values.
-    """
+    """Tells if a value is sparse, ragged or per-replica to TensorFlow."""
     return isinstance(value, CompositeTensor)
 
 
 def is_recording() -> bool:
-    """Returns whether a tape or forward accumulator records this thread."""
-    return bool(record.could_possibly_record())
-
-
-def is_computed_again() -> bool:
-    """Returns whether this thread's tapes are stopped.
-
-    `tf.recompute_grad` stops them in the forward pass, and computes it again
-    under a tape.
-    """
-    return bool(pywrap_tfe.TFE_Py_TapeSetIsStopped())
+    """Tells if a tape records here, or `tf.recompute_grad` has stopped it."""
+    is_stopped = pywrap_tfe.TFE_Py_TapeSetIsStopped()
+    return bool(record.could_possibly_record() or is_stopped)
 
 
 def watch(variable: BaseResourceVariable) -> None:
@@ -99,11 +52,7 @@ def watch(variable: BaseResourceVariable) -> None:
 
 
 def captured_creation() -> Callable[..., Any]:
-    """Captures this thread's variable creators and settings of summaries.
-
-    Returns a function of a context manager that gives them to another thread,
-    but for the summary writer unless it `writes`.
-    """
+    """Captures variable creators and summaries for another thread."""
     creators = tf.compat.v1.get_default_graph()._variable_creator_stack
     summaries = dict(vars(summary_ops_v2._summary_state))
 
@@ -125,20 +74,14 @@ def captured_creation() -> Callable[..., Any]:
 
 @functools.cache
 def silence_advice() -> None:
-    """Silences TensorFlow's advice on `MirroredStrategy` run eagerly.
-
-    It is about native methods, which the user has not called.
-    """
+    """Silences TensorFlow's advice on `MirroredStrategy` run eagerly."""
     tf.get_logger().addFilter(
         lambda record: "MirroredStrategy eagerly" not in str(record.msg)
     )
 
 
 def register_loop(kind: type) -> None:
-    """Makes `for` loops over objects of a class part of a traced graph.
-
-    The class has a method `reduce(initial_state, reduce_func)`.
-    """
+    """Makes `for` over a class that has `reduce` part of a traced graph."""
 
     def loop(iterable: Any, *args: Any) -> None:
         if tf.executing_eagerly():
@@ -150,7 +93,6 @@ def register_loop(kind: type) -> None:
 
 
 def has_started() -> bool:
-    """Returns whether TensorFlow has started, so that its devices are final."""
     return bool(context.context()._initialized)
 
 
@@ -161,11 +103,7 @@ def configure_runtime(
     joining_ms: int,
     silence_ms: int,
 ) -> None:
-    """Prepares this worker's runtime, before TensorFlow has started.
-
-    Workers wait `joining_ms` for one another. One without a heartbeat for
-    `silence_ms` counts as lost.
-    """
+    """Prepares this worker's runtime, before TensorFlow has started."""
     runtime = context.context()
     leader = f"/job:{job}/replica:0/task:0"
     own_devices_only = (f"/job:{job}/task:{index}",)
@@ -194,7 +132,6 @@ def configure_runtime(
 
 
 def start_runtime() -> None:
-    """Starts TensorFlow, and with it this worker's server."""
     context.context().ensure_initialized()
 
 
@@ -224,11 +161,7 @@ def runtime_task() -> int | None:
 
 
 def random_state() -> str:
-    """Returns the global seed and the state of the draws of operations' seeds.
-
-    Sets a global seed if there is none, because TensorFlow draws a seed
-    wherever it finds none.
-    """
+    """Returns the global seed and the state of operations' seeds."""
     now = context.context()
     if context.global_seed() is None:
         tf.random.set_seed(secrets.randbelow(2**31))
@@ -253,10 +186,7 @@ def tensors_so_far() -> int:
 
 
 def is_made_outside(tensor: Any, start: int) -> bool:
-    """Returns whether a tensor was made before a step or outside its graph.
-
-    `start` is `tensors_so_far` when the step began.
-    """
+    """Tells if a tensor is of before a step or outside of its graph."""
     if is_eager(tensor):
         return bool(tensor._id < start)
     captures = getattr(tensor.graph, "function_captures", None)
@@ -289,17 +219,10 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
 
 @functools.cache
 def install_conversions() -> None:
-    """Adds `int(v)`, `float(v)` and `complex(v)` to mirrored variables.
-
-    TensorFlow has them for plain variables only. `bool(v)` is not added:
-    TensorFlow itself uses it to ask whether there is a variable.
-    """
+    """Adds `int(v)`, `float(v)` and `complex(v)` to mirrored variables."""
     for kind in (complex, float, int):
-        setattr(DistributedVariable, f"__{kind.__name__}__", _converting(kind))
 
+        def convert(self: Any, kind: Any = kind) -> Any:
+            return kind(self.read_value())
 
-def _converting(kind: type) -> Callable[[Any], Any]:
-    def convert(self: Any) -> Any:
-        return kind(self.read_value())
-
-    return convert
+        setattr(DistributedVariable, f"__{kind.__name__}__", convert)

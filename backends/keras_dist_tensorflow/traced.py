@@ -25,18 +25,14 @@ from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_tensorflow import runtime_internals
-from keras_dist_tensorflow.runtime_internals import native_per_replica
-from keras_dist_tensorflow.variables import Moves
+from keras_dist_tensorflow.natives import Moves
 
 MADE_AGAIN = "singleton tf.Variables"
 DIVERGED = "Replicas left different values"
 
 
 class Traced:
-    """A function of `args` and `kwargs`, traced once for each signature.
-
-    `name` stands in messages and profiles.
-    """
+    """A function of `args` and `kwargs`, traced once for each signature."""
 
     def __init__(
         self, name: str, fn: Callable[..., Any], jit_compile: bool | None
@@ -83,7 +79,12 @@ class Traced:
             leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
             self._log.note([leaf for leaf in leaves if tf.is_tensor(leaf)])
             creating = keras_hooks().creating
-            with inlining(), creating(), self._variables():
+            refusing = (
+                refusing_variables(self._name)
+                if self._has_run
+                else contextlib.nullcontext()
+            )
+            with inlining(), creating(), refusing:
                 args, kwargs = map_nest(_opened, (args, kwargs))
                 return map_nest(_closed_result, self._fn(args, kwargs))
 
@@ -102,17 +103,9 @@ class Traced:
             "of Python, of which each is compiled on its own."
         )
 
-    def _variables(self) -> contextlib.AbstractContextManager[None]:
-        if self._has_run:
-            return refusing_variables(self._name)
-        return contextlib.nullcontext()
 
-
-class _Static:
-    """A Python value that enters or leaves a `tf.function` unchanged.
-
-    TensorFlow sees a nest without tensors, whose structure is the value.
-    """
+class _PythonValue:
+    """A value that passes a `tf.function` as the structure of a nest."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -121,11 +114,11 @@ class _Static:
         return (self.value,), ()
 
     @classmethod
-    def __tf_unflatten__(cls, metadata: tuple[Any], _: Any) -> "_Static":
+    def __tf_unflatten__(cls, metadata: tuple[Any], _: Any) -> "_PythonValue":
         return cls(*metadata)
 
 
-class _Same:
+class _SameVariable:
     """A variable as an argument, compared by identity and not by value."""
 
     def __init__(self, variable: keras.Variable) -> None:
@@ -134,7 +127,7 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Same)
+            isinstance(other, _SameVariable)
             and self.variable() is not None
             and self.variable() is other.variable()
         )
@@ -144,15 +137,14 @@ class _Same:
 
 
 def _closed(leaf: Any) -> Any:
-    """Converts an argument to what a `tf.function` takes."""
     if isinstance(leaf, keras.Variable):
-        return _Static(_Same(leaf))
+        return _PythonValue(_SameVariable(leaf))
     if isinstance(leaf, (np.ndarray, np.generic)):
         return tf.convert_to_tensor(leaf)
     if type(leaf) in (PerReplica, Mirrored) and all(
         _is_number(value) for value in leaf.values
     ):
-        return native_per_replica(
+        return runtime_internals.native_per_replica(
             [tf.convert_to_tensor(value) for value in leaf.values]
         )
     return leaf
@@ -180,13 +172,13 @@ def _closed_result(leaf: Any) -> Any:
         return leaf
     if any(tf.is_symbolic_tensor(each) for each in held_in(leaf)):
         refuse_result(leaf)
-    return _Static(leaf)
+    return _PythonValue(leaf)
 
 
 def _opened(leaf: Any) -> Any:
-    if isinstance(leaf, _Static):
+    if isinstance(leaf, _PythonValue):
         value = leaf.value
-        return value.variable() if isinstance(value, _Same) else value
+        return value.variable() if isinstance(value, _SameVariable) else value
     if type(leaf) in (PerReplica, Mirrored):
         return _mapped(_opened, leaf)
     return leaf
@@ -197,10 +189,7 @@ def _mapped(fn: Callable[[Any], Any], leaf: Any) -> Any:
 
 
 def register_values() -> None:
-    """Registers our values as nests of `tf.nest`, and native ones as ours.
-
-    `for` loops over distributed datasets become part of a traced graph.
-    """
+    """Makes our values nests of `tf.nest`, and native ones ours."""
     DistributedValues.register(tf.distribute.DistributedValues)
     PerReplica.register(tf.types.experimental.distributed.PerReplica)
     kinds: tuple[Any, ...] = (PerReplica, Mirrored)

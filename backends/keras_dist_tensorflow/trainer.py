@@ -14,15 +14,11 @@ from keras import tree
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.plugin.front_end import bound
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.variables import outside_of_traces
+from keras_dist_tensorflow.natives import outside_of_traces
 
 
 class OneReplica:
-    """Stand-in for a native strategy with one replica, for Keras' trainer.
-
-    The data pipeline, the loop and the callbacks see global batches only.
-    """
+    """Stand-in for a native strategy, so Keras' trainer sees one replica."""
 
     num_replicas_in_sync = 1
 
@@ -33,34 +29,26 @@ class OneReplica:
         kwargs: Mapping[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """Calls `fn`."""
         return fn(*args, **(kwargs or {}))
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: Any = None
     ) -> Any:
-        """Returns the dataset itself."""
         return dataset
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Returns the value in a tuple of one."""
         return (value,)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """Returns the value itself."""
         return value
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns an empty context: each model enters its own scope."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext()  # each model enters its own scope
 
 
 @functools.cache
 def install_plain_models() -> None:
-    """Makes models outside any strategy retrace once their variables moved.
-
-    A distributed model that shares their layers may move them.
-    """
+    """Makes models of no strategy retrace once their variables moved."""
     for name in ("train", "test", "predict"):
         method = f"make_{name}_function"
         original = getattr(Trainer, method)
@@ -78,7 +66,7 @@ def _knowing_its_variables(
     def make(self: keras.Model, force: bool = False) -> Any:
         if bound(self) is None:
             # A trace keeps the `tf.Variable`s that it captured.
-            now = [id(native_variable(v)) for v in self.variables]
+            now = [id(keras_internals.native_of(v)) for v in self.variables]
             force = force or traced.get(self, now) != now
             traced[self] = now
         return original(self, force)
@@ -89,8 +77,6 @@ def _knowing_its_variables(
 def built_first(
     model: keras.Model, name: str, step: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    """Returns `step`, preceded by `build`."""
-
     def built(data: Any) -> Any:
         build(model, name, data)
         return step(data)
@@ -100,11 +86,8 @@ def built_first(
 
 
 def build(model: keras.Model, name: str, data: Any) -> None:
-    """Builds a model from the shapes of a batch, before its step `name`.
-
-    On TensorFlow, Keras builds inside the step too. Drawing a batch from the
-    user's data beforehand would change a shuffled order.
-    """
+    """Builds a model from a batch's shapes, before its step `name`."""
+    # Drawing a batch of the user's data first would change a shuffled order.
     layers = not keras_internals.layers_are_built(model)
     compiled = name != "predict_step" and (
         not keras_internals.compiled_parts_are_built(model)

@@ -1,4 +1,7 @@
-"""Communication between workers, by TensorFlow's collectives."""
+"""Communication between workers, by TensorFlow's collectives.
+
+They support few dtypes: gathered tensors travel as 32-bit words.
+"""
 
 import contextlib
 import math
@@ -16,14 +19,13 @@ from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
-from keras_dist_tensorflow import messages
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import listen_to_own_address
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
-from keras_dist_tensorflow.variables import apart
+from keras_dist_tensorflow.natives import apart
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
@@ -38,12 +40,9 @@ _MOST = 2**31 // _NUM_KINDS - 1
 
 
 class TensorFlowWorkers(Workers):
-    """Collectives on one device of each worker.
+    """Collectives on one device of each worker, ordered by a token.
 
-    A collective's key is its kind and its size. So a key never stands for two
-    shapes, whatever functions a worker has traced and in which order, and the
-    runtime remembers few keys. Collectives with the same key never overlap: a
-    token orders all collectives of a worker.
+    A key is a collective's kind and size, so it never stands for two shapes.
     """
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
@@ -60,17 +59,13 @@ class TensorFlowWorkers(Workers):
         self._is_over = False
 
     def sum(self, tensors: Sequence[Any], wire: str | None = None) -> list[Any]:
-        """Sums each tensor over the workers.
-
-        The last tensors are sent first, as gradients of the last layers are
-        there first. With the dtype `wire`, float32 tensors travel as that.
-        """
+        """Sums tensors, last first; float32 travels as the dtype `wire`."""
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             sent = [
-                messages.sendable(t, tf.as_dtype(wire))
+                _sendable(t, tf.as_dtype(wire))
                 if wire and t.dtype == tf.float32
-                else messages.sendable(t, t.dtype)
+                else _sendable(t, t.dtype)
                 for t in tensors
             ]
             kinds = [t.dtype for t in sent]
@@ -81,16 +76,16 @@ class TensorFlowWorkers(Workers):
                 packs(kinds, sizes, limit, last_first=True),
                 sent,
             )
-            return list(map(messages.received, totals, tensors))
+            return list(map(_received, totals, tensors))
 
     def _sum_packed(self, tensors: list[Any]) -> list[Any]:
         """Sums tensors of one dtype over the workers, in one collective."""
         flats = [tf.reshape(tensor, [-1]) for tensor in tensors]
         flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
-        sizes = [messages.size_of(each) for each in flats]
+        sizes = [_size_of(each) for each in flats]
         parts = tf.split(self._reduced(flat), sizes)
         return [
-            tf.reshape(part, messages.shape_of(tensor))
+            tf.reshape(part, _shape_of(tensor))
             for part, tensor in zip(parts, tensors, strict=True)
         ]
 
@@ -100,12 +95,12 @@ class TensorFlowWorkers(Workers):
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             # One word more: TensorFlow crashes on an empty collective.
-            words = [*map(messages.to_words, tensors), tf.zeros([1], tf.int32)]
-            sizes = [messages.size_of(each) for each in words]
+            words = [*map(_to_words, tensors), tf.zeros([1], tf.int32)]
+            sizes = [_size_of(each) for each in words]
             rows = self._gathered(tf.concat(words, axis=0))
             return [
                 [
-                    messages.from_words(part, t)
+                    _from_words(part, t)
                     for part, t in zip(
                         tf.split(row, sizes)[:-1], tensors, strict=True
                     )
@@ -116,23 +111,61 @@ class TensorFlowWorkers(Workers):
     def gather_rows(
         self, tensors: Sequence[Any], shares: Sequence[Share]
     ) -> list[list[Any]]:
+        # One collective, and a second one if a tensor has another size than
+        # `rows[w]` on worker `w`.
         rows = [share.rows for share in shares]
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            if not any(tensor.shape.rank for tensor in tensors):
+            ragged = [t for t in tensors if t.shape.rank]
+            if not ragged:
                 return self.gather(tensors)
-            return self._gather_by_rows(tensors, rows)
+            own = rows[self.cluster.index]
+            are_known = all(isinstance(n, int) for n in rows)
+            most = max(rows) if are_known else tf.reduce_max(tf.stack(rows))
+            is_static = are_known and not tf.executing_eagerly()
+            sizes = [tf.shape(t)[0] for t in ragged]
+            fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
+            padded = [
+                _padded(t[:most], most) if t.shape.rank else t for t in tensors
+            ]
+            everyone = self.gather([fits, *padded])
+            all_fit = tf.reduce_all([each[0] for each in everyone])
+
+            def by_rows() -> list[list[Any]]:
+                return [
+                    [v[:count] if v.shape.rank else v for v in each]
+                    for (_, *each), count in zip(everyone, rows, strict=True)
+                ]
+
+            def by_sizes() -> list[list[Any]]:
+                everyone = self._gather_ragged(tensors)
+                if not is_static or len(set(rows)) > 1:
+                    return everyone
+                return [
+                    [
+                        _of_known_size(value, t, worker)
+                        for value, t in zip(each, tensors, strict=True)
+                    ]
+                    for worker, each in enumerate(everyone)
+                ]
+
+            known = {t.shape[0] for t in ragged} - {None}
+            if is_static and known - {own}:
+                # Sizes of other branches would hide those that are known.
+                return by_sizes()
+            result: list[list[Any]] = tf.cond(all_fit, by_rows, by_sizes)
+            return result
 
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         if not tensors:
             return []
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            words = [messages.to_words(tensor) for tensor in tensors]
+            words = [_to_words(tensor) for tensor in tensors]
             if not self.cluster.is_chief:
                 words = [tf.zeros_like(each) for each in words]
             return [
-                messages.from_words(each, t)
+                _from_words(each, t)
                 for each, t in zip(self.sum(words), tensors, strict=True)
             ]
 
@@ -197,51 +230,6 @@ class TensorFlowWorkers(Workers):
         except tf.errors.OpError:
             return  # Some worker is lost: there is nothing to wait for.
 
-    def _gather_by_rows(
-        self, tensors: Sequence[Any], rows: Sequence[Any]
-    ) -> list[list[Any]]:
-        """Gathers tensors with `rows[w]` rows on worker `w`, or scalars.
-
-        Takes one collective, and a second one if a tensor has another size.
-        """
-        own = rows[self.cluster.index]
-        are_known = all(isinstance(n, int) for n in rows)
-        most = max(rows) if are_known else tf.reduce_max(tf.stack(rows))
-        is_static = are_known and not tf.executing_eagerly()
-        sizes = [tf.shape(t)[0] for t in tensors if t.shape.rank]
-        fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
-        padded = [
-            messages.padded(t[:most], most) if t.shape.rank else t
-            for t in tensors
-        ]
-        everyone = self.gather([fits, *padded])
-        all_fit = tf.reduce_all([each[0] for each in everyone])
-
-        def by_rows() -> list[list[Any]]:
-            return [
-                [value[:count] if value.shape.rank else value for value in each]
-                for (_, *each), count in zip(everyone, rows, strict=True)
-            ]
-
-        def by_sizes() -> list[list[Any]]:
-            everyone = self._gather_ragged(tensors)
-            if not is_static or len(set(rows)) > 1:
-                return everyone
-            return [
-                [
-                    messages.of_known_size(value, t, worker)
-                    for value, t in zip(each, tensors, strict=True)
-                ]
-                for worker, each in enumerate(everyone)
-            ]
-
-        known = {t.shape[0] for t in tensors if t.shape.rank} - {None}
-        if is_static and known - {own}:
-            # Sizes of other branches would hide those that are known.
-            return by_sizes()
-        result: list[list[Any]] = tf.cond(all_fit, by_rows, by_sizes)
-        return result
-
     def _gather_ragged(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """Gathers tensors whose first axes may differ between workers."""
         count = self.cluster.num_workers
@@ -254,8 +242,7 @@ class TensorFlowWorkers(Workers):
             rows = tf.reshape(self._gathered(own), [count, -1])
             most = iter(tf.unstack(tf.reduce_max(rows, axis=0)))
             padded = [
-                messages.padded(t, next(most)) if t.shape.rank else t
-                for t in tensors
+                _padded(t, next(most)) if t.shape.rank else t for t in tensors
             ]
             everyone = self.gather(padded)
             for worker, values in enumerate(everyone):
@@ -286,7 +273,7 @@ class TensorFlowWorkers(Workers):
                 input=flat,
                 merge_op="Add",
                 final_op="Id",
-                **self._arguments(flat, messages.SUMMED.index(flat.dtype)),
+                **self._arguments(flat, _SUMMED.index(flat.dtype)),
             )
         reduced.set_shape(flat.shape)
         return reduced
@@ -305,9 +292,7 @@ class TensorFlowWorkers(Workers):
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
         with tf.device("/device:CPU:0"):
-            key = (
-                tf.convert_to_tensor(messages.size_of(flat)) * _NUM_KINDS + kind
-            )
+            key = tf.convert_to_tensor(_size_of(flat)) * _NUM_KINDS + kind
         return {
             "group_size": self.cluster.num_workers,
             "group_key": _GROUP,
@@ -316,3 +301,123 @@ class TensorFlowWorkers(Workers):
             "communication_hint": self.options.implementation.value.lower(),
             "timeout_seconds": self._timeout,
         }
+
+
+# Dtypes that are summed without a cast; the position is a part of the key.
+_SUMMED = (
+    tf.float32,
+    tf.float64,
+    tf.float16,
+    tf.bfloat16,
+    tf.int32,
+    tf.int64,
+)
+
+
+def _to_words(tensor: Any) -> Any:
+    """Converts a tensor of numbers or booleans to an int32 vector."""
+    size = _size(tensor.dtype)
+    if tensor.dtype == tf.bool:
+        tensor = tf.cast(tensor, tf.uint8)
+    if size == 2:
+        tensor = tf.bitcast(tensor, tf.uint16)
+    words = (
+        tf.cast(tensor, tf.int32) if size < 4 else tf.bitcast(tensor, tf.int32)
+    )
+    return tf.reshape(words, [-1])
+
+
+def _from_words(words: Any, like: Any) -> Any:
+    """Converts the words of a tensor like another one back to a tensor."""
+    dtype = like.dtype
+    size = _size(dtype)
+    if size > 4:
+        words = tf.reshape(words, [-1, size // 4])
+    if dtype == tf.bool:
+        values = tf.cast(words, tf.bool)
+    elif size == 2:
+        values = tf.bitcast(tf.cast(words, tf.uint16), dtype)
+    elif size == 1:
+        values = tf.cast(words, dtype)
+    else:
+        values = tf.bitcast(words, dtype)
+    return _with_shape_of(tf.reshape(values, _shape_of(like)), like)
+
+
+def _shape_of(tensor: Any) -> Any:
+    """Returns a tensor's shape: a list of integers if known, or a tensor."""
+    static = tensor.shape
+    if static.is_fully_defined():
+        return static.as_list()
+    return tf.shape(tensor)
+
+
+def _size_of(tensor: Any) -> Any:
+    """Returns a tensor's size: an integer if that is known, or a tensor."""
+    count = tensor.shape.num_elements()
+    return tf.size(tensor) if count is None else count
+
+
+def _size(dtype: tf.DType) -> int:
+    if dtype in (tf.string, tf.resource, tf.variant):
+        raise TypeError(
+            "Only numbers and booleans travel between workers on TensorFlow. "
+            f"Received: a tensor of dtype '{dtype.name}'. Encode it as "
+            "numbers, for instance with `keras.layers.StringLookup`."
+        )
+    return int(dtype.size)
+
+
+def _sendable(tensor: Any, dtype: tf.DType) -> Any:
+    """Converts a tensor to `dtype`, or to one that collectives can sum."""
+    if tensor.dtype.is_complex:
+        half = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
+        return tf.bitcast(tensor, half)
+    if dtype not in _SUMMED:
+        if not dtype.is_integer:
+            raise TypeError(
+                "Only numbers can be summed over workers. Received: a tensor "
+                f"of dtype '{dtype.name}'."
+            )
+        # Overflows as its own dtype would, once `_received` casts it back.
+        dtype = tf.int64 if dtype.size > 2 else tf.int32
+    return tf.cast(tensor, dtype)
+
+
+def _received(total: Any, like: Any) -> Any:
+    """Undoes `_sendable` on a sum: the dtype and static shape of `like`."""
+    if like.dtype.is_complex:
+        total = tf.bitcast(total, like.dtype)
+    return _with_shape_of(tf.cast(total, like.dtype), like)
+
+
+def _with_shape_of(tensor: Any, like: Any) -> Any:
+    """Gives a tensor the static shape of another one."""
+    tensor.set_shape(like.shape)
+    return tensor
+
+
+def _padded(tensor: Any, rows: Any) -> Any:
+    """Adds rows of zeros to a tensor, up to a number of rows."""
+    missing = [[0, rows - tf.shape(tensor)[0]]]
+    return tf.pad(tensor, missing + [[0, 0]] * (tensor.shape.rank - 1))
+
+
+def _of_known_size(tensor: Any, like: Any, worker: int) -> Any:
+    """Returns a worker's tensor, refused if its size isn't that of `like`."""
+    known = like.shape[0] if like.shape.rank else None
+    if known is None:
+        return tensor
+    size = tf.shape(tensor)[0]
+    message = (
+        "Workers gather tensors of other sizes. Received: from worker "
+        f"{worker}, this number of rows:"
+    )
+    advice = (
+        f"Expected: {known}, as here. Sizes that differ between replicas must "
+        "be found while the graph runs, for instance by `tf.boolean_mask`, "
+        "not in Python."
+    )
+    check = tf.debugging.Assert(tf.equal(size, known), [message, size, advice])
+    with tf.control_dependencies([check]):
+        return _with_shape_of(tf.identity(tensor), like)

@@ -32,11 +32,7 @@ from keras_dist_torch.workers import TorchWorkers
 
 
 class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
-    """The `Backend` over PyTorch's GPUs and any number of virtual CPU devices.
-
-    PyTorch has one CPU device. Virtual ones share its memory and its threads;
-    they differ in name, and in the replica that runs on them.
-    """
+    """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
 
     def __init__(self) -> None:
         self._num_cpus = 1
@@ -113,9 +109,11 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
         with torch.enable_grad():
             # New tensors: `fn` may use the caller's through a closure, and
             # those uses are not differentiated.
-            own = [_argument(tensor) for tensor in tensors]
-            leaves, overlay = _leaves(variables)
-            with overlay:
+            own = [
+                t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
+                for t in tensors
+            ]
+            with _read_as_leaves(variables) as leaves:
                 value, aux = fn(*own)
             gradients = _gradients(value, [*leaves, *own], is_nested)
         if not is_nested:
@@ -124,16 +122,11 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
         return value, aux, gradients
 
 
-def _argument(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.requires_grad:
-        return tensor.view_as(tensor)
-    return tensor.detach().requires_grad_()
-
-
-def _leaves(
+@contextlib.contextmanager
+def _read_as_leaves(
     variables: Sequence[keras.Variable],
-) -> tuple[list[torch.Tensor], contextlib.AbstractContextManager[Any]]:
-    """Returns leaves of autograd for variables, and a scope that reads them."""
+) -> Iterator[list[torch.Tensor]]:
+    """Makes variables read as leaves of autograd, which it yields."""
     leaves = [variable.value for variable in variables]
     overlaid = []
     for index, variable in enumerate(variables):
@@ -142,18 +135,14 @@ def _leaves(
             leaves[index] = leaves[index].detach().clone().requires_grad_()
             overlaid.append((variable, leaves[index]))
     if not overlaid:
-        return leaves, contextlib.nullcontext()
-    return leaves, _overlay(overlaid)
-
-
-@contextlib.contextmanager
-def _overlay(overlaid: list[Any]) -> Iterator[None]:
+        yield leaves
+        return
     hooks = keras_hooks()
     hooks.install_for_functions()
     overlay = Overlay(overlaid)
     try:
         with hooks.creating(), overlay:
-            yield
+            yield leaves
     finally:
         overlay.release()
 
@@ -163,11 +152,10 @@ def _gradients(
 ) -> list[Any]:
     if not value.requires_grad:
         return [None] * len(sources)
-    return list(
-        torch.autograd.grad(
-            value, sources, allow_unused=True, create_graph=is_nested
-        )
+    found = torch.autograd.grad(
+        value, sources, allow_unused=True, create_graph=is_nested
     )
+    return list(found)
 
 
 def _detached(leaf: Any) -> Any:

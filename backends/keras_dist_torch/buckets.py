@@ -22,18 +22,7 @@ _PLACE = "_keras_dist_bucket"
 
 
 class Order:
-    """The assignment of an optimizer's gradients to buckets.
-
-    It is the same on every worker. A bucket has at most `limit` bytes, or one
-    larger gradient.
-
-    Attributes:
-        likes: List with the shape and dtype of each gradient.
-        buckets: List with the positions of the gradients in each bucket. The
-            last variables come first, because their gradients do.
-        is_early: Boolean, whether buckets may be sent before all gradients
-            are computed.
-    """
+    """The assignment of an optimizer's gradients to buckets, last first."""
 
     def __init__(self, variables: Sequence[keras.Variable], limit: int) -> None:
         self.likes = [
@@ -48,12 +37,12 @@ class Order:
         )
         # As they are complete, where variables have several dtypes.
         self.buckets.sort(key=min, reverse=True)
+        # Whether buckets may be sent before all gradients are there.
         self.is_early = True
         for position, variable in enumerate(variables):
             setattr(variable, _PLACE, (self, position))
 
     def is_of(self, variables: Sequence[keras.Variable]) -> bool:
-        """Returns whether the order was made for these variables."""
         return len(self.likes) == len(variables) and all(
             vars(variable).get(_PLACE) == (self, position)
             for position, variable in enumerate(variables)
@@ -63,27 +52,26 @@ class Order:
 class Bucket:
     """Gradients of one dtype whose sum over workers is in progress.
 
-    The summed tensor holds the gradients, zeros where this worker has none,
-    and after them a 1 for each gradient that it has and a 0 for the others,
-    and at last the flag.
+    After them the sum has a 1 for each that is not `None`, then the flag.
     """
 
     def __init__(
         self,
-        likes: Sequence[tuple[torch.Size, torch.dtype]],
+        order: Order,
+        positions: Sequence[int],
         gradients: Sequence[torch.Tensor | None],
         device: torch.device,
         workers: TorchWorkers,
         flag: bool = False,
     ) -> None:
-        self._likes = likes
-        dtype = likes[0][1]
+        self._likes = [order.likes[position] for position in positions]
+        dtype = self._likes[0][1]
         flags = [float(g is not None) for g in gradients] + [float(flag)]
         parts = [
             torch.zeros(shape.numel(), dtype=dtype, device=device)
             if gradient is None
             else gradient.detach().reshape(-1).to(dtype)
-            for gradient, (shape, _) in zip(gradients, likes, strict=True)
+            for gradient, (shape, _) in zip(gradients, self._likes, strict=True)
         ]
         flat = torch.cat([*parts, torch.tensor(flags, device=device).to(dtype)])
         wire = workers.options.dtype
@@ -93,10 +81,7 @@ class Bucket:
         self._wait: Callable[[], None] = workers.start_sum(flat)
 
     def finish(self) -> tuple[list[torch.Tensor | None], bool]:
-        """Waits for the sums, `None` where no worker has a gradient.
-
-        The second result is true if any worker's flag is set.
-        """
+        """Waits; returns sums, some `None`, and if any worker's flag is set."""
         self._wait()
         sizes = [shape.numel() for shape, _ in self._likes]
         *parts, flags = self._flat.split([*sizes, len(sizes) + 1])
@@ -112,16 +97,9 @@ class Bucket:
 class Overlap:
     """Sums gradients over workers while the backward pass still runs.
 
-    Buckets are sent in the same order on every worker, each as soon as all
-    local replicas have its gradients; the last one is sent with the update.
-    The optimizer may then be given other gradients, such as the sum of two
-    passes, and maybe on one worker only. The flag of the last bucket tells
-    all workers. They send all buckets again then, and none early any more.
-
-    It is a context. At its end it waits for buckets that were sent early and
-    not asked for; after an error, when other workers may not have sent theirs,
-    it only forgets them. The sums are on `device`, and `weights` are those of
-    the replicas that take part.
+    A bucket is sent once all local replicas have it, in one order everywhere.
+    The optimizer may be given other gradients than those sent, maybe on one
+    worker only. By the last bucket's flag all know, and send everything again.
     """
 
     def __init__(
@@ -143,16 +121,13 @@ class Overlap:
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         sent, self._sent = self._sent, {}
         self._ready.clear()
+        # After an error, other workers may not have sent theirs.
         if kind is None:
             for bucket in itertools.chain(*sent.values()):
                 bucket.finish()
 
     def watch(self, variable: Any, leaf: torch.Tensor, replica: int) -> None:
-        """Sends a variable's bucket early, once its gradients are there.
-
-        `leaf` is the tensor with which the replica, the one at this position
-        among those that take part, reads the `keras.Variable`.
-        """
+        """Sends a variable's bucket once replicas' leaves have gradients."""
         order, position = vars(variable).get(_PLACE, (None, 0))
         if order is None or not order.is_early or len(order.buckets) == 1:
             return
@@ -168,12 +143,7 @@ class Overlap:
         own: list[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """Sums gradients over workers, using buckets sent already.
-
-        `gradients` are those of each replica that takes part, `own` their
-        weighted sums. Both have `None` for variables without; so has the
-        result, where no worker has a gradient.
-        """
+        """Sums each replica's gradients, whose local sums are `own`."""
         if not variables:
             return own
         order, _ = vars(variables[0]).get(_PLACE, (None, 0))
@@ -186,7 +156,9 @@ class Overlap:
 
         def send(positions: list[int], flag: bool = False) -> Bucket:
             chosen = [own[position] for position in positions]
-            return self._bucket(order, positions, chosen, flag)
+            return Bucket(
+                order, positions, chosen, self._device, self._workers, flag
+            )
 
         *early, last = order.buckets
         started = sent + [send(positions) for positions in early[len(sent) :]]
@@ -199,16 +171,6 @@ class Overlap:
             finished = [bucket.finish()[0] for bucket in again]
         summed = iter([*finished, totals])
         return in_packs(lambda _: next(summed), order.buckets, own)
-
-    def _bucket(
-        self,
-        order: Order,
-        positions: Sequence[int],
-        gradients: Sequence[Any],
-        flag: bool = False,
-    ) -> Bucket:
-        likes = [order.likes[position] for position in positions]
-        return Bucket(likes, gradients, self._device, self._workers, flag)
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any
@@ -223,12 +185,15 @@ class Overlap:
             if any(len(ready.get(p, ())) < count for p in positions):
                 return
             with torch.no_grad():
-                gradients = weighted_sum(
+                sums = weighted_sum(
                     [[ready[p][i][0] for p in positions] for i in range(count)],
                     self._weights,
                     self._device,
                 )
-                sent.append(self._bucket(order, positions, gradients))
+                bucket = Bucket(
+                    order, positions, sums, self._device, self._workers
+                )
+                sent.append(bucket)
 
     def _is_same(
         self, order: Order, gradients: Sequence[Sequence[Any]]

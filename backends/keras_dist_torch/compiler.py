@@ -1,10 +1,6 @@
-"""Compiled functions on PyTorch: `torch.compile`, only if asked for.
-
-Their results are snapshots, which don't change when variables are assigned.
-"""
+"""Compiled functions on PyTorch: `torch.compile`, only if asked for."""
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -68,8 +64,7 @@ class TorchCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        if not isinstance(fn, CompiledFunction):
-            return strategy.run_uncompiled(fn, args, kwargs)
+        assert isinstance(fn, CompiledFunction)  # nothing else without traces
         check_cross_replica(strategy, "run")
         check_arguments(fn, args, kwargs or {})
         args, kwargs = map_nest(_traced, (args, kwargs))
@@ -85,11 +80,12 @@ class TorchCompiler(Compiler):
 
     @contextlib.contextmanager
     def _running(self, function: CompiledFunction) -> Any:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(inlining())
-            stack.enter_context(keras_hooks().creating())
-            if function.key in self._have_run:
-                stack.enter_context(refusing_variables(function.name))
+        refusing = (
+            refusing_variables(function.name)
+            if function.key in self._have_run
+            else contextlib.nullcontext()
+        )
+        with inlining(), keras_hooks().creating(), refusing:
             yield
         self._have_run.add(function.key)
 
@@ -107,10 +103,7 @@ def _traced(leaf: Any) -> Any:
 
 
 def snapshot(value: Any) -> Any:
-    """Copies a tensor that may share memory with a variable.
-
-    Anything else is returned as it is.
-    """
+    """Copies a tensor that may share memory with a variable."""
     if not isinstance(value, torch.Tensor):
         return value
     # A result with a graph of autograd that is no view has its own memory. Any
@@ -126,18 +119,11 @@ def value_now(leaf: Any) -> Any:
 
 
 def register_trees() -> None:
-    """Registers per-replica values as nests with PyTorch's pytrees.
-
-    `torch.utils._pytree` is a private name of PyTorch.
-    """
+    """Registers per-replica values as nests with PyTorch's pytrees."""
     for kind in (PerReplica, Mirrored):
         _pytree.register_pytree_node(
             kind,
             lambda value: (list(value.values), None),
-            functools.partial(_with_values, kind),
+            lambda values, _, kind=kind: kind(values),
             serialized_type_name=f"keras_dist.{kind.__name__}",
         )
-
-
-def _with_values(kind: Any, values: Any, _: None) -> Any:
-    return kind(values)

@@ -1,15 +1,19 @@
 """Sums of gradients over replicas, and patches of torch and Keras for them.
 
-In a step, the user's own hooks on results of layers see gradients scaled to
-those of one device, as functions of `keras.ops.custom_gradient` do. Hooks on
-variables are refused: they would see the gradient of one replica's rows.
+In a step, hooks on results of layers see gradients as large as on one device.
+Hooks on variables, which would see one replica's gradient, are refused. Each
+replica records its gradients, to notice if a step has changed them, as it may
+in place or through `.data`, in the same tensors.
 """
 
 import functools
+import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import NoReturn
+from typing import cast
 
 import keras
 import torch
@@ -17,11 +21,12 @@ import torch
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
 from keras_dist.plugin.replica import Replica
+from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
-from keras_dist_torch.derivatives import install_derivatives
 
 
 class AllSum(torch.autograd.Function):
@@ -71,10 +76,7 @@ def weighted_sum(
     weights: Sequence[float],
     device: torch.device,
 ) -> list[Any]:
-    """Sums each variable's gradients, weighted by replica, on one device.
-
-    `gradients` has a list for each replica. A gradient and a sum may be `None`.
-    """
+    """Sums replicas' lists of gradients, weighted; some may be `None`."""
     total: list[Any] = [None] * len(gradients[0])
     for own, weight in zip(gradients, weights, strict=True):
         present = [i for i, g in enumerate(own) if g is not None]
@@ -105,15 +107,22 @@ def weighted_sum(
 @functools.cache
 def install() -> None:
     """Patches torch and Keras for gradients of replicas, once."""
-    _install_zero_grad()
-    _install_clipping()
-    install_derivatives()
-    install_hooks()
+    keras.Layer.zero_grad = _clearing(keras.Layer.zero_grad)
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        refusing = _refusing(getattr(torch.nn.utils, name))
+        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+            setattr(module, name, refusing)
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        original = getattr(torch.Tensor, name)
+        setattr(torch.Tensor, name, _registering(original))
+    torch.autograd.grad = _remembered(torch.autograd.grad)
+    torch.autograd.backward = _watched(torch.autograd.backward)
+    core = keras_internals.backend_core
+    core.custom_gradient = hook_custom_gradient(core.custom_gradient)
 
 
-def _install_zero_grad() -> None:
+def _clearing(original: Callable[..., None]) -> Callable[..., None]:
     """Makes `zero_grad` of a layer clear the current replica's gradients."""
-    original = keras.Layer.zero_grad
 
     @functools.wraps(original)
     def zero_grad(self: keras.Layer, set_to_none: bool = True) -> None:
@@ -127,19 +136,12 @@ def _install_zero_grad() -> None:
             if leaf is not None:
                 leaf.grad = None
 
-    keras.Layer.zero_grad = zero_grad
-
-
-def _install_clipping() -> None:
-    """Makes torch's functions that clip gradients raise in a step."""
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        original = getattr(torch.nn.utils, name)
-        refusing = _refusing(original)
-        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-            setattr(module, name, refusing)
+    return zero_grad
 
 
 def _refusing(original: Any) -> Any:
+    """Makes a function of torch that clips gradients raise in a step."""
+
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
         if current_step() is not None:
@@ -162,24 +164,15 @@ after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
 
 
 def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
-    """Refuses a variable whose tensor has hooks."""
     if parameter._backward_hooks:
         _refuse("register_hook", variable.path)
     if parameter._post_accumulate_grad_hooks:
         _refuse("register_post_accumulate_grad_hook", variable.path)
 
 
-def install_hooks() -> None:
-    """Makes hooks that a step registers see gradients scaled to one device's.
-
-    Hooks on variables are refused.
-    """
-    for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        original = getattr(torch.Tensor, name)
-        setattr(torch.Tensor, name, _registering(original))
-
-
 def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Scales gradients for hooks of a step, and refuses those on variables."""
+
     @functools.wraps(original)
     def register(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
         step = current_step()
@@ -220,3 +213,118 @@ def _refuse(method: str, name: str) -> NoReturn:
         "the optimizer; to change them in another way override its `apply`, "
         "which gets their sum."
     )
+
+
+class Derivatives:
+    """The gradients that autograd gave a replica, none kept alive."""
+
+    def __init__(self) -> None:
+        # By address: the tensor, its count of changes in place, and its size.
+        self._seen: dict[int, tuple[weakref.ref[Any], int, float]] = {}
+        self._is_changed = False
+
+    def add(self, gradients: Iterable[Any]) -> None:
+        """Records the current state of gradients."""
+        for gradient in gradients:
+            if _is_dense(gradient):
+                tensor = weakref.ref(gradient)
+                seen = tensor, gradient._version, _size(gradient)
+                self._seen[gradient.data_ptr()] = seen
+
+    def check(self, gradients: Iterable[Any]) -> None:
+        """Notes changes of gradients before autograd adds to them."""
+        self._is_changed |= not all(map(self._is_as_computed, gradients))
+
+    def are_changed(self, gradients: Sequence[Any]) -> bool:
+        """Returns whether some gradient is not recorded, or has changed."""
+        if not self._seen:
+            return False  # Without records, their origin is unknown.
+        return self._is_changed or not all(map(self._is_as_computed, gradients))
+
+    def _is_as_computed(self, gradient: Any) -> bool:
+        if not _is_dense(gradient):
+            return True
+        size = _size(gradient)
+        seen = self._seen.get(gradient.data_ptr())
+        if seen is not None:
+            tensor = seen[0]()
+            # A change through `tensor.data` shows in the values only.
+            if tensor is not None and seen[1:] == (tensor._version, size):
+                return True
+        # Steps may replace `None` with zeros, or start a sum from zeros.
+        return not size
+
+
+def _looking() -> ReplicaStep | None:
+    step = current_step()
+    return step if step is not None and step.looks_at_gradients else None
+
+
+def _derivatives_of(step: ReplicaStep) -> Derivatives:
+    replica: Any = step.replica  # a `TorchReplica`
+    return cast(Derivatives, replica.derivatives)
+
+
+def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        step = _looking()
+        if step is None:
+            return original(outputs, inputs, *args, **kwargs)
+        sources = [inputs] if isinstance(inputs, torch.Tensor) else [*inputs]
+        leaves = {id(leaf) for leaf in _leaves(step)}
+        are_leaves = [id(source) in leaves for source in sources]
+        if step.is_rehearsal and any(are_leaves):
+            step.differentiated(outputs)
+            return tuple(map(torch.zeros_like, sources))
+        result = original(outputs, inputs, *args, **kwargs)
+        _derivatives_of(step).add(
+            gradient
+            for gradient, is_leaf in zip(result, are_leaves, strict=True)
+            if is_leaf
+        )
+        return result
+
+    return grad
+
+
+def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        step = _looking()
+        if step is None:
+            original(tensors, *args, **kwargs)
+            return
+        if step.is_rehearsal:
+            step.differentiated(tensors)
+            for leaf in _leaves(step):
+                leaf.grad = torch.zeros_like(leaf)
+            return
+        derivatives = _derivatives_of(step)
+        derivatives.check(leaf.grad for leaf in _leaves(step))
+        original(tensors, *args, **kwargs)
+        derivatives.add(leaf.grad for leaf in _leaves(step))
+
+    return backward
+
+
+def _leaves(step: ReplicaStep) -> list[torch.Tensor]:
+    return [
+        value
+        for value in list(step.scope.state_mapping.values())
+        if isinstance(value, torch.Tensor)
+        and value.requires_grad
+        and value.is_leaf
+    ]
+
+
+def _is_dense(gradient: Any) -> bool:
+    return (
+        isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided
+    )
+
+
+def _size(gradient: torch.Tensor) -> float:
+    """Returns the sum of absolute values, with 0 for NaN and 1 for infinity."""
+    with torch.no_grad():
+        return float(gradient.detach().abs().nan_to_num(0.0, 1.0).sum())

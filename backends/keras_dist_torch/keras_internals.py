@@ -1,13 +1,4 @@
-"""The one door to Keras' private names in this package.
-
-| name | why |
-|---|---|
-| `keras.Variable._value` | the Parameter itself, whatever scope is open |
-| `keras.src.utils.torch_utils.TorchModuleWrapper` | refused: its parameters |
-| | are not read through Keras' variables |
-| `torch_device` in `keras.src.backend.common.global_state` | the device of |
-| | the open `keras.device` |
-"""
+"""The door to Keras' private names; `TorchModuleWrapper` is refused."""
 
 import keras
 import torch
@@ -18,20 +9,17 @@ __all__ = ["TorchModuleWrapper"]
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
-    """Returns the tensor of a variable, or `None` before it has one."""
-    value: torch.Tensor | None = variable._value
-    return value
+    """Returns a variable's tensor, in any scope, or `None` before it."""
+    return variable._value
 
 
 def tensor_of(variable: keras.Variable) -> torch.Tensor:
-    """Returns the tensor of a variable that has one."""
     value = parameter_of(variable)
     assert value is not None
     return value
 
 
 def forget_parameter(variable: keras.Variable) -> None:
-    """Frees the tensor of a variable."""
     del vars(variable)["_value"]
 
 

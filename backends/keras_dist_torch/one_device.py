@@ -1,6 +1,5 @@
 """The executor for one device, plain Keras, and the base of all executors."""
 
-import contextlib
 from typing import Any
 
 import keras
@@ -29,22 +28,13 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda", device.index)
 
 
-def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
+def keras_device(device: Device) -> Any:
     """Makes Keras put tensors on a device."""
-    context: contextlib.AbstractContextManager[Any] = keras.device(
-        str(torch_device(device))
-    )
-    return context
+    return keras.device(str(torch_device(device)))
 
 
 class TorchHome(Home):
-    """The home of a variable on one device: every replica reads it there.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        plan: The strategy's `Plan`.
-        keeper: The `Device` that keeps the variable.
-    """
+    """The home of a variable on one device: every replica reads it there."""
 
     def __init__(
         self, variable: keras.Variable, plan: Plan, keeper: Device
@@ -77,19 +67,16 @@ class TorchHome(Home):
 
 
 class TorchExecutor(Executor):
-    """Keeps each variable on the primary device: the base of all executors.
-
-    It is itself the executor of one device, where Keras' own steps run.
-    """
+    """The executor of one device, and the base of all executors."""
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         super().__init__(plan, workers)
         self.compiler = TorchCompiler()
 
-    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+    def creation_scope(self) -> Any:
         return keras_device(self.plan.primary)
 
-    def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
+    def execution_scope(self) -> Any:
         return keras_device(self.plan.primary)
 
     def default_device(self) -> str | None:

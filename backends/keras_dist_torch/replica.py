@@ -18,8 +18,8 @@ from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch.buckets import Overlap
-from keras_dist_torch.derivatives import Derivatives
 from keras_dist_torch.gradients import AllSum
+from keras_dist_torch.gradients import Derivatives
 from keras_dist_torch.gradients import check_hooks
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.transfers import Transfers
@@ -33,28 +33,18 @@ _delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
 @dataclass(frozen=True)
 class Run:
-    """The things that the replicas of one run have in common.
-
-    Attributes:
-        home: `torch.device` of the variables, where replicas meet.
-        is_one_device: Boolean, whether all replicas are there, too.
-        moved: `Transfers` between devices, `None` if they share memory.
-        overlap: `Overlap`, or `None` without other workers.
-    """
+    """The things that the replicas of one run have in common."""
 
     round: Round
     group: ReplicaGroup
-    home: torch.device
+    home: torch.device  # of the variables, where replicas meet
     is_one_device: bool
     moved: Transfers | None
     overlap: Overlap | None
 
 
 class TorchReplica(Replica):
-    """One replica on one thread, the `position`-th of those that take part.
-
-    It keeps no tensors, because autograd nodes keep it alive.
-    """
+    """One replica on a thread; it keeps no tensors, as autograd keeps it."""
 
     def __init__(
         self,
@@ -94,8 +84,7 @@ class TorchReplica(Replica):
         value: torch.Tensor,
         total: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        result: torch.Tensor = _all_sum(value, self, what, total)
-        return result
+        return _all_sum(value, self, what, total)
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         parameter = parameter_of(variable)
@@ -120,30 +109,23 @@ class TorchReplica(Replica):
         return self.derivatives.are_changed(gradients)
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
-        held: torch.Tensor = value.detach()
-        if variable.trainable:
-            return held.clone().requires_grad_()
-        return held
-
-
-def count_rows(batch: Any) -> tuple[int, bool]:
-    """Counts a batch's rows; also returns whether all arrays have as many."""
-    rows = lengths_of(batch)
-    if not rows:
-        raise ValueError(
-            "A batch must hold at least one array with rows along axis 0. "
-            f"Received: {batch!r}."
-        )
-    return rows[0], len(set(rows)) == 1
+        held = value.detach()
+        return held.clone().requires_grad_() if variable.trainable else held
 
 
 def lengths_of(batch: Any) -> list[int]:
-    """Returns the numbers of rows of a batch's arrays."""
-    return [
+    """Returns the numbers of rows of a batch's arrays, one at least."""
+    lengths = [
         int(leaf.shape[0])
         for leaf in nests.flatten(batch)
         if is_row_shaped(leaf)
     ]
+    if not lengths:
+        raise ValueError(
+            "A batch must hold at least one array with rows along axis 0. "
+            f"Received: {batch!r}."
+        )
+    return lengths
 
 
 def cut(batch: Any, rows: slice, device: torch.device) -> Any:
@@ -162,8 +144,6 @@ def cut(batch: Any, rows: slice, device: torch.device) -> Any:
 
 
 def move(value: T, device: torch.device) -> T:
-    """Moves all tensors of a nested value to a device."""
-
     def moved(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.device != device:
             return leaf.to(device)

@@ -27,7 +27,6 @@ from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
-from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
@@ -42,7 +41,6 @@ from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.replica import Run
 from keras_dist_torch.replica import TorchReplica
-from keras_dist_torch.replica import count_rows
 from keras_dist_torch.replica import cut
 from keras_dist_torch.replica import lengths_of
 from keras_dist_torch.transfers import Transfers
@@ -52,12 +50,7 @@ T = TypeVar("T")
 
 
 class TorchReplicaExecutor(TorchExecutor, StepRunner):
-    """Runs each step of a model once on each replica.
-
-    Replicas on the variables' device read the same memory; those on another
-    device read a copy made at the first read in each step. The update happens
-    once, on the device of the variables.
-    """
+    """Runs steps on replicas; the update happens once, on the primary."""
 
     workers: TorchWorkers | None
 
@@ -75,10 +68,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         # `torch.compile` must not trace threads.
         self._run_threads = torch._dynamo.disable(BatonPool(capture_thread).run)
 
-    @property
-    def replicas(self) -> ReplicaRunner:
-        return self
-
     def prepare(self, model: keras.Model) -> None:
         for layer in model._flatten_layers():
             if isinstance(layer, TorchModuleWrapper):
@@ -94,11 +83,12 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         batch: Any,
         is_whole: bool = False,
     ) -> list[T]:
-        rows, alike = count_rows(batch)
+        lengths = lengths_of(batch)
+        alike = len(set(lengths)) == 1
         if not alike and self.plan.num_replicas > 1:
-            self._unequal.tell(lengths_of(batch), on_each=False)
+            self._unequal.tell(lengths, on_each=False)
         alike = alike and not is_whole
-        edges = self._edges(rows, alike)
+        edges = self._edges(lengths[0], alike)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
         local = ranges(edges)[first : first + self.plan.num_local_replicas]
@@ -110,44 +100,35 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             taken = slice(own.start, max(own.stop, 1)) if alike else slice(None)
             return cut(batch, taken, self._devices[index])
 
-        shares = [Share(len(own), rows) for _, own in members]
-        with self._overlap(shares) as overlap:
+        shares = [Share(len(own), lengths[0]) for _, own in members]
+        with contextlib.ExitStack() as stack:
+            overlap = None
+            if self.workers is not None:
+                weights = [share.weight for share in shares]
+                overlap = Overlap(self.workers, self._home, weights)
+                stack.enter_context(overlap)
             parts = [
                 (index, share, part(index, own))
                 for (index, own), share in zip(members, shares, strict=True)
             ]
             return self._play(fn, parts, group, overlap)
 
-    def _overlap(
-        self, shares: list[Share]
-    ) -> contextlib.AbstractContextManager[Overlap | None]:
-        if self.workers is None:
-            return contextlib.nullcontext()
-        weights = [share.weight for share in shares]
-        return Overlap(self.workers, self._home, weights)
-
     def rows_in_fit(self, batch: Any) -> list[range]:
-        return ranges(self._edges(*count_rows(batch)))
+        lengths = lengths_of(batch)
+        return ranges(self._edges(lengths[0], len(set(lengths)) == 1))
 
     def _edges(self, rows: int, alike: bool) -> list[int]:
-        """Returns each global replica's first row and, at the end, `rows`.
-
-        If arrays differ in length, the batch axis is ambiguous: replica 0 gets
-        everything.
-        """
+        """Returns replicas' first rows, and at the end `rows`."""
         edges = bounds(rows, self.plan.num_replicas) if alike else [0]
         return edges + [rows] * (self.plan.num_replicas + 1 - len(edges))
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
-        """Seeds torch's global generators differently on each worker, inside.
-
-        Keras draws masks of dropout from them. Outside, their states stay
-        equal on all workers, so that all shuffle alike.
-        """
+        """Seeds torch's generators differently on each worker, inside."""
         if self.workers is None:
             yield
             return
+        # Outside, states stay equal on all workers, so that all shuffle alike.
         gpus = [d.index for d in self._devices if d.type == "cuda"]
 
         def states() -> list[torch.Tensor]:
@@ -187,8 +168,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         moving = self._transfers([index for index, *_ in members])
         with moving as moved, self._own_randomness():
             run = Run(
-                *(round_, group, self._home, self._is_one_device),
-                *(moved, overlap),
+                round_, group, self._home, self._is_one_device, moved, overlap
             )
             fns = []
             for position, (index, share, *args) in enumerate(members):
@@ -226,15 +206,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         with keras_device(self.plan.devices[replica.index]):
             return fn(replica, *args)
 
-    def probing(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = torch.no_grad()
-        return context
+    def probing(self) -> Any:
+        return torch.no_grad()
 
-    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
-        context: contextlib.AbstractContextManager[Any] = torch.enable_grad()
-        return context
+    def rehearsing(self) -> Any:
+        return torch.enable_grad()
 
-    def building(self) -> contextlib.AbstractContextManager[Any]:
+    def building(self) -> Any:
         return self.creation_scope()
 
     def sum_gradients(
@@ -255,7 +233,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         return overlap.sum(gradients, own, variables)
 
 
-class CentralHome(TorchHome):
+class TorchCentralHome(TorchHome):
     """The home of a variable that belongs to one of the parameter devices."""
 
     kind = "central"
@@ -266,35 +244,27 @@ class CentralHome(TorchHome):
 
 
 class TorchCentralExecutor(TorchReplicaExecutor):
-    """Replicas that read a single copy of each variable.
-
-    Raises:
-        DeviceError: If parameter devices have separate memories.
-    """
+    """Replicas that read a single copy of each variable."""
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
-        _check_memory(plan)
+        # One update would mix variables on several memories.
+        if len(set(map(torch_device, plan.variable_devices))) > 1:
+            names = ", ".join(str(device) for device in plan.variable_devices)
+            raise DeviceError(
+                "On PyTorch, variables with one copy share one memory, because "
+                "an optimizer updates them together. Received: "
+                f"parameter_device={names}. Expected: one GPU, or CPU devices."
+            )
         self._owners = Owners(plan.variable_devices)
 
-    def home(self, variable: keras.Variable) -> CentralHome:
-        return CentralHome(variable, self.plan, self._owners.of(variable))
+    def home(self, variable: keras.Variable) -> TorchCentralHome:
+        return TorchCentralHome(variable, self.plan, self._owners.of(variable))
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
     ) -> None:
         self._owners.keep_together(variable, reference)
-
-
-def _check_memory(plan: Plan) -> None:
-    """Refuses variables on several memories, which one update would mix."""
-    if len(set(map(torch_device, plan.variable_devices))) > 1:
-        names = ", ".join(str(device) for device in plan.variable_devices)
-        raise DeviceError(
-            "On PyTorch, variables with one copy share one memory, because an "
-            "optimizer updates them together. Received: "
-            f"parameter_device={names}. Expected: one GPU, or CPU devices."
-        )
 
 
 def capture_thread() -> Callable[[], None]:

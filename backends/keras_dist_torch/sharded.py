@@ -3,30 +3,36 @@
 import contextlib
 import functools
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import cast
 
 import keras
 import torch
 
+from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.home import Home
+from keras_dist.plugin.home import ShardedHome
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import current_replica
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
+from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.one_device import keras_device
-from keras_dist_torch.part_exchange import LocalParts
-from keras_dist_torch.part_exchange import OptimizerParts
-from keras_dist_torch.part_exchange import WorkerParts
+from keras_dist_torch.pieces import LocalParts
+from keras_dist_torch.pieces import OptimizerParts
 from keras_dist_torch.pieces import PartPlaces
 from keras_dist_torch.pieces import Pieces
-from keras_dist_torch.pieces import PiecesHome
+from keras_dist_torch.pieces import WorkerParts
 from keras_dist_torch.pieces import all_pieces
 from keras_dist_torch.pieces import is_slot
 from keras_dist_torch.pieces import mark_slot
+from keras_dist_torch.pieces import pieces_of
+from keras_dist_torch.pieces import split
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.workers import TorchWorkers
 
@@ -71,24 +77,59 @@ class _Whole(threading.local):
 _whole = _Whole()
 
 
-class SlotHome(PiecesHome):
-    """The home of a slot, held whole while its optimizer is built."""
+class TorchSlotHome(ShardedHome):
+    """The home of an optimizer's variable, one piece on each device."""
+
+    def __init__(
+        self, variable: keras.Variable, plan: Plan, places: PartPlaces
+    ) -> None:
+        super().__init__(variable)
+        self._plan = plan
+        self._places = places
+
+    @property
+    def _pieces(self) -> Pieces:
+        return cast(Pieces, pieces_of(self.variable))
+
+    @property
+    def is_split(self) -> bool:
+        return pieces_of(self.variable) is not None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._plan.devices
+
+    def bytes_kept(self) -> dict[Device, int]:
+        pieces = pieces_of(self.variable)
+        if pieces is None:
+            return super().bytes_kept()
+        return {
+            device: tensor.nbytes
+            for device, tensor in zip(
+                self._plan.devices, pieces.tensors, strict=True
+            )
+        }
 
     def settle(self) -> None:
         was_split = self.is_split
-        super().settle()
+        split(self.variable, self._places)
         if not was_split:
             # The update that builds its optimizer writes to slots next.
             _whole.hold([self.variable])
 
+    def read(self, index: int) -> torch.Tensor:
+        return tensor_of(self.variable).to(self._places.devices[index])
+
+    def whole(self) -> torch.Tensor:
+        return self._pieces.read()
+
+    def set_whole(self, value: torch.Tensor) -> None:
+        with torch.no_grad():
+            self._pieces.write(value)
+
 
 class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
-    """Replicas that each update a part of each variable.
-
-    The gradients of a part are summed on its replica's device, which updates
-    the part and gives it back to the variable. Gradients are sent when the
-    backward pass has ended, none during it.
-    """
+    """Replicas that each sum and update a part of each variable."""
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
@@ -103,7 +144,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
 
     def home(self, variable: keras.Variable) -> Home:
         if is_slot(variable):
-            return SlotHome(variable, self.plan, self._places)
+            return TorchSlotHome(variable, self.plan, self._places)
         return super().home(variable)
 
     def keep_together(
@@ -181,41 +222,36 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = all_pieces(variables) if self.workers is not None else []
-        with _held_by_chief(chosen, self.plan.is_chief):
+        chosen = self._parts_elsewhere(variables)
+        try:
+            for pieces in chosen:
+                whole = pieces.read()
+                if self.plan.is_chief:
+                    pieces.held = whole.cpu()
             yield
+        finally:
+            for pieces in chosen:
+                pieces.held = None
 
     @contextlib.contextmanager
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = all_pieces(variables) if self.workers is not None else []
-        with _held_by_chief(chosen, self.plan.is_chief):
+        chosen = self._parts_elsewhere(variables)
+        with self.readable_by_chief(variables):
             yield
             for pieces in chosen:
                 pieces.take_chiefs()
 
-
-@contextlib.contextmanager
-def _held_by_chief(chosen: list[Pieces], is_chief: bool) -> Iterator[None]:
-    """Gives the chief whole values, inside the context."""
-    try:
-        for pieces in chosen:
-            whole = pieces.read()
-            if is_chief:
-                pieces.held = whole.cpu()
-        yield
-    finally:
-        for pieces in chosen:
-            pieces.held = None
+    def _parts_elsewhere(
+        self, variables: Sequence[keras.Variable]
+    ) -> list[Pieces]:
+        return [] if self.workers is None else all_pieces(variables)
 
 
 @functools.cache
 def install_apply() -> None:
-    """Makes optimizers hold whole variables when called outside of replicas.
-
-    Keras' updates write into tensors in place, and need whole ones meanwhile.
-    """
+    """Makes optimizers hold variables whole when called outside replicas."""
     # Installed first, so that the order of wrappers is the same whichever
     # strategy is made first.
     keras_hooks().install()
@@ -223,12 +259,10 @@ def install_apply() -> None:
         keras.optimizers.Optimizer,
         keras.optimizers.LossScaleOptimizer,
     ):
-        _wrap_apply(cls)
+        cls.apply = _holding_whole(cls.apply)
 
 
-def _wrap_apply(cls: Any) -> None:
-    original = cls.apply
-
+def _holding_whole(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         if current_replica() is not None:
@@ -237,4 +271,4 @@ def _wrap_apply(cls: Any) -> None:
         with _whole.held(self.variables):
             original(self, grads, trainable_variables)
 
-    cls.apply = apply
+    return apply

@@ -1,11 +1,10 @@
 """Transfers of variables and gradients between devices, in large pieces.
 
-Variables that were read in one round are packed into one buffer, of which each
-`Parameter` is a view. From then on, a replica on another device is sent the
-whole pack at its first read. Its gradients come back in one copy, or in a few
-large ones. Devices that share memory, as virtual ones do, need no transfers.
+Variables that were read in one round are packed into one buffer, which from
+then on is sent whole to a replica on another device at its first read.
 """
 
+import itertools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +56,6 @@ class Arrangement:
         )
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the tensors as views of a buffer."""
         # `data`, because views of one tensor share a version counter: autograd
         # would take an in-place change of one for a change of the others.
         return [
@@ -71,10 +69,7 @@ class Arrangement:
 
 
 class Pack:
-    """Variables that lie in one buffer and are sent together.
-
-    Their values move to the buffer, which is on the same device.
-    """
+    """Variables whose values lie in one buffer and are sent together."""
 
     def __init__(
         self, variables: Sequence[keras.Variable], device: torch.device
@@ -93,7 +88,6 @@ class Pack:
             self._addresses.append(parameter.data_ptr())
 
     def holds(self, index: int, parameter: torch.Tensor) -> bool:
-        """Returns whether a `Parameter` is still a view of the buffer."""
         return bool(parameter.data_ptr() == self._addresses[index])
 
     @property
@@ -111,14 +105,12 @@ class Pack:
         return [None if v is None else tensor_of(v)._version for v in found]
 
     def send(self, device: torch.device) -> list[torch.Tensor]:
-        """Starts to copy all variables to a device; returns the copies."""
         arrived = self._arrangement.send(self._flat, device)
         return self._arrangement.views(arrived)
 
     def send_some(
         self, indices: Sequence[int], device: torch.device
     ) -> list[torch.Tensor]:
-        """Starts to copy some variables to a device; returns the copies."""
         views = self._arrangement.views(self._flat)
         return sent_together([views[index] for index in indices], device)
 
@@ -126,10 +118,7 @@ class Pack:
 def sent_together(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor]:
-    """Starts to copy tensors from one device to another, in one buffer.
-
-    Returns the copies.
-    """
+    """Starts to copy tensors to a device in one buffer; returns the copies."""
     if not tensors:
         return []
     arrangement = Arrangement(tensors)
@@ -138,88 +127,51 @@ def sent_together(
     return arrangement.views(arrangement.send(flat, device))
 
 
-class Delivery:
-    """The copies of variables that one replica on `device` was sent in a step.
-
-    Events of unfinished copies are added to `pending`, and variables that are
-    in no pack, by id, to `loose`.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        pending: list[Any],
-        loose: dict[int, keras.Variable],
-    ) -> None:
-        self._device = device
-        self._pending = pending
-        self._loose = loose
-        self.packs: dict[Pack, tuple[list[torch.Tensor], list[int | None]]] = {}
-
-    def read(self, variable: keras.Variable) -> torch.Tensor:
-        """Returns a variable's current value on the replica's device."""
-        parameter = tensor_of(variable)
-        pack, index = _pack_of(variable)
-        if pack is None:
-            self._loose[id(variable)] = variable
-            return self._alone(parameter)
-        if pack not in self.packs:
-            self._send(pack)
-        views, versions = self.packs[pack]
-        if versions[index] != parameter._version:
-            self._send_again(pack)
-            views, _ = self.packs[pack]
-        return views[index]
-
-    def _send(self, pack: Pack) -> None:
-        self.packs[pack] = pack.send(self._device), pack.versions()
-        _note(self._device, self._pending)
-
-    def _send_again(self, pack: Pack) -> None:
-        """Sends the variables again that a meeting has changed.
-
-        Those are metric states, or were updated by an optimizer. The replica
-        may be reading the other copies already: they are not replaced.
-        """
-        views, before = self.packs[pack]
-        now = pack.versions()
-        changed = [i for i, version in enumerate(now) if version != before[i]]
-        for index, view in zip(
-            changed, pack.send_some(changed, self._device), strict=True
-        ):
-            views[index] = view
-        self.packs[pack] = views, now
-        _note(self._device, self._pending)
-
-    def _alone(self, parameter: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(parameter, device=self._device).copy_(parameter)
-
-
 class Transfers:
-    """Copies of variables and gradients during one round of replicas.
-
-    `home` is the variables' device, and `away` has each replica's, or `None`
-    where it shares memory with the variables.
-    """
+    """Copies of one round between `home` and the devices in `away`, if any."""
 
     def __init__(
         self, home: torch.device, away: Sequence[torch.device | None]
     ) -> None:
         self._home = home
         self._away = away
+        # Events of unfinished copies.
         self._pending: list[Any] = []
+        # Variables that were read and are in no pack, by id.
         self._loose: dict[int, keras.Variable] = {}
-        self._deliveries = [
-            device and Delivery(device, self._pending, self._loose)
-            for device in away
+        # For each replica: its copies of packs, and the versions they have.
+        self._sent: list[dict[Pack, tuple[list[Any], list[int | None]]]] = [
+            {} for _ in away
         ]
 
     def read(
         self, position: int, variable: keras.Variable
     ) -> torch.Tensor | None:
         """Returns a replica's copy of a variable, `None` if it needs none."""
-        delivery = self._deliveries[position]
-        return None if delivery is None else delivery.read(variable)
+        device = self._away[position]
+        if device is None:
+            return None
+        parameter = tensor_of(variable)
+        pack, index = _pack_of(variable)
+        if pack is None:
+            self._loose[id(variable)] = variable
+            return torch.empty_like(parameter, device=device).copy_(parameter)
+        sent = self._sent[position]
+        if pack not in sent:
+            sent[pack] = pack.send(device), pack.versions()
+            _note(device, self._pending)
+        views, before = sent[pack]
+        if before[index] != parameter._version:
+            # A meeting has changed metric states, or updated variables. The
+            # replica may be reading the other copies: they are not replaced.
+            now = pack.versions()
+            changed = [i for i, own in enumerate(now) if own != before[i]]
+            copies = pack.send_some(changed, device)
+            for i, copy in zip(changed, copies, strict=True):
+                views[i] = copy
+            sent[pack] = views, now
+            _note(device, self._pending)
+        return views[index]
 
     def wait(self) -> None:
         """Waits for all copies, after which their sources may be changed."""
@@ -230,10 +182,7 @@ class Transfers:
     def bring_back(
         self, gradients: Sequence[Sequence[torch.Tensor | None]]
     ) -> list[list[torch.Tensor | None]]:
-        """Copies gradients to the variables' device.
-
-        `gradients` has a list for each replica that takes part.
-        """
+        """Copies each replica's gradients to the variables' device."""
         arrived = [
             list(own) if device is None else self._brought(own, device)
             for own, device in zip(gradients, self._away, strict=True)
@@ -256,20 +205,12 @@ class Transfers:
         return [None if g is None else next(arrived) for g in own]
 
     def close(self, may_pack: bool) -> None:
-        """Ends the round, drops all copies and packs variables for the next.
-
-        Only with `may_pack` are variables packed that were read together: no
-        other round may be reading them.
-        """
+        """Ends the round, and with `may_pack` packs variables read together."""
         self.wait()
-        packs = {
-            pack: None
-            for delivery in self._deliveries
-            if delivery is not None
-            for pack in delivery.packs
-        }
+        packs = dict.fromkeys(itertools.chain(*self._sent))
         loose = list(self._loose.values())
-        self._deliveries = [None] * len(self._deliveries)
+        self._away = [None] * len(self._away)
+        self._sent.clear()
         self._loose.clear()
         if may_pack and (loose or len(packs) > 1):
             packed = [v for pack in packs for v in pack.variables]

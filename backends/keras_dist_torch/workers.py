@@ -1,7 +1,4 @@
-"""Communication between workers, by torch.distributed.
-
-Workers find each other in a store, and say there that they are alive.
-"""
+"""Communication between workers, by torch.distributed."""
 
 import contextlib
 import ctypes
@@ -43,11 +40,7 @@ _SUMMED_AS = {
 
 
 class TorchWorkers(Workers):
-    """Collectives over gloo, or NCCL where every worker has GPUs.
-
-    The process group is not torch's default one, because libraries that find
-    a default group distribute models themselves.
-    """
+    """Collectives over gloo, or NCCL where every worker has GPUs."""
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
@@ -69,24 +62,19 @@ class TorchWorkers(Workers):
 
     def _group(self) -> Any:
         cluster = self.cluster
-        timeout = datetime.timedelta(seconds=self._timeout)
         store = dist.PrefixStore("keras_dist/group", self.store)
         if self._is_nccl:
-            nccl = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            return dist.ProcessGroupNCCL(
-                store, cluster.index, cluster.num_workers, nccl
-            )
-        gloo = dist.ProcessGroupGloo._Options()
-        gloo._timeout = timeout
-        # By default gloo listens at the address that the host name resolves
-        # to, which may not be the worker's.
-        gloo._devices = [
-            dist.ProcessGroupGloo.create_device(hostname=own_host(cluster))
-        ]
-        return dist.ProcessGroupGloo(
-            store, cluster.index, cluster.num_workers, gloo
-        )
+            kind = dist.ProcessGroupNCCL
+            settings = kind.Options()
+        else:
+            kind = dist.ProcessGroupGloo
+            settings = kind._Options()
+            # By default gloo listens at the address that the host name
+            # resolves to, which may not be the worker's.
+            own = kind.create_device(hostname=own_host(cluster))
+            settings._devices = [own]
+        settings._timeout = datetime.timedelta(seconds=self._timeout)
+        return kind(store, cluster.index, cluster.num_workers, settings)
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         return in_packs(
@@ -106,10 +94,7 @@ class TorchWorkers(Workers):
         ]
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
-        """Starts to sum a flat tensor in place.
-
-        Returns a function that waits until the sum is there.
-        """
+        """Starts to sum a flat tensor in place; returns the wait for it."""
         with self._named():
             work = self.group.allreduce([flat])
 
@@ -120,11 +105,7 @@ class TorchWorkers(Workers):
         return wait
 
     def scatter_sum(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sums a tensor over workers; each gets the row of its index.
-
-        Each sends every row but its own once, half the bytes of an all-reduce.
-        `rows` has shape (number of workers, any) and is contiguous.
-        """
+        """Sums a (workers, any) tensor; each worker gets its row."""
         wire = self.options.dtype
         if wire is not None and rows.dtype == torch.float32:
             arrived = self._all_to_all(rows.to(getattr(torch, wire)))
@@ -189,19 +170,6 @@ class TorchWorkers(Workers):
             # with them would abort the process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
 
-    def lost(self, error: BaseException | None = None) -> WorkerLostError:
-        """Makes the error that names the lost workers."""
-        self._has_lost = True
-        who = self._beats.describe_lost() or (
-            "every worker is alive, but not all of them took part within "
-            f"{self._timeout:g} seconds"
-        )
-        return WorkerLostError(
-            f"Worker {self.cluster.index} can't go on without the others: "
-            f"{who}. See what that worker printed, and start all workers "
-            "again, for instance with `keras-dist run --max-restarts`."
-        )
-
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
         """Turns the error of a failed collective into `WorkerLostError`."""
@@ -212,7 +180,16 @@ class TorchWorkers(Workers):
                 self, "_beats"
             ):
                 raise
-            raise self.lost(error) from error
+            self._has_lost = True
+            who = self._beats.describe_lost() or (
+                "every worker is alive, but not all of them took part within "
+                f"{self._timeout:g} seconds"
+            )
+            raise WorkerLostError(
+                f"Worker {self.cluster.index} can't go on without the others: "
+                f"{who}. See what that worker printed, and start all workers "
+                "again, for instance with `keras-dist run --max-restarts`."
+            ) from error
 
     def _gather_bytes(
         self, outputs: list[torch.Tensor], packed: torch.Tensor
@@ -312,10 +289,7 @@ def own_host(cluster: Cluster) -> str:
 def rendezvous(
     cluster: Cluster, timeout: float, own: str
 ) -> tuple[Any, list[str]]:
-    """Opens the store, and waits until every worker has written a word there.
-
-    `own` is this worker's word. Also returns the words of all.
-    """
+    """Opens the store; returns it and each worker's word, once written."""
     host, port = _split(cluster.leader)
     try:
         socket.getaddrinfo(host, port)
@@ -355,7 +329,8 @@ def _served(cluster: Cluster) -> Any:
     try:
         listener.bind(where)
     except OSError as error:
-        what = "is taken" if error.errno == errno.EADDRINUSE else "is not ours"
+        is_used = error.errno == errno.EADDRINUSE
+        what = "is in use" if is_used else "is not of this host"
         raise ClusterError(
             f"The chief can't listen: its address {what}. Received: "
             f"'{cluster.leader}' ({error}). Expected: an address of this host "

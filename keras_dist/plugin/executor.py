@@ -73,8 +73,11 @@ class Executor(ABC):
 
     @property
     def replicas(self) -> ReplicaRunner | None:
-        """The runner of several replicas; `None` where there is only one."""
-        return None
+        """The runner of several replicas; `None` where there is only one.
+
+        It is the executor itself, if that is a `ReplicaRunner`.
+        """
+        return self if isinstance(self, ReplicaRunner) else None
 
     @property
     def num_components(self) -> int:

@@ -1,6 +1,6 @@
 """The private names that one copy of each variable needs are still there.
 
-The table in `keras_dist_tensorflow/runtime_internals.py` says what each is for.
+`keras_dist_tensorflow/runtime_internals.py` says what each is for.
 """
 
 import inspect

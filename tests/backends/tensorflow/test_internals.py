@@ -1,6 +1,6 @@
 """The private names that this backend uses are where it looks for them.
 
-A failure here means that Keras or TensorFlow moved something: the tables in
+A failure here means that Keras or TensorFlow moved something: the functions of
 `keras_internals.py` and `runtime_internals.py` of `keras_dist_tensorflow` say
 what each is for.
 """

@@ -16,15 +16,15 @@ from keras_dist.core.context import replaced
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow.keras_internals import adopt_optimizer
-from keras_dist_tensorflow.keras_internals import forget_functions
-from keras_dist_tensorflow.keras_internals import native_variable
-from keras_dist_tensorflow.keras_internals import replace_native_variable
 
 
-def native_name(device: Device) -> str:
-    """Returns TensorFlow's name of a device."""
+def device_name(device: Device) -> str:
     return f"/device:{device.type.upper()}:{device.index}"
+
+
+def on_device(device: Device) -> Any:
+    """Returns a context in which TensorFlow computes on a device."""
+    return tf.device(device_name(device))
 
 
 def components(native: Any) -> tuple[Any, ...]:
@@ -35,7 +35,6 @@ def components(native: Any) -> tuple[Any, ...]:
 
 
 def devices_of(native: Any) -> tuple[Device, ...]:
-    """Returns the devices that hold a copy of a `tf.Variable`."""
     return tuple(parse_device(copy.device) for copy in components(native))
 
 
@@ -43,10 +42,7 @@ def copied(
     native: Any,
     synchronization: Any = tf.VariableSynchronization.AUTO,
 ) -> Any:
-    """Makes a new `tf.Variable` with the value of another.
-
-    The open device and creator scopes decide where.
-    """
+    """Makes a `tf.Variable` with another's value, in the open scopes."""
     return tf.Variable(
         components(native)[0].read_value(),
         trainable=native.trainable,
@@ -71,12 +67,9 @@ def one_copy() -> contextlib.AbstractContextManager[None]:
 
 
 class Moves:
-    """Replaced `tf.Variable`s, and the models and optimizers that follow.
+    """Replaced `tf.Variable`s, and the models and optimizers that follow."""
 
-    `so_far` counts the moves in the process.
-    """
-
-    so_far = 0
+    so_far = 0  # moves in this process
 
     def __init__(self) -> None:
         self._renamed: dict[Any, Any] = {}
@@ -86,27 +79,23 @@ class Moves:
         )
 
     def move(self, variable: keras.Variable, to: Any) -> None:
-        """Replaces the `tf.Variable` of a `keras.Variable`."""
         Moves.so_far += 1
-        old = native_variable(variable)
+        old = keras_internals.native_of(variable)
         self._renamed[keras_internals.native_key(old)] = (
             keras_internals.native_key(to)
         )
-        replace_native_variable(variable, to)
+        keras_internals.replace_native_variable(variable, to)
 
     def follow(
         self, model: keras.Model, native: tf.distribute.Strategy
     ) -> None:
-        """Updates a model's compiled steps and its optimizer after moves.
-
-        `native` is the strategy that updates the model's variables.
-        """
+        """Updates a model's compiled steps and its optimizer after moves."""
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             renamed = self._renamed if self._is_news(optimizer) else {}
-            adopt_optimizer(optimizer, native, renamed)
+            keras_internals.adopt_optimizer(optimizer, native, renamed)
         if self._is_news(model):
-            forget_functions(model)
+            keras_internals.forget_functions(model)
 
     def _is_news(self, owner: Any) -> bool:
         count = len(self._renamed)
@@ -117,14 +106,10 @@ class Moves:
 
 
 def apart(fn: Callable[[], Any], device: Device) -> Any:
-    """Calls `fn` eagerly on a device, under no strategy and in no trace.
-
-    A new thread starts without either; there is no other way out of a native
-    replica's context.
-    """
+    """Calls `fn` eagerly on a device, in a thread without strategy or trace."""
 
     def call() -> Any:
-        with tf.device(native_name(device)):
+        with on_device(device):
             return fn()
 
     with ThreadPoolExecutor(1) as pool:
@@ -132,10 +117,7 @@ def apart(fn: Callable[[], Any], device: Device) -> Any:
 
 
 class NativeComponent(Component):
-    """One replica's value of a variable, kept in a plain `tf.Variable`.
-
-    So traced functions read and write it each time they run.
-    """
+    """A replica's own value in a `tf.Variable`, which traces use."""
 
     def __init__(self, value: Callable[[], Any], device: Device) -> None:
         def make() -> tf.Variable:
@@ -152,13 +134,10 @@ class NativeComponent(Component):
 
 @contextlib.contextmanager
 def outside_of_traces() -> Iterator[None]:
-    """Opens `tf.init_scope`, without a second trace for variables made in it.
+    """Opens `tf.init_scope`; variables made inside cause no second trace."""
 
-    TensorFlow traces a function twice if the first trace made variables. Use
-    this before a step's first operation only: in a trace that is kept, a loss
-    scaled before its optimizer was built has the initial scale in it.
-    """
-
+    # Only before a step's first operation: in a trace that is kept, a loss
+    # scaled before its optimizer was built has the initial scale in it.
     def unlifted(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         kwargs["experimental_enable_variable_lifting"] = False
         return next_creator(**kwargs)
