@@ -160,11 +160,7 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
 
 
 def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
-    """Makes the layout of all devices that compute.
-
-    Raises:
-        DeviceError: If the replicas are on devices of different types.
-    """
+    """Makes the layout of all devices that compute."""
     known = jax_devices()
     _check_types(plan)
     devices = [known[device] for device in plan.devices]

@@ -23,10 +23,7 @@ _CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Guarded:
-    """A host callback that returns zeros where it would raise.
-
-    `results` are the shapes and dtypes of its results.
-    """
+    """A host callback that returns zeros where it would raise."""
 
     callback: Callable[..., Any]
     results: Sequence[Any]
@@ -43,10 +40,7 @@ class _Guarded:
 def guarded(
     fn: Callable[..., Any], failures: list[BaseException]
 ) -> Callable[..., Any]:
-    """Makes the host callbacks of a function return, while it is traced.
-
-    Their exceptions are appended to `failures`, on a thread of the runtime.
-    """
+    """Makes the host callbacks of a function note errors in `failures`."""
 
     def guard(equation: Any) -> Any:
         if equation.primitive.name not in _CALLBACKS:

@@ -1,21 +1,11 @@
 """Central storage: one copy of each variable, away from the replicas.
 
-A variable has one copy, on the device that keeps it, and so have an
-optimizer's. A training step sends the values that it reads to the devices
-that compute, once and in one transfer; gradients come back to where the
-variables are, and the optimizer works there, in their memory. Its own
-variables never leave (`central_steps`). `evaluate` and `predict` send
-parameters once a call. Replica functions get copies for one call
-(`slots.CentralSlot`).
+A training step sends the values that it reads to the devices that compute, in
+one transfer; gradients come back, and the optimizer works where the variables
+are (`central_steps`). Replica functions get copies for one call.
 
-While `fit` runs, a device that keeps variables holds them once, and in a step
-the gradients beside them; host memory holds the copy that `Running` makes at
-the start of an epoch. Where that device is the CPU, both are host memory.
-
-Where an accelerator can address host memory (`pinned_host`), variables still
-rest on a device and not in that memory kind: JAX refuses to combine arrays of
-two memory spaces, so that `variable + tensor` would fail wherever a user
-writes it.
+Variables rest on a device and not in `pinned_host` memory: JAX refuses to
+combine arrays of two memory spaces, so that `variable + tensor` would fail.
 """
 
 import dataclasses
@@ -43,11 +33,9 @@ from keras_dist_jax.running import Values
 
 
 class LooseLayout(SingleLayout):
-    """One of several devices that keep variables.
+    """One of several devices that keep variables, whose arrays JAX may move.
 
-    Its arrays are not committed to the device: else variables of two such
-    devices could not be combined, in `model(x)` outside of `fit` or in a
-    metric's result.
+    Else variables of two such devices could not be combined, as in `model(x)`.
     """
 
     def holds(self, array: Any) -> bool:
@@ -58,11 +46,7 @@ class LooseLayout(SingleLayout):
 
 
 class Homes:
-    """The device on which each variable of a central plan rests.
-
-    `devices` maps each device that keeps variables to its `jax.Device`, the
-    primary first.
-    """
+    """The device on which each variable of a central plan rests."""
 
     def __init__(self, owners: Owners, devices: Mapping[Device, Any]) -> None:
         self._owners = owners
@@ -90,11 +74,7 @@ class Homes:
 
 
 class CentralRunning(Running):
-    """The state of a model whose variables have one copy.
-
-    `layout` is of the devices that compute, `homes` of those that keep
-    variables.
-    """
+    """The state of a model whose variables have one copy, at `homes`."""
 
     def __init__(
         self, model: keras.Model, layout: MeshLayout, gate: Gate, homes: Homes
@@ -157,10 +137,8 @@ class CentralRunning(Running):
 class Merge:
     """The state after a step, put together from the results of its programs.
 
-    `groups` are the state's groups of arrays, still without the results of
-    updates. `places` has for each update the places of its results: pairs of a
-    group and an index in it. `targets` are the `jax.Device`s that each value
-    goes to, or `None` if updates leave all values where they should be.
+    `places` has pairs of a group and an index in it for each update's results.
+    `targets` are the devices that values move to, unless it is `None`.
     """
 
     groups: Values

@@ -30,19 +30,10 @@ from keras_dist_jax.trainer import Trainer
 
 
 class Part:
-    """A compiled part of a step.
+    """A compiled part of a step, from values of the state and others.
 
-    `program` takes the values of the state at the positions `reads`, and others
-    that are handed to it. It gives the step's `results`, `num_outputs` outputs
-    first and then the state, and others to hand on. New values may take the
-    memory of those at the positions in `expendable`. Profiles show `name`;
-    `shardings` go to `jax.jit`.
-
-    Attributes:
-        outputs: Positions of the step's outputs that it gives.
-        new: Positions in the state that it gives new values of.
-        donated: Positions in the state of the values that it may delete.
-        read: Positions in the state of the other values that it takes.
+    It gives `num_outputs` of the step's results first, then parts of the state,
+    then others to hand on; values at `expendable` positions may be donated.
     """
 
     def __init__(
@@ -55,6 +46,8 @@ class Part:
         name: str,
         **shardings: Any,
     ) -> None:
+        # Positions of the step's outputs that it gives, and in the state of the
+        # values that it replaces, that it may delete, and of others it takes.
         self.outputs = [p for p in results if p < num_outputs]
         self.new = new = [p - num_outputs for p in results if p >= num_outputs]
         replaced = {p for p in new if p in expendable}
@@ -76,18 +69,7 @@ class Part:
 
 
 class UpdatePart(Part):
-    """An update after the gradients, on one device that keeps variables.
-
-    `owners` are the `jax.Device`s that keep each value of the state, `primary`
-    is the first one that keeps variables.
-
-    Attributes:
-        device: The `jax.Device` that it runs on.
-        crossing: Positions of its inputs among the values that the first part
-            hands on.
-        visitors: Positions in the state of its inputs from other devices.
-        is_elsewhere: Whether it makes values of several devices.
-    """
+    """An update after the gradients, on one device that keeps variables."""
 
     def __init__(
         self,
@@ -104,19 +86,17 @@ class UpdatePart(Part):
             range(len(owners)),
             "optimizer_update",
         )
+        # Positions of its inputs among the values that the first part hands on,
+        # and in the state of its inputs from other devices.
         self.crossing = update.crossing
         homes = {owners[p] for p in self.new}
         self.device = homes.pop() if len(homes) == 1 else primary
         self.visitors = [p for p in update.state if owners[p] != self.device]
-        self.is_elsewhere = bool(homes)
+        self.is_elsewhere = bool(homes)  # it makes values of several devices
 
 
 class StepParts:
-    """The programs of a training step for one kind of batch.
-
-    `values` is the state in groups, as shapes; `owners` are the `jax.Device`s
-    that keep each value, and `structure` is that of the step's outputs.
-    """
+    """The programs of a training step for one kind of batch."""
 
     def __init__(
         self,
@@ -153,11 +133,7 @@ class StepParts:
     def updates(
         self, state: Values, first: Any, donates: bool
     ) -> tuple[list[Any], Merge]:
-        """Returns the updates to run, and the state that they make.
-
-        `state` is the one before the step, in groups, and `first` the result of
-        the first part; updates that donate delete the values that they replace.
-        """
+        """Returns the updates to run, and the state that they make."""
         _, new, crossing = first
         flat = list(itertools.chain(*state))
         moving = list(new)
@@ -210,13 +186,8 @@ class CentralTrainer(Trainer):
 class CentralStep(FitStep):
     """A training step that is split between two kinds of devices.
 
-    A step is traced once for each kind of batch, and split in two
-    (`partition`): the gradients are computed on the devices that compute, the
-    optimizer runs where its variables are. With several devices that keep
-    variables, each runs its part of the update, if that is exact: if its part
-    needs nothing of the others' but gradients and single numbers. Otherwise,
-    as with gradient accumulation or loss scaling of some optimizers, the
-    whole state is brought to the first of them for the update.
+    If several devices keep variables, each runs its part of the update, if that
+    is exact; otherwise the whole state is brought to the first of them.
     """
 
     def __init__(self, running: CentralRunning, step: StepFn) -> None:

@@ -66,8 +66,7 @@ def give_back(variable: keras.Variable, array: Any) -> None:
 def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
     """Returns one group of a model's state, in the order of Keras' trainer.
 
-    Optimizers that are attributes of the model are part of the state too if its
-    `train_step` is written with variables: such a step does not see the order.
+    A step written with variables may use optimizers besides `model.optimizer`.
     """
     if group != "optimizer_variables":
         return list(getattr(model, group))
@@ -140,8 +139,7 @@ def takes_data_only(step: Callable[..., Any]) -> bool:
 def install_loss_scaling() -> None:
     """Lets an optimizer that scales losses be applied to variables.
 
-    Keras' own method assigns them in both branches of a condition, which JAX
-    traces apart; its stateless method returns the new values.
+    Keras' own method assigns them in both branches of a traced condition.
     """
 
     def _common_apply(

@@ -29,23 +29,15 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Programs(NamedTuple):
-    """The programs of one step: functions of (state, batch, rows).
+    """The programs of one step, for batches on each replica whole, or cut."""
 
-    `whole` is for batches that each replica gets whole, `cut` for those that
-    are cut over the replicas. `rows` is the batch's length if it was padded,
-    else `None`.
-    """
-
+    # Functions of (state, batch, rows), `rows` being `None` without padding.
     whole: Callable[..., Any]
     cut: Callable[..., Any]
 
 
 class Layout(ABC):
-    """A placement of variables on this worker's devices, and in programs.
-
-    `devices` has one `jax.Device` for each replica of this worker; `sharding`
-    is that of a variable.
-    """
+    """A placement of variables on this worker's devices, and in programs."""
 
     # Whether programs run on the devices of several workers, while each worker
     # has variables of its own.
@@ -93,10 +85,7 @@ class Layout(ABC):
         return arrays.own_part(array)
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
-        """Returns the shapes that values have on all replicas, by one exchange.
-
-        `shapes` has the shapes of each value's components on this worker.
-        """
+        """Returns all replicas' shapes of values, by one exchange."""
         return list(shapes)
 
     @abstractmethod
@@ -113,9 +102,8 @@ class Layout(ABC):
     ) -> Programs:
         """Compiles a step; with `donate` it deletes the state that it is given.
 
-        `gather` says that each device gets the outputs whole, and `is_sharded`
-        that the step itself says how its state is sharded. Else each device has
-        it whole.
+        With `gather` each device gets the outputs whole; with `is_sharded` the
+        step itself says how its state is sharded.
         """
 
     def eager(self, step: StepFn) -> Programs:
@@ -125,17 +113,13 @@ class Layout(ABC):
 
     @abstractmethod
     def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
-        """Puts a batch on the devices, cut if it has enough rows.
-
-        Returns whether it is cut, the batch, and its rows if it was padded.
-        """
+        """Returns whether a batch is cut, the batch, and its rows if padded."""
 
     @abstractmethod
     def put_whole(self, data: Any) -> Any:
         """Puts a batch on each of this worker's devices, for eager steps.
 
-        If batches were cut, operations that run one by one would each have a
-        collective of their own, without a wait in between.
+        If batches were cut, each operation would have a collective of its own.
         """
 
 
@@ -203,10 +187,7 @@ def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
 
 
 class MeshLayout(Layout):
-    """State on each of several devices, with batches cut over them.
-
-    The devices are all of one platform.
-    """
+    """State on each of several devices, with batches cut over them."""
 
     is_mesh = True
 
@@ -279,13 +260,7 @@ class MeshLayout(Layout):
 class WideLayout(MeshLayout):
     """State on each device of each worker, with batches cut over all of them.
 
-    Between programs each worker has arrays of its own only, so that everything
-    else is as it is on one worker.
-
-    `devices` has, for each worker, the `jax.Device`s of its replicas, all of
-    one platform; `worker` is the position of this one. `exchange` goes from a
-    list of integers, as many on each worker, to the lists of all workers, and
-    `gather` does the same with tensors, of the same shapes on each.
+    Between programs each worker has arrays of its own only.
     """
 
     is_wide = True

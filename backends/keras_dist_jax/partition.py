@@ -13,19 +13,16 @@ from keras_dist_jax.jaxprs import variables
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """A part of a step's program after the gradients.
-
-    Its arguments are the values of `state`, then those of `crossing`.
-
-    `crossing` are positions among the values that the first part hands over,
-    `results` those among the step's: outputs, then the new state. `key` is
-    equal for equal updates of one plan; `None` if unknown.
-    """
+    """A part of a step's program after the gradients."""
 
     program: Any
+    # Positions of its arguments: in the state, then in what the first part
+    # hands over.
     state: tuple[int, ...]
     crossing: tuple[int, ...]
+    # Positions among the step's outputs and new state.
     results: tuple[int, ...]
+    # Equal for equal updates of one plan; `None` if unknown.
     key: Any
 
 
@@ -36,15 +33,6 @@ class Partition:
     single numbers. Otherwise the first update is left to the first part, as in
     a step whose second loss is of weights that the first update has changed;
     then the second update, until the rest can follow.
-
-    `closed` goes from a state of `size` values and a batch to outputs and a
-    state of as many values. Updates that are equal have equal names.
-
-    Attributes:
-        reads: Positions in the state of the values that the first part takes.
-        gives: Positions of the first part's results among the step's.
-        first: `ClosedJaxpr` from the values that it reads and the batch to its
-            results and the values handed over.
     """
 
     def __init__(
@@ -126,10 +114,8 @@ class Partition:
     def updates(self, owners: Sequence[Any], primary: Any) -> list[Update]:
         """Splits the part after the gradients by owner, if that is exact.
 
-        A split is exact if an owner's part takes no values of another's but
-        single numbers, such as the count of steps. `owners` has the owner of
-        each value of the state; outputs belong to the `primary`. If a split is
-        not exact, there is one `Update` for all.
+        It is exact if an owner's part takes nothing of another's but single
+        numbers, such as the count of steps. Else there is one `Update` for all.
         """
         if not self._later:
             return []

@@ -17,13 +17,7 @@ from keras_dist_jax.layout import Layout
 
 
 class JaxHome(Home):
-    """The home of a variable with a copy on each of a layout's devices.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        plan: The strategy's `Plan`.
-        layout: The `Layout` of the plan's devices.
-    """
+    """The home of a variable with a copy on each of a layout's devices."""
 
     def __init__(
         self, variable: keras.Variable, plan: Plan, layout: Layout
@@ -54,14 +48,7 @@ class JaxHome(Home):
 
 
 class CentralHome(Home):
-    """The home of a variable with a single copy, away from the replicas.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        keeper: The `Device` that keeps it.
-        layout: The `Layout` of that device.
-        readers: Sequence with each replica's `jax.Device`.
-    """
+    """The home of a variable with one copy, which `readers` get copies of."""
 
     kind = "central"
 
@@ -89,10 +76,7 @@ class CentralHome(Home):
 
 
 class SlotHome(JaxHome, ShardedHome):
-    """The home of an optimizer's variable, sharded over the replicas.
-
-    On several workers, reading the whole value takes a collective of all.
-    """
+    """The home of an optimizer's variable, sharded over the replicas."""
 
     @property
     def is_split(self) -> bool:
@@ -124,10 +108,7 @@ LENT = "_keras_dist_lent"
 
 
 def place(variable: keras.Variable, layout: Layout) -> None:
-    """Moves a variable's value to a layout, unless it lies there already.
-
-    The array from before stays usable for all other holders.
-    """
+    """Moves a variable's value to a layout; other holders keep the array."""
     if shards.is_sharded(variable):
         return
     holder = [internals.array_of(variable)]
@@ -156,10 +137,7 @@ def shard_on(array: Any, device: Any) -> Any:
 
 
 def own_shard_on(array: Any, device: Any) -> Any:
-    """Returns an array on a device, for a holder that may keep it.
-
-    A variable may have the array on several devices, and a program delete it.
-    """
+    """Returns an array on a device, for a holder that may keep it."""
     shard = shard_on(array, device)
     if isinstance(array, jax.core.Tracer) or len(array.devices()) == 1:
         return shard

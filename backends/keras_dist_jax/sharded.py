@@ -1,8 +1,7 @@
 """Optimizers whose state is sharded over the replicas.
 
-Updates are Keras' own, of whole variables. Constraints tell the compiler that
-each device needs its part of a gradient, a variable and a slot only, and that
-new variables are whole again; it finds the collectives.
+Updates are Keras' own, of whole variables. Shardings tell the compiler what
+each device needs and keeps a part of; it finds the collectives.
 """
 
 import weakref
@@ -33,11 +32,7 @@ _OPTIMIZER_GROUP = internals.STATE_GROUPS.index("optimizer_variables")
 
 
 def shard_state(optimizer: Any, layout: Layout) -> None:
-    """Shards the variables that a built optimizer has for others.
-
-    Raises:
-        UnsupportedModelError: If the update takes whole variables.
-    """
+    """Shards the variables that a built optimizer has for others."""
     check_optimizer(optimizer)
     trained = internals.trained_by(optimizer)
     check_variables(trained)
@@ -88,12 +83,7 @@ class ConstrainedUpdates(Updates):
 
 
 def sharded_step(layout: Layout, model: keras.Model, step: StepFn) -> StepFn:
-    """Makes a training step of sharded state from one of whole variables.
-
-    Raises:
-        UnsupportedModelError: If the update of one of the model's optimizers
-            takes whole variables.
-    """
+    """Makes a training step of sharded state from one of whole variables."""
     known = weakref.ref(model)
     for optimizer in internals.optimizers_of(model):
         if optimizer.built:
@@ -142,10 +132,7 @@ def _value_in(variable: keras.Variable | None, array: Any) -> Any:
 def _array_in(
     variable: keras.Variable | None, value: Any, layout: Layout
 ) -> Any:
-    """Returns the state's array of a new value, with the variable's sharding.
-
-    `variable` is `None` for one that is not sharded.
-    """
+    """Returns the state's array of a new value, with its sharding."""
     is_sharded = variable is not None and shards.is_sharded(variable)
     if not isinstance(value, jax.core.Tracer):
         return shards.array_of(variable, value) if is_sharded else value

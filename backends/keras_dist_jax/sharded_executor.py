@@ -32,10 +32,8 @@ from keras_dist_jax.workers import JaxWorkers
 class JaxShardedExecutor(JaxExecutor, KeepsParts):
     """The executor that shards the variables of optimizers.
 
-    `fit` and `optimizer.apply` in `strategy.run` update parts where they are. A
-    compiled function joins the parts of the variables that it uses for as long
-    as it runs: its gradients are reduced whole, it updates whole variables, and
-    only parts of them are kept.
+    A compiled function joins the parts of the variables that it uses, for as
+    long as it runs.
     """
 
     def __init__(
@@ -103,10 +101,7 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
 
 
 class ShardedReplicas(JaxReplicas, UpdatesParts):
-    """Replicas whose optimizers update each part on its own device.
-
-    `first` is the position of this worker's first replica among all.
-    """
+    """Replicas whose optimizers update each part on its own device."""
 
     def __init__(
         self,

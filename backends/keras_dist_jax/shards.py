@@ -35,14 +35,8 @@ def axis_to_shard(shape: tuple[int, ...], count: int) -> int:
 class Shards:
     """The sharding of a variable of one shape over a layout's replicas.
 
-    An array is sharded along one of its axes. If the axis is not divisible by
-    the number of replicas, the array has zeros behind it: stored arrays have
-    equal parts, while a program may cut a whole value into unequal ones. The
-    array of a scalar has one axis.
-
-    Attributes:
-        sharding: `NamedSharding` of the array.
-        part_shape: Tuple of integers, the shape of each replica's part.
+    An axis that the number of replicas does not divide is stored with zeros
+    behind it. The array of a scalar has one axis.
     """
 
     def __init__(self, shape: tuple[int, ...], layout: Layout) -> None:
@@ -72,10 +66,7 @@ class Shards:
         return library.pad(value, widths)
 
     def whole(self, array: Any) -> Any:
-        """Converts an array, traced or of the host, to the whole value.
-
-        A traced value keeps its sharding: each device has its part.
-        """
+        """Converts an array, traced or of the host, to the whole value."""
         before = (slice(None),) * self._axis
         value = array[(*before, slice(self._size))].reshape(self._shape)
         return self.constrained(value)
@@ -128,10 +119,7 @@ def is_sharded(variable: keras.Variable) -> bool:
 
 
 def split(variable: keras.Variable, layout: Layout) -> None:
-    """Leaves each replica its part of a variable; idempotent and cheap.
-
-    A variable without a value, or without an element, is left alone.
-    """
+    """Leaves each replica its part of a variable; idempotent and cheap."""
     value = None if is_sharded(variable) else internals.array_of(variable)
     if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return
@@ -182,10 +170,7 @@ def shards_of(variable: Any) -> Shards:
 
 
 def give_back(variable: keras.Variable, array: Any) -> None:
-    """Undoes `keras_internals.take_away` on a sharded variable.
-
-    The new array is a `jax.Array`, or a NumPy array of this worker's part.
-    """
+    """Undoes `keras_internals.take_away`, with a new array or own part."""
     if not isinstance(array, jax.Array):
         array = shards_of(variable).put_own(array)
     internals.give_back(variable, None)
@@ -210,10 +195,7 @@ def array_of(variable: Any, value: Any) -> Any:
 
 
 def empty_like(variable: keras.Variable) -> np.ndarray[Any, Any]:
-    """Makes an array of a variable's shape and dtype, in host memory.
-
-    Its elements are arbitrary.
-    """
+    """Makes an uninitialized host array of a variable's shape and dtype."""
     return np.empty(variable.shape, stored(variable).dtype)
 
 

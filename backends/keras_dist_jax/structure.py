@@ -1,11 +1,8 @@
 """Arguments of compiled functions, split into traced and static values.
 
-Arrays and per-replica values are traced. All else is a part of the program's
-key, and must be hashable, like the structure that it is in.
-
-A program gives a flat list of arrays, and the outline of the nest that they
-come from is kept beside it. If Python had to rebuild a nest to receive them, an
-interrupt could come after the program has run and before its arrays are kept.
+A program gives a flat list of arrays, and the outline of their nest is kept
+beside it. If Python had to rebuild a nest to receive them, an interrupt could
+come after the program has run and before its arrays are kept.
 """
 
 import dataclasses
@@ -36,11 +33,7 @@ Join = Callable[[PerReplica], JoinedPerReplica]
 
 
 def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
-    """Appends a nest's traced values to `leaves`; returns its structure.
-
-    `join` converts a `PerReplica` to one with a single traced array. The
-    structure is hashable if the nest's static values are.
-    """
+    """Appends a nest's traced values to `leaves`; returns its structure."""
     # One call for each container: this runs at every step.
     found: list[Any] = []
     for item in nest.values() if isinstance(nest, dict) else nest:
@@ -171,13 +164,7 @@ ARRAY = object()
 
 
 def packed(nest: Any) -> tuple[list[Any], Any]:
-    """Splits a result into the arrays that a program gives and an outline.
-
-    The outline is the nest, with placeholders for arrays.
-
-    Raises:
-        TraceError: If a tensor is hidden in some object.
-    """
+    """Splits a result into the arrays that a program gives and an outline."""
     arrays: list[Any] = []
 
     def pack(leaf: Any) -> Any:
@@ -229,10 +216,6 @@ def unpacked(outline: Any, arrays: list[Any]) -> Any:
 
 
 def check_constant(value: Any) -> None:
-    """Checks that an object takes no tensor out of its trace.
-
-    Raises:
-        TraceError: If its attributes or closure hold one.
-    """
+    """Raises `TraceError` if an object would take a tensor out of its trace."""
     if any(isinstance(each, jax.core.Tracer) for each in held_in(value)):
         refuse_result(value)

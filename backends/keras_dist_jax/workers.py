@@ -37,10 +37,7 @@ _SIGNS = ("gloo", "nccl", "coordination service", "unavailable:")
 
 
 class JaxWorkers(Workers):
-    """The workers of a cluster that JAX has joined.
-
-    `gate` is that of the device on which their collectives run.
-    """
+    """The workers of a cluster that JAX has joined."""
 
     def __init__(
         self,
@@ -125,13 +122,7 @@ class JaxWorkers(Workers):
         return self._here(np.concatenate(parts, axis))
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Sends each worker's integers to every worker.
-
-        The integers are below 2**31, and as many on each worker.
-
-        Raises:
-            ReplicaDivergenceError: If another worker has more, or less.
-        """
+        """Sends as many integers below 2**31 from each worker to every one."""
         # The first numbers fit the smallest buffer, so that workers with
         # different counts run the same program, and find the difference.
         first, rest = numbers[: _SMALLEST - 1], numbers[_SMALLEST - 1 :]
@@ -207,13 +198,7 @@ class JaxWorkers(Workers):
 
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
-    """Returns each worker's `jax.Device`s, as many and in the same order.
-
-    `platform` is JAX's name of the devices' type.
-
-    Raises:
-        ClusterError: If workers have different numbers of devices.
-    """
+    """Returns each worker's `jax.Device`s, as many and in the same order."""
     by_worker: list[list[Any]] = [[] for _ in range(cluster.num_workers)]
     for device in jax.devices(platform):
         by_worker[device.process_index].append(device)
