@@ -51,13 +51,9 @@ def run_region(
     kwargs: Mapping[str, Any],
     scans: bool = False,
 ) -> Any:
-    """Traces `fn` once for all replicas, as a part of a compiled function.
-
-    Arguments have tracers for arrays. With `scans`, arrays have an axis for
-    steps in front, and `fn` is called for each step. Returns the nest that `fn`
-    returns, with a `JoinedPerReplica` for each array; for one replica, with the
-    array itself.
-    """
+    """Traces `fn` once for all replicas, as a part of a compiled function."""
+    # With `scans`, arrays have an axis for steps in front, and `fn` is called
+    # for each step.
     context.check_cross_replica(strategy, "run")
     keras_hooks().install()
     arguments, held, leaves = _held((tuple(args), dict(kwargs)), layout)
@@ -104,11 +100,7 @@ def run_region(
 
 @dataclasses.dataclass(frozen=True)
 class _Argument:
-    """A placeholder for an array among the arguments of a replica function.
-
-    `is_cut` says that it is one for each replica, joined along the first axis,
-    or `stacked`; `shapes` are those on each replica where they differ.
-    """
+    """A placeholder for an array among the arguments of a replica function."""
 
     is_cut: bool
     stacked: bool = False
@@ -148,12 +140,7 @@ def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class BodyTrace:
-    """A replica function, traced for all devices.
-
-    `first` is the trace for replica 0. Of the variables that are not
-    per-replica ones, `is_mean` tells for each whether replicas average what
-    they leave. `lockstep` is `None` if the first trace serves all replicas.
-    """
+    """A replica function, traced for all devices."""
 
     first: agreement.VariantTrace
     is_mean: list[bool]
@@ -179,10 +166,7 @@ class BodyTrace:
         values: list[Any],
         known: Sequence[keras.Variable],
     ) -> Any:
-        """Runs the function for one step after another, as `run`.
-
-        `leaves` have an axis for steps in front; `values` are of `known`.
-        """
+        """Runs the function for one step after another, as `run`."""
         position = {id(v): i for i, v in enumerate(known)}
         written = [position[id(variable)] for variable in self.first.written]
 
@@ -201,11 +185,7 @@ class BodyTrace:
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """A replica function, to be traced for all replicas at once.
-
-    `arguments` is the nest of its arguments, with the placeholders `held`, and
-    `known` are the variables that the traced program takes.
-    """
+    """A replica function, to be traced for all replicas at once."""
 
     strategy: RunsReplicas
     layout: Layout

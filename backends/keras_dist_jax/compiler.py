@@ -50,12 +50,8 @@ def scanned(
     leaves: Sequence[Any],
     steps: int,
 ) -> Any:
-    """Calls a replica function for one batch after another.
-
-    `structure` is that of one step's arguments; `leaves` are the traced
-    arguments of all steps, one step after the other. `layout` is `None` for one
-    replica. Returns the results, with the steps along a new first axis.
-    """
+    """Calls a replica function for batch after batch; stacks the results."""
+    # `leaves` are the traced arguments of all steps, one step after the other.
     count = len(leaves) // steps
     stacked = [jnp.stack(leaves[index::count]) for index in range(count)]
     trace = current_trace()
@@ -107,10 +103,7 @@ def _on_one(
 
 
 class JaxCompiler(Compiler):
-    """A compiler of functions for a layout.
-
-    Without a layout, all values stay where they are.
-    """
+    """A compiler of functions for a layout."""
 
     def __init__(self, layout: Layout | None, gate: Gate) -> None:
         self._layout = layout
@@ -233,10 +226,9 @@ class JaxCompiler(Compiler):
         kwargs: Mapping[str, Any] | None,
         found: tuple[Any, list[Any]] | None = None,
     ) -> Any:
-        """Runs a function's program for arguments like these.
-
-        `found` is the arguments' structure, with the traced ones of all steps.
-        """
+        """Runs a function's program for arguments like these."""
+        # `found` is the arguments' structure, and the traced ones of all steps.
+        # One function, because it runs at every step.
         # One function, because it runs at every step.
         if found is None:
             leaves: list[Any] = []

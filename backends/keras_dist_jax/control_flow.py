@@ -31,12 +31,10 @@ Branch = Callable[[], Any]
 
 @functools.cache
 def install_hooks() -> None:
-    """Makes `keras.ops.cond` and `keras.random` work in compiled functions.
-
-    Values that JAX traces in a branch can leave it only as results, and so do
-    the assignments of branches. Keras refuses draws without a seed under any
-    trace of JAX, where the seed would be lost.
-    """
+    """Makes `keras.ops.cond` and `keras.random` work in compiled functions."""
+    # Values that JAX traces in a branch can leave it only as results, and so do
+    # the assignments of branches. Keras refuses draws without a seed under any
+    # trace of JAX, where the seed would be lost.
     internals.hook_cond(_hook_cond)
     internals.hook_global_seed(_hook_global_seed)
 
@@ -120,12 +118,10 @@ def differentiate(
     variables: Sequence[keras.Variable],
     tensors: Sequence[Any],
 ) -> Differentiated:
-    """See `Differentiates.differentiate`.
-
-    JAX differentiates functions of arrays. So `fn` reads variables from an
-    overlay, and the values that it assigns leave as results, to be assigned
-    once JAX is done.
-    """
+    """See `Differentiates.differentiate`."""
+    # JAX differentiates functions of arrays. So `fn` reads variables from an
+    # overlay, and the values that it assigns leave as results, to be assigned
+    # once JAX is done.
     hooks = keras_hooks()
     hooks.install_for_functions()
     install_hooks()
@@ -162,11 +158,7 @@ def differentiate(
 def _check_written(
     variables: Sequence[keras.Variable], values: Sequence[Any]
 ) -> None:
-    """Checks that assigned values can leave the trace that made them.
-
-    Raises:
-        TraceError: If one was assigned inside of an inner transformation.
-    """
+    """Checks that assigned values can leave the trace that made them."""
     for variable, value in zip(variables, values, strict=True):
         if not isinstance(value, jax.core.Tracer):
             continue
@@ -196,10 +188,7 @@ def _value(below: Any, variable: keras.Variable) -> Any:
 
 
 def summed_by(replica: Replica, what: str, add: Callable[[Any], Any]) -> Any:
-    """Makes a sum over replicas differentiable: its gradient is one, too.
-
-    `add` sums a tensor, and `what` names the sum in errors.
-    """
+    """Makes a sum over replicas differentiable: its gradient is one, too."""
     summed = jax.custom_vjp(add)
 
     def forward(value: Any) -> tuple[Any, None]:

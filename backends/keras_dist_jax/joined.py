@@ -13,16 +13,12 @@ from keras_dist_jax.layout import Shapes
 
 
 class JoinedPerReplica(PerReplica):
-    """A per-replica value with components that are shards of one array.
+    """A per-replica value with components that are shards of one array."""
 
-    The array is made from the components, or they from it, on first use.
-
-    `joined` is over the devices of `layout`, cut along its first axis, or a
-    tracer; `None` to make it of `parts`, one for each replica. If it is
-    `stacked`, the first axis is one for replicas that components don't have;
-    else they are concatenated along it. `shapes` are the components' where they
-    differ: then they are stacked, padded to one shape.
-    """
+    # `joined` is over the layout's devices, cut along its first axis, or a
+    # tracer; `None` until it is made of `parts`. If it is `stacked`, that axis
+    # is one for replicas; else components are concatenated along it. `shapes`
+    # are the components' where they differ: then they are padded to one shape.
 
     def __init__(
         self,
@@ -76,13 +72,7 @@ class JoinedPerReplica(PerReplica):
         return self
 
     def join(self, everyones: Shapes | None = None) -> None:
-        """Sets `joined` to an array made of the components.
-
-        `everyones` are the shapes on all replicas, where they are known.
-
-        Raises:
-            ValueError: If components differ in rank or dtype.
-        """
+        """Sets `joined` to an array made of the components."""
         if self.joined is not None:
             return
         parts = self.values
@@ -126,11 +116,7 @@ def cut_to(value: Any, shape: Sequence[int]) -> Any:
 
 
 class Local(PerReplica):
-    """A per-replica value inside of a program that all replicas run.
-
-    `local` is the component of the replica that runs the program, `values` are
-    the components of all; unused ones cost nothing.
-    """
+    """A per-replica value in a region, and this replica's own component."""
 
     def __init__(self, local: Any, values: Sequence[Any]) -> None:
         super().__init__(values)
@@ -138,10 +124,7 @@ class Local(PerReplica):
 
 
 def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
-    """Returns the components of an array that is cut over the replicas.
-
-    They are those of this worker, or of all replicas while the array is traced.
-    """
+    """Returns the components of an array that is cut over the replicas."""
     count = layout.num_replicas
     if isinstance(joined, jax.core.Tracer):
         if not stacked:

@@ -19,19 +19,15 @@ _NAME = "optimizer_update_"
 
 
 def is_update(equation: Any) -> bool:
-    """Tells whether an equation of a program is an optimizer's update.
-
-    Equal updates of one `OptimizerCalls` have the same name.
-    """
+    """Tells whether an equation of a program is an optimizer's update."""
     return str(equation.params.get("name")).startswith(_NAME)
 
 
 class Updates(ABC):
-    """Updates of optimizers in a trace, in place of Keras' own.
+    """Updates of optimizers in a trace, in place of Keras' own."""
 
-    Updates without gradients or by an optimizer that is not built are Keras'
-    own, and so are those that an update is made of.
-    """
+    # Those without gradients or by an optimizer that is not built are Keras'
+    # own, and so are those that an update is made of.
 
     def __init__(self) -> None:
         self._is_inside = False
@@ -90,11 +86,7 @@ class Updates(ABC):
 
 
 class OptimizerCalls(Updates):
-    """Updates as one equation of a step's program each.
-
-    The program then shows the inputs and outputs of an update, which may run
-    elsewhere. Each is traced once for each kind of arguments.
-    """
+    """Updates as one equation of a step's program each, to run elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()

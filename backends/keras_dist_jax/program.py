@@ -45,12 +45,7 @@ class _GrownError(Exception):
 
 
 class Program:
-    """A function that runs on the arrays of the variables that it uses.
-
-    `call` calls the function, given the traced arguments. `layout` is `None`
-    without a strategy, and `is_first` says that the function was never traced
-    before. If it `is_placed`, its arguments decide which device it runs on.
-    """
+    """A function that runs on the arrays of the variables that it uses."""
 
     def __init__(
         self,
@@ -95,11 +90,7 @@ class Program:
         return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
-        """Calls the function with the traced arguments.
-
-        Raises:
-            TraceError: If the function can't be compiled.
-        """
+        """Calls the function with the traced arguments."""
         gate = self._gate
         # Without the lock, two threads could donate the same arrays.
         with LOCK:
@@ -306,10 +297,7 @@ class Program:
 
 
 def _arrays_of(slots: list[Slot], num_donated: int) -> list[Any]:
-    """Returns the variables' arrays, of which a program deletes the first ones.
-
-    Those are never in memory that was lent.
-    """
+    """Returns the variables' arrays; the first ones were not lent."""
     found = []
     for index, slot in enumerate(slots):
         attributes = slot.attributes

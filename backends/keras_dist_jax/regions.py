@@ -53,11 +53,7 @@ T = TypeVar("T")
 
 
 class Region:
-    """The variables that one replica reads and writes in a region's body.
-
-    `values` maps the ids of variables to the replica's values; `peers` has the
-    shapes of the other replicas.
-    """
+    """The variables that one replica reads and writes in a region's body."""
 
     def __init__(
         self,
@@ -155,22 +151,16 @@ class Region:
         return PerReplica(values)
 
     def traced(self, value: Any) -> Any:
-        """Makes a constant a value of each replica's own.
-
-        A collective would multiply a constant by the number of replicas, while
-        replicas with other numbers of rows may have another constant.
-        """
+        """Makes a constant a value of each replica's own."""
+        # A collective would multiply a constant by the number of replicas,
+        # while replicas with other numbers of rows may have another constant.
         if isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
             return value
         value = jnp.asarray(value)
         return jnp.where(self.index >= 0, value, jnp.zeros_like(value))
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Combines gathered components by a collective.
-
-        Returns `None` if the components were not gathered, or for another
-        operation.
-        """
+        """Combines gathered components by a collective, or returns `None`."""
         known = self.per_replica(values)
         collective = _COLLECTIVES.get(op)
         if not isinstance(known, Local) or collective is None:

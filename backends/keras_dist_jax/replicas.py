@@ -35,14 +35,10 @@ T = TypeVar("T")
 
 
 class JaxReplicas(ReplicaRunner):
-    """Replica functions in threads, one of which runs at a time.
+    """Replica functions in threads, one of which runs at a time."""
 
-    Arrays are dispatched without waiting, so that devices work at the same time
-    although replicas take turns.
-
-    `first` is the position of this worker's first replica among all. `home` is
-    where variables are, by default the layout.
-    """
+    # Arrays are dispatched without waiting, so that devices work at the same
+    # time although replicas take turns.
 
     def __init__(
         self,
@@ -102,11 +98,7 @@ class JaxReplicas(ReplicaRunner):
 
 
 class JaxReplica(Replica):
-    """One replica, in a thread of its own.
-
-    `index` is its position among this worker's replicas, and `home` the
-    `jax.Device` of variables, by default the first one.
-    """
+    """One replica, in a thread of its own."""
 
     def __init__(
         self,

@@ -1,18 +1,7 @@
-"""A model's state while its steps run.
+"""A model's state while its steps run: here, and not in its variables.
 
-While `fit` runs, the state is here and not in the variables: each step takes
-the newest arrays, deletes them and leaves its results in their place. Reading
-a variable, from a callback for instance, first hands the newest values back.
-
-When something fails, the variables get the newest state that has values:
-
-- a failure outside of the step (data, a callback, an interrupt), or while the
-  step was traced: the state after the last step;
-- a step that failed on the device, whose inputs are gone: the state at the
-  start of the epoch, of which a copy is kept in host memory.
-
-`evaluate`, `predict` and the `*_on_batch` methods delete nothing, and go back
-to the values from before.
+After a failure of a step on the device, whose inputs are gone, variables get
+the state at the start of the epoch; after any other, that of the last step.
 """
 
 import collections
@@ -43,10 +32,9 @@ Values = list[list[Any]]
 
 
 class StateGroup:
-    """A stand-in for one group of the state, which Keras passes to the steps.
+    """A stand-in for one group of the state, which Keras gives to steps."""
 
-    It is no list: Keras would go through a list's arrays at every step.
-    """
+    # It is no list: Keras would go through a list's arrays at every step.
 
     __slots__ = ("_index", "_running")
 
@@ -59,31 +47,22 @@ class StateGroup:
 
 
 class Running:
-    """A model's state while steps run, on loan from its variables.
-
-    Attributes:
-        token: The stand-in for the state that Keras passes to the steps, or
-            `None` while the variables have the state.
-        last: The last step's outputs and the state after it, in a queue of
-            length one.
-        donating: Whether steps delete the state that they are given.
-        stepping: Whether a step is being traced or dispatched.
-        suspect: Whether a step has raised.
-        failures: List of the exceptions of host callbacks.
-    """
+    """A model's state while steps run, on loan from its variables."""
 
     def __init__(self, model: keras.Model, layout: Layout, gate: Gate) -> None:
         self._model = weakref.ref(model)
         self.layout = layout
         self.gate = gate
         self.failures: list[BaseException] = []
+        # What Keras passes to steps; `None` while variables have the state.
         self.token: tuple[StateGroup, ...] | None = None
+        # The outputs of the last step, and the state after it.
         self.last: collections.deque[tuple[Any, Values]] = collections.deque(
             maxlen=1
         )
         self.donating = False
         self.stepping = False
-        self.suspect = False
+        self.suspect = False  # a step has raised
         self._variables: list[list[keras.Variable]] = []
         self._fallback: Values = []
         self._epoch_start: Values | None = None
@@ -107,13 +86,7 @@ class Running:
     def begin(
         self, names: Sequence[str], take_away: bool, donate: bool
     ) -> tuple[StateGroup, ...]:
-        """Takes the state from the variables.
-
-        `names` are those of the groups that the step gets, in order. With
-        `take_away` the variables are emptied meanwhile, and with `donate` steps
-        delete the state that they are given. Returns a stand-in for each group,
-        valid until the next `sync`.
-        """
+        """Takes the state from the variables."""
         self.sync()
         self._variables = [
             internals.variables_of(self.model, name) for name in names
@@ -140,11 +113,7 @@ class Running:
         return self.layout
 
     def lay_out(self, values: Values, names: Sequence[str]) -> None:
-        """Moves the state, in place, to where steps take it.
-
-        `values` has a list of arrays for each group of `names`, from the
-        variables.
-        """
+        """Moves the state, in place, to where steps take it."""
         if self.layout.is_wide:
             for group in values:
                 group[:] = map(self.layout.widen, group)
@@ -156,11 +125,7 @@ class Running:
         return [list(map(self.layout.narrow, group)) for group in values]
 
     def sync(self) -> None:
-        """Hands the newest good state back to the variables.
-
-        Raises:
-            Exception: The error of a step, if it has not been raised.
-        """
+        """Hands the newest good state back to the variables."""
         if self.token is None:
             return
         values = self.newest()
@@ -221,11 +186,7 @@ class Running:
 
 
 class FitStep:
-    """One step of a model, on the state that `Running` keeps.
-
-    `keep` are the programs that leave the given state alive, and `donate` those
-    that delete it. With `eager`, they run operation by operation.
-    """
+    """One step of a model, on the state that `Running` keeps."""
 
     def __init__(
         self,
@@ -243,11 +204,7 @@ class FitStep:
         self._is_local = eager and running.layout.is_wide
 
     def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
-        """Runs one step, as Keras' trainer calls it.
-
-        `state` comes from `Running.begin` or the step before, and stands for
-        the new state too. `data` is the global batch.
-        """
+        """Runs one step, as Keras' trainer calls it."""
         running = self._running
         if state is not running.token:
             raise ValueError(
@@ -312,10 +269,8 @@ def all_values(step: StepFn) -> StepFn:
 
 
 def changed_values(step: StepFn) -> StepFn:
-    """Makes a step return new values only for the variables that it changed.
-
-    Values that are merely passed through need no second buffer.
-    """
+    """Makes a step return new values only for variables that it changed."""
+    # Values that are merely passed through need no second buffer.
 
     def of_group(new: list[Any], old: list[Any]) -> Any:
         pairs = enumerate(zip(new, old, strict=True))

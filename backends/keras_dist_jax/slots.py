@@ -32,22 +32,13 @@ _LAYOUT = "_keras_dist_layout"
 
 
 class Slot(ABC):
-    """Links one variable to its input and output of compiled programs.
+    """Links one variable to its input and output of compiled programs."""
 
-    As long as `attributes.get(key) is seen`, and the array was not lent, a
-    program takes `array`. Looking that up costs no call.
+    # As long as `attributes.get(key) is seen`, and the array was not lent, a
+    # program takes `array`. Looking that up costs no call.
 
-    Args:
-        variable: A `keras.Variable`.
-        key: String, the attribute that is replaced when it is assigned.
-
-    Attributes:
-        donates: Whether programs that write the variable may delete its array.
-        sharding: The sharding on several devices, `None` for a copy on each.
-    """
-
-    donates = True
-    sharding: Any = None
+    donates = True  # programs may delete the array of a variable they write
+    sharding: Any = None  # on several devices; `None`: a copy on each
 
     def __init__(self, variable: keras.Variable, key: str) -> None:
         self.attributes = vars(variable)
@@ -66,11 +57,7 @@ class Slot(ABC):
 
     @abstractmethod
     def refresh(self) -> Any:
-        """Looks the variable up again.
-
-        Returns:
-            The array, or `None` for a variable that has no value yet.
-        """
+        """Looks the array up again; `None` without a value."""
 
     def inside(self, array: Any) -> Any:
         """Converts the array that a program takes to the variable's value."""
@@ -86,10 +73,7 @@ class Slot(ABC):
 
 
 class WholeSlot(Slot):
-    """A variable with one copy, or with a copy on each device.
-
-    Without a layout, the variable stays where it is.
-    """
+    """A variable with one copy, or with a copy on each device."""
 
     def __init__(self, variable: keras.Variable, layout: Layout | None) -> None:
         super().__init__(variable, "_value")
@@ -142,11 +126,9 @@ class ShardedSlot(Slot):
 
 
 class WideSlot(WholeSlot):
-    """A variable of a program that several workers run.
+    """A variable of a program that several workers run."""
 
-    It stays on each worker's devices. Programs delete nothing: the variable's
-    own array shares memory with the one that they take.
-    """
+    # The variable's own array shares memory with the one that programs take.
 
     donates = False
 
@@ -166,11 +148,7 @@ class WideSlot(WholeSlot):
 
 
 class ForeignSlot(Slot):
-    """A variable outside any strategy, in a program on several devices.
-
-    It stays on one device: programs take a copy, and one copy of theirs is
-    kept.
-    """
+    """A variable outside any strategy, in a program on several devices."""
 
     donates = False
 
@@ -192,10 +170,7 @@ class ForeignSlot(Slot):
 
 
 class CentralSlot(Slot):
-    """A variable with one copy at its `home`, in a program on several devices.
-
-    Programs take copies for one call, which are not kept.
-    """
+    """A variable with one copy, at `home`, in a program on several devices."""
 
     donates = False
 
@@ -221,11 +196,7 @@ class CentralSlot(Slot):
 
 
 class SplitSlot(Slot):
-    """A variable of which each replica has a value of its own.
-
-    The combined value is computed when it is read for the first time after a
-    program has written the variable.
-    """
+    """A variable of which each replica has a value; read, they are combined."""
 
     def __init__(self, variable: keras.Variable, layout: Layout) -> None:
         super().__init__(variable, UNCOMBINED)

@@ -1,8 +1,7 @@
 """Replacements for methods of one model, which run its steps by `Running`.
 
-A step may be written with variables: `train_step(self, data)` reads and assigns
-them, as on other backends. Keras' trainer on JAX wants
-`train_step(self, state, data)`.
+A step may be written with variables, as on other backends: `train_step(data)`;
+Keras' trainer on JAX wants `train_step(state, data)`.
 """
 
 import functools
@@ -30,11 +29,7 @@ _GROUPS = {
 
 
 def stateless(model: keras.Model, name: str) -> StepFn:
-    """Returns a step of a model's as a function of the state and a batch.
-
-    `name` is `"train_step"`, `"test_step"` or `"predict_step"`. The function
-    gives the step's result and the new state, in the groups of Keras' trainer.
-    """
+    """Returns a model's step as a function of the state and a batch."""
     method = getattr(model, name)
     if internals.takes_data_only(method):
         return _of_variables(model, name, method)
@@ -121,12 +116,7 @@ def _check_assigned(name: str, scope: _StateScope, groups: Any) -> None:
 
 
 class Trainer:
-    """The methods of a model that Keras' trainer calls, on a layout.
-
-    The rest of the trainer, `fit` and its relatives, is Keras' own; so are the
-    steps, unless the user wrote them. `shard` makes a training step of sharded
-    state from one of a model; it is `None` if each device has all of the state.
-    """
+    """The methods of a model that Keras' trainer calls, on a layout."""
 
     def __init__(
         self,
@@ -137,12 +127,7 @@ class Trainer:
         self._shard = shard
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
-        """Returns the methods by name.
-
-        Raises:
-            UnsupportedModelError: If the model's class overrides one of those
-                that make Keras' functions.
-        """
+        """Returns the methods by name."""
         makers = {
             f"make_{kind}_function": functools.partial(self._make, kind)
             for kind in ("train", "test", "predict")
