@@ -6,7 +6,7 @@ that compute, once and in one transfer; gradients come back to where the
 variables are, and the optimizer works there, in their memory. Its own
 variables never leave (`central_steps`). `evaluate` and `predict` send
 parameters once a call. Replica functions get copies for one call
-(`slots.CentralSlot`).
+(`slots.CopiedSlot`).
 
 While `fit` runs, a device that keeps variables holds them once, and in a step
 the gradients beside them; host memory holds the copy that `Running` makes at

@@ -90,11 +90,7 @@ class JoinedPerReplica(PerReplica):
             parts = tuple(padded(part, largest(shapes)) for part in parts)
         else:
             self.stacked = not shapes[0]
-        placed = [
-            jax.device_put(part, device)
-            for part, device in zip(parts, self.layout.devices, strict=True)
-        ]
-        self.joined = _join(placed, self.stacked, self.layout)
+        self.joined = join(parts, self.stacked, self.layout)
 
 
 def largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -135,16 +131,12 @@ def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
     return [jax.lax.squeeze(p, (0,)) for p in parts] if stacked else parts
 
 
-def stacked_of(values: Sequence[Any], layout: Layout) -> Any:
-    """Stacks one tensor of each replica along a new axis for replicas."""
+def join(values: Sequence[Any], stacked: bool, layout: Layout) -> Any:
+    """Joins the tensors of replicas, `stacked` along a new axis for them."""
     placed = [
         jax.device_put(value, device)
         for value, device in zip(values, layout.devices, strict=True)
     ]
-    return _join(placed, True, layout)
-
-
-def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
     if stacked:
         placed = [jax.lax.expand_dims(value, (0,)) for value in placed]
     shape = placed[0].shape
@@ -157,19 +149,13 @@ def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
 
 def register_trees() -> None:
     """Makes `jax.tree` look into per-replica values."""
-    for kind in (PerReplica, Mirrored):
-        jax.tree_util.register_pytree_node(kind, _flatten, _builder(kind))
-    jax.tree_util.register_pytree_node(
-        JoinedPerReplica, _flatten, _builder(PerReplica)
-    )
-
-
-def _flatten(value: Any) -> tuple[tuple[Any, ...], None]:
-    return value.values, None
-
-
-def _builder(kind: Any) -> Any:
-    def build(_: None, values: Any) -> Any:
-        return kind(values)
-
-    return build
+    for kind, built in (
+        (PerReplica, PerReplica),
+        (Mirrored, Mirrored),
+        (JoinedPerReplica, PerReplica),
+    ):
+        jax.tree_util.register_pytree_node(
+            kind,
+            lambda value: (value.values, None),
+            lambda _, values, built=built: built(values),
+        )

@@ -137,37 +137,25 @@ class OptimizerCalls(Updates):
         key = key, structure, kinds
         found = self._known.get(key)
         if found is None:
-            closed, shapes, noted = _traced(fn, args)
+            noted: Any = None
+
+            def update(*args: Any) -> Any:
+                nonlocal noted
+                result, noted = fn(*args)
+                return result
+
+            closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
+            run = core.jaxpr_as_fun(closed)
+
+            def named(*leaves: Any) -> Any:
+                return run(*leaves)
+
             self._count += 1
-            call = _named(f"{_NAME}{self._count}", core.jaxpr_as_fun(closed))
-            found = call, jax.tree.structure(shapes), noted
+            named.__name__ = named.__qualname__ = f"{_NAME}{self._count}"
+            found = jax.jit(named), jax.tree.structure(shapes), noted
             # What closes over values of the surrounding trace can't be used in
             # another one.
             if not any(isinstance(c, jax.core.Tracer) for c in closed.consts):
                 self._known[key] = found
         call, results, noted = found
         return jax.tree.unflatten(results, call(*leaves)), noted
-
-
-def _traced(fn: Callable[..., tuple[Any, Any]], args: Any) -> tuple[Any, ...]:
-    """Traces the first result of `fn`; returns the second one as it is."""
-    notes: list[Any] = []
-
-    def update(*args: Any) -> Any:
-        result, noted = fn(*args)
-        notes.append(noted)
-        return result
-
-    closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
-    return closed, shapes, notes[-1]
-
-
-def _named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function under a name."""
-
-    def update(*leaves: Any) -> Any:
-        return call(*leaves)
-
-    update.__name__ = update.__qualname__ = name
-    compiled: Callable[..., Any] = jax.jit(update)
-    return compiled

@@ -50,7 +50,9 @@ class JaxReplicas(ReplicaRunner):
         self._layout = layout
         self._home = home or layout
         self._workers, self._first = workers, first
-        self._batons = BatonPool(_capture_thread)
+        self._batons = BatonPool(
+            lambda: functools.partial(inherit_thread_state, thread_state())
+        )
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         devices = self._layout.devices
@@ -164,8 +166,3 @@ class JaxReplica(Replica):
 
     def hold(self, variable: keras.Variable, value: Any) -> Any:
         return value
-
-
-def _capture_thread() -> Callable[[], None]:
-    state = thread_state()
-    return functools.partial(inherit_thread_state, state)

@@ -15,8 +15,8 @@ from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
+from keras_dist_jax.joined import join
 from keras_dist_jax.joined import parts_of
-from keras_dist_jax.joined import stacked_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.placement import take
@@ -90,9 +90,8 @@ class WholeSlot(Slot):
         elif self.attributes.pop(LENT, False):
             array = arrays.copy_of(internals.array_of(variable))
             internals.set_array(variable, array)
-        array = internals.array_of(variable)
-        if array.weak_type:  # programs return strong types: avoids a retrace
-            array = lax.convert_element_type(array, array.dtype)
+        array = _strong(internals.array_of(variable))
+        if array is not internals.array_of(variable):
             internals.set_array(variable, array)
         self.seen = self.array = array
         return array
@@ -128,9 +127,7 @@ class ShardedSlot(Slot):
 class WideSlot(WholeSlot):
     """A variable of a program that several workers run."""
 
-    # The variable's own array shares memory with the one that programs take.
-
-    donates = False
+    donates = False  # its own array shares memory with the one of programs
 
     def __init__(self, variable: keras.Variable, layout: Layout) -> None:
         super().__init__(variable, layout)
@@ -138,44 +135,26 @@ class WideSlot(WholeSlot):
 
     def refresh(self) -> Any:
         array = super().refresh()
-        if array is not None:
-            self.array = self._wide.widen(array)
-        return self.array if array is not None else None
+        if array is None:
+            return None
+        self.array = self._wide.widen(array)
+        return self.array
 
     def keep(self, array: Any) -> None:
         self.attributes[self.key] = self.seen = self._wide.narrow(array)
         self.array = array
 
 
-class ForeignSlot(Slot):
-    """A variable outside any strategy, in a program on several devices."""
+class CopiedSlot(Slot):
+    """A variable of which programs on several devices take copies.
 
-    donates = False
-
-    def __init__(self, variable: keras.Variable, layout: Layout) -> None:
-        super().__init__(variable, "_value")
-        self._layout = layout
-
-    def refresh(self) -> Any:
-        array = internals.array_of(self.variable)
-        if array is None:
-            return None
-        self.seen = array
-        self.array = self._layout.widen(self._layout.place(array))
-        return self.array
-
-    def keep(self, array: Any) -> None:
-        self.attributes["_value"] = self.seen = array.addressable_shards[0].data
-        self.array = array
-
-
-class CentralSlot(Slot):
-    """A variable with one copy, at `home`, in a program on several devices."""
+    It rests at `home`, or with `None`, outside any strategy, where it is.
+    """
 
     donates = False
 
     def __init__(
-        self, variable: keras.Variable, layout: Layout, home: Layout
+        self, variable: keras.Variable, layout: Layout, home: Layout | None
     ) -> None:
         super().__init__(variable, "_value")
         self._layout = layout
@@ -183,16 +162,26 @@ class CentralSlot(Slot):
 
     def refresh(self) -> Any:
         variable = self.variable
-        if internals.array_of(variable) is None:
+        own = internals.array_of(variable)
+        if own is None:
             return None
-        array = take(variable, self._home)
-        if array.weak_type:  # programs return strong types: avoids a retrace
-            array = lax.convert_element_type(array, array.dtype)
-        return self._layout.widen(self._layout.place(array))
+        if self._home is not None:
+            own = _strong(take(variable, self._home))
+        return self._noted(own, self._layout.widen(self._layout.place(own)))
 
     def keep(self, array: Any) -> None:
-        own = self._layout.narrow(array)
-        self.attributes["_value"] = self._home.place(own)
+        if self._home is None:
+            own = array.addressable_shards[0].data
+        else:
+            own = self._home.place(self._layout.narrow(array))
+        self.attributes["_value"] = own
+        self._noted(own, array)
+
+    def _noted(self, own: Any, copy: Any) -> Any:
+        # Copies of variables with a home are too large to be kept.
+        if self._home is None:
+            self.seen, self.array = own, copy
+        return copy
 
 
 class SplitSlot(Slot):
@@ -208,7 +197,7 @@ class SplitSlot(Slot):
         if internals.array_of(variable) is None:
             return None
         values = [component.value for component in variable.values]
-        self.seen = self.array = stacked_of(values, self._layout)
+        self.seen = self.array = join(values, True, self._layout)
         return self.array
 
     def keep(self, array: Any) -> None:
@@ -218,6 +207,13 @@ class SplitSlot(Slot):
         # Last, so that after an interrupt the array is never there without
         # what reads it.
         super().keep(array)
+
+
+def _strong(array: Any) -> Any:
+    # Programs return strong types: a weak one would cause a second trace.
+    if not array.weak_type:
+        return array
+    return lax.convert_element_type(array, array.dtype)
 
 
 def combine(variable: Any) -> None:
@@ -264,10 +260,10 @@ def _slot_for(
     if layout is not None and is_split(variable):
         return SplitSlot(variable, layout)
     if layout is not None and owner is None:
-        return ForeignSlot(variable, layout)
+        return CopiedSlot(variable, layout, None)
     if layout is not None and owner.executor.homes is not None:
         home = owner.executor.homes.of(variable)
-        return CentralSlot(variable, layout, home)
+        return CopiedSlot(variable, layout, home)
     if layout is not None and layout.is_wide:
         return WideSlot(variable, layout)
     return WholeSlot(variable, layout)

@@ -21,6 +21,9 @@ from keras_dist.replica.scopes import Overlay
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 
+# Computes at once while it is open, although a function is traced.
+eagerly = jax.ensure_compile_time_eval
+
 
 def is_split(variable: keras.Variable) -> bool:
     """Tells whether each replica has its own value of a variable."""
@@ -61,12 +64,12 @@ class Trace:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Makes this the current trace of its thread, while open."""
-        before, current.trace = current.trace, self
+        before, _current.trace = _current.trace, self
         try:
             with inlining(), opened(self.scope):
                 yield
         finally:
-            current.trace = before
+            _current.trace = before
             self.scope.release()
 
     def use(self, layout: Layout, gate: Gate) -> None:
@@ -161,23 +164,16 @@ def share_of(variable: Any, value: Any, index: int, count: int) -> Any:
     return value / count
 
 
-@contextlib.contextmanager
-def eagerly() -> Iterator[None]:
-    """Computes at once while it is open, although a function is traced."""
-    with jax.ensure_compile_time_eval():
-        yield
-
-
-class Current(threading.local):
+class _ThreadTrace(threading.local):
     trace: Trace | None = None
 
 
-current = Current()
+_current = _ThreadTrace()
 
 
 def current_trace() -> Trace | None:
     """Returns this thread's trace, or `None`."""
-    return current.trace
+    return _current.trace
 
 
 _NEEDS_VALUES = (

@@ -123,7 +123,7 @@ class Trainer:
         running: Running,
         shard: Callable[[keras.Model, StepFn], StepFn] | None = None,
     ) -> None:
-        self._running = running
+        self.running = running
         self._shard = shard
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
@@ -132,7 +132,7 @@ class Trainer:
             f"make_{kind}_function": functools.partial(self._make, kind)
             for kind in ("train", "test", "predict")
         }
-        cls = type(self._running.model)
+        cls = type(self.running.model)
         for name in makers:
             if getattr(cls, name) is not getattr(keras.Model, name):
                 raise UnsupportedModelError(
@@ -143,14 +143,14 @@ class Trainer:
                 )
         return {
             **makers,
-            "jax_state_sync": self._running.sync,
+            "jax_state_sync": self.running.sync,
             "reset_metrics": self.reset_metrics,
             "_get_jax_state": self.get_state,
         }
 
     def _make(self, kind: str, force: bool = False) -> Any:
         """Replaces Keras' `make_train_function` and its relatives."""
-        model, name = self._running.model, f"{kind}_function"
+        model, name = self.running.model, f"{kind}_function"
         if getattr(model, name) is None or force:
             predicts = kind == "predict"
             step = self._step(
@@ -166,8 +166,8 @@ class Trainer:
 
     def reset_metrics(self) -> None:
         """Replaces Keras' `reset_metrics`, which begins each epoch of `fit`."""
-        self._running.forget_epoch()
-        internals.original(self._running.model, "reset_metrics")()
+        self.running.forget_epoch()
+        internals.original(self.running.model, "reset_metrics")()
 
     def get_state(
         self, purge_model_variables: bool = False, **groups: bool
@@ -175,18 +175,18 @@ class Trainer:
         """Replaces Keras' `_get_jax_state`."""
         names = [n for n in internals.STATE_GROUPS if groups.get(n)]
         trains = "optimizer_variables" in names
-        return self._running.begin(
+        return self.running.begin(
             names,
             take_away=purge_model_variables,
             donate=purge_model_variables
             and trains
-            and internals.compiles(self._running.model),
+            and internals.compiles(self.running.model),
         )
 
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
     ) -> FitStep:
-        running, is_sharded = self._running, False
+        running, is_sharded = self.running, False
         layout = running.layout
         if trains and self._shard is not None:
             fn, is_sharded = self._shard(running.model, fn), True
