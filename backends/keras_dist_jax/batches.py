@@ -86,7 +86,6 @@ def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
 
 
 def _padded(array: Any, rows: int) -> Any:
-    """Appends zeros to an array, up to a number of rows."""
     missing = rows - array.shape[0]
     if not missing:
         return array
@@ -107,18 +106,12 @@ def as_array(leaf: Any) -> Any:
     """Converts a leaf to a NumPy array of a dtype that JAX has."""
     if type(leaf) is not np.ndarray:
         if isinstance(leaf, jax.Array):
-            if not _is_on_cpu(leaf):
+            # Random keys have no NumPy dtype.
+            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+            if is_key or any(d.platform != "cpu" for d in leaf.devices()):
                 return leaf
         elif not isinstance(leaf, np.ndarray):
             leaf = keras.ops.convert_to_numpy(leaf)
         leaf = np.asarray(leaf)
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return leaf if leaf.dtype == dtype else leaf.astype(dtype)
-
-
-def _is_on_cpu(array: Any) -> bool:
-    on_cpu = all(device.platform == "cpu" for device in array.devices())
-    # Random keys have no NumPy dtype.
-    return on_cpu and not jax.dtypes.issubdtype(
-        array.dtype, jax.dtypes.extended
-    )

@@ -143,9 +143,8 @@ class BodyTrace:
     """A replica function, traced for all devices."""
 
     first: agreement.VariantTrace
-    is_mean: list[bool]
-    variant_of: list[int]
-    lockstep: Lockstep | None
+    is_mean: list[bool]  # for each variable that is no per-replica one
+    lockstep: Lockstep | None  # `None`: the first trace serves all replicas
 
     def run(self, leaves: list[Any], values: list[Any]) -> Any:
         """Runs the function: results, per-replica and other variables."""
@@ -154,7 +153,7 @@ class BodyTrace:
             program = self.first.program
             flat = jax.core.eval_jaxpr(program.jaxpr, program.consts, *flat)
         else:
-            variants = jnp.asarray(self.variant_of)
+            variants = jnp.asarray(self.first.peers.variant_of)
             flat = self.lockstep.run(variants[lax.axis_index(AXIS)], flat)
         results, split, whole = self.first.structure.unflatten(flat)
         means = agreement.averaged(whole, self.is_mean)
@@ -195,21 +194,14 @@ class _Body:
     held: list[_Argument]
     known: list[keras.Variable]
 
-    def _differ(self) -> list[bool]:
-        """Tells for each of a trace's arguments whether it may differ."""
-        # With one replica a worker, values are not per-replica ones, but they
-        # still differ between workers.
-        layout = self.layout
-        is_own = layout.is_wide and len(layout.devices) == 1
-        return [
-            *[argument.is_cut or is_own for argument in self.held],
-            *[is_split(variable) for variable in self.known],
-        ]
-
     def traced(self, leaves: list[Any], values: list[Any]) -> BodyTrace:
         """Traces all variants, and joins them."""
         variants = self._variants(leaves, values)
-        arguments = self._differ()
+        # With one replica a worker, values are not per-replica ones, but they
+        # still differ between workers.
+        is_own = self.layout.is_wide and len(self.layout.devices) == 1
+        arguments = [argument.is_cut or is_own for argument in self.held]
+        arguments += map(is_split, self.known)
         programs = [variant.program for variant in variants]
         each = [differing(p.jaxpr, arguments) for p in programs]
         differ = [any(own) for own in zip(*each, strict=True)]
@@ -222,7 +214,7 @@ class _Body:
         *_, whole_differs = first.structure.unflatten(differ)
         whole = first.written[len(first.written) - len(whole_differs) :]
         is_mean = agreement.means_of(whole, whole_differs)
-        return BodyTrace(first, is_mean, first.peers.variant_of, lockstep)
+        return BodyTrace(first, is_mean, lockstep)
 
     def _variants(
         self, leaves: list[Any], values: list[Any]

@@ -198,16 +198,10 @@ class JaxCompiler(Compiler):
             or any(each != structures[0] for each in structures)
         ):
             return super().scan(strategy, function, batches)
+        mode = "scan", len(batches)
         leaves = [leaf for each in found for leaf in each]
-        found_in_steps = structures[0], leaves
-        result = self._run(
-            function,
-            ("scan", len(batches)),
-            strategy,
-            batches[0],
-            None,
-            found_in_steps,
-        )
+        steps = structures[0], leaves
+        result = self._run(function, mode, strategy, batches[0], None, steps)
 
         def stack(leaf: Any) -> Any:
             if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):

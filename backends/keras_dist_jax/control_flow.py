@@ -23,6 +23,7 @@ from keras_dist.replica.scopes import is_recorded
 from keras_dist.replica.scopes import replay
 from keras_dist.replica.scopes import value_in
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.tracing import eagerly
 
@@ -70,11 +71,9 @@ def _assigned(branch: Branch) -> dict[int, keras.Variable]:
     found: dict[int, keras.Variable] = {}
 
     def probe() -> Any:
-        scope = Recording(eagerly=eagerly)
-        with opened(scope), _in_branch():
+        with _in_branch() as scope:
             result = branch()
-        found.update({id(v): v for v, _ in scope.written})
-        scope.release()
+            found.update({id(v): v for v, _ in scope.written})
         return result
 
     jax.eval_shape(probe)
@@ -85,8 +84,7 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
     """Makes a branch also return the values that it leaves in the variables."""
 
     def run() -> Any:
-        scope = Recording(eagerly=eagerly)
-        with opened(scope), _in_branch():
+        with _in_branch() as scope:
             result = branch()
             values = [
                 lax.convert_element_type(
@@ -94,23 +92,24 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
                 )
                 for variable in variables
             ]
-        scope.release()
         return result, values
 
     return run
 
 
 @contextlib.contextmanager
-def _in_branch() -> Iterator[None]:
-    trace = current_trace()
-    if trace is None:  # under `keras_dist.value_and_grad`, not compiled
-        yield
-        return
+def _in_branch() -> Iterator[Recording]:
+    """Opens the scope of one branch, which records assignments."""
+    scope = Recording(eagerly=eagerly)
+    # Without a trace, it is under `keras_dist.value_and_grad`, not compiled.
+    trace = current_trace() or Trace({}, None)
     trace.branches += 1
     try:
-        yield
+        with opened(scope):
+            yield scope
     finally:
         trace.branches -= 1
+        scope.release()
 
 
 def differentiate(

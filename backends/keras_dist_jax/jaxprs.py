@@ -47,7 +47,6 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 
 
 def is_collective(equation: Any) -> bool:
-    """Tells whether an equation is a collective of the replicas."""
     axes = equation.params.get("axes", equation.params.get("axis_name", ()))
     names = axes if isinstance(axes, (tuple, list)) else (axes,)
     return AXIS in names and equation.primitive.name not in _MEET_NOBODY
@@ -70,7 +69,6 @@ def calls_back(equation: Any) -> bool:
 
 
 def has_callbacks(jaxpr: Any) -> bool:
-    """Tells whether a program calls back to Python, which may raise."""
     return any(map(calls_back, jaxpr.eqns))
 
 
@@ -139,7 +137,6 @@ def _empty() -> Any:
 
 
 def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Runs one equation."""
     fresh = gensym()
     # A literal of one program may be a computed value of another.
     taken = [fresh(atom.aval) for atom in equation.invars]

@@ -114,7 +114,6 @@ class _Variant:
                 self.parts[-1].append(equation)
 
     def collectives(self) -> list[str]:
-        """Describes the collectives that the variant takes part in."""
         found = []
         for equation in self.meetings:
             shapes = [var.aval.str_short() for var in equation.invars]
@@ -130,7 +129,6 @@ class _Variant:
         return found
 
     def start(self, arguments: Sequence[Any]) -> dict[Any, Any]:
-        """Returns the values of the arguments and constants."""
         given = dict(zip(self._arguments, arguments, strict=True))
         return {**self._consts, **given}
 
@@ -230,7 +228,6 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 
 
 def equation_key(equation: Any, keys: Mapping[Any, Any]) -> Any:
-    """Returns a key of an equation, given those of the variables it takes."""
     name = equation.primitive.name
     unused = _UNUSED.get(name, ())
     return (
@@ -245,7 +242,6 @@ def equation_key(equation: Any, keys: Mapping[Any, Any]) -> Any:
 
 
 def atom_key(atom: Any, keys: Mapping[Any, Any]) -> Any:
-    """Returns a key of a literal, or that of a variable."""
     if isinstance(atom, Literal):
         return "literal", constant_key(atom.val), str(atom.aval)
     return keys[atom]
@@ -264,7 +260,6 @@ def constant_key(value: Any) -> Any:
 
 
 def _program_key(program: Any) -> Any:
-    """Returns a key of a `Jaxpr`, or of a `ClosedJaxpr` and its constants."""
     jaxpr = getattr(program, "jaxpr", program)
     consts = tuple(map(constant_key, getattr(program, "consts", ())))
     # Variables are numbered in the order in which they come.

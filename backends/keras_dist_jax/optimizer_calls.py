@@ -48,7 +48,6 @@ class Updates(ABC):
     def replacing(
         self, optimizers: Sequence[keras.optimizers.Optimizer]
     ) -> Iterator[None]:
-        """Replaces the methods on these instances, while open."""
         with contextlib.ExitStack() as undo:
             for optimizer in optimizers:
                 undo.enter_context(self._replacing(optimizer))

@@ -90,7 +90,6 @@ class Program:
         return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
-        """Calls the function with the traced arguments."""
         gate = self._gate
         # Without the lock, two threads could donate the same arrays.
         with LOCK:

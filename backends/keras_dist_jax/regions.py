@@ -107,7 +107,6 @@ class Region:
         return self.values[key]
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Sets the replica's value of a variable."""
         check_owner(variable, self.strategy)
         self.values[id(variable)] = value
         self.written[id(variable)] = variable

@@ -24,9 +24,8 @@ from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.placement import give_back
-from keras_dist_jax.placement import place
-from keras_dist_jax.placement import take
+from keras_dist_jax.slots import Slot
+from keras_dist_jax.slots import slot_in_fit
 
 Values = list[list[Any]]
 
@@ -64,13 +63,13 @@ class Running:
         self.stepping = False
         self.suspect = False  # a step has raised
         self._variables: list[list[keras.Variable]] = []
+        self._slots: list[list[Slot]] = []
         self._fallback: Values = []
         self._epoch_start: Values | None = None
         self._spoiled: BaseException | None = None
 
     @property
     def model(self) -> keras.Model:
-        """The model, which is alive as long as its methods are called."""
         model = self._model()
         assert model is not None
         return model
@@ -91,7 +90,11 @@ class Running:
         self._variables = [
             internals.variables_of(self.model, name) for name in names
         ]
-        values = [[take(v, self.home(v)) for v in g] for g in self._variables]
+        self._slots = [
+            [slot_in_fit(v, self.home(v)) for v in group]
+            for group in self._variables
+        ]
+        values = [list(map(_taken, group)) for group in self._slots]
         self._fallback = self._way_back(values, donate)
         self.donating, self.suspect, self._spoiled = donate, False, None
         self.last.append((None, values))
@@ -99,9 +102,8 @@ class Running:
             StateGroup(self, i) for i in range(len(names))
         )
         if take_away:
-            for variable in itertools.chain(*self._variables):
-                on_read = functools.partial(self._read, variable)
-                internals.take_away(variable, on_read)
+            for slot in itertools.chain(*self._slots):
+                slot.take_away(functools.partial(self._read, slot.variable))
         if donate:
             for group in values:
                 arrays.copy_shared(group)
@@ -132,10 +134,9 @@ class Running:
         error = arrays.failure_of(list(itertools.chain(*values)))
         error = self._spoiled or self._failure() or error
         values = self._fallback if error is not None else self.rested(values)
-        for group, group_values in zip(self._variables, values, strict=True):
-            for variable, value in zip(group, group_values, strict=True):
-                give_back(variable, value)
-                place(variable, self.home(variable))
+        for group, group_values in zip(self._slots, values, strict=True):
+            for slot, value in zip(group, group_values, strict=True):
+                slot.give_back(value)
         self.token = None
         self.last.clear()
         internals.mark_synced(self.model)
@@ -163,7 +164,7 @@ class Running:
     def release(self) -> None:
         """Drops everything that is kept while steps run."""
         self.gate.leave(self)
-        self._variables, self._fallback = [], []
+        self._variables, self._slots, self._fallback = [], [], []
         self._epoch_start = self._spoiled = None
 
     def _way_back(self, values: Values, donate: bool) -> Values:
@@ -183,6 +184,11 @@ class Running:
             )
         self.sync()
         return internals.array_of(variable)
+
+
+def _taken(slot: Slot) -> Any:
+    array = slot.refresh()
+    return slot.variable.value if array is None else array
 
 
 class FitStep:

@@ -4,6 +4,7 @@ import threading
 import weakref
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from keras_dist_jax.joined import join
 from keras_dist_jax.joined import parts_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
-from keras_dist_jax.placement import take
+from keras_dist_jax.placement import place
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
@@ -71,9 +72,21 @@ class Slot(ABC):
         """Stores a new array that a program gave."""
         self.attributes[self.key] = self.seen = self.array = array
 
+    def take_away(self, on_read: Callable[..., Any]) -> None:
+        """Empties the variable until `give_back`; a read calls `on_read`."""
+        self.seen = self.array = None
+        internals.take_away(self.variable, on_read)
+
+    def give_back(self, array: Any) -> None:
+        """Undoes `take_away`; of a NumPy array, it is this worker's part."""
+        if shards.is_sharded(self.variable):
+            shards.give_back(self.variable, array)
+        else:
+            internals.give_back(self.variable, array)
+
 
 class WholeSlot(Slot):
-    """A variable with one copy, or with a copy on each device."""
+    """A variable that is whole on one device, or on each."""
 
     def __init__(self, variable: keras.Variable, layout: Layout | None) -> None:
         super().__init__(variable, "_value")
@@ -81,26 +94,43 @@ class WholeSlot(Slot):
 
     def refresh(self) -> Any:
         variable = self.variable
-        if shards.is_sharded(variable):  # after the slot was made
-            return internals.array_of(variable)
-        if internals.array_of(variable) is None:
-            return None
         if self._layout is not None:
-            take(variable, self._layout)
-        elif self.attributes.pop(LENT, False):
-            array = arrays.copy_of(internals.array_of(variable))
+            place(variable, self._layout)
+        array = own = internals.array_of(variable)
+        if array is None:
+            return None
+        if shards.is_sharded(variable):  # after the slot was made
+            return self._copy(array)
+        if self.attributes.pop(LENT, False):
+            array = arrays.copy_of(array)
+        if array.weak_type:  # programs return strong types: avoids a retrace
+            array = lax.convert_element_type(array, array.dtype)
+        if array is not own:
             internals.set_array(variable, array)
-        array = _strong(internals.array_of(variable))
-        if array is not internals.array_of(variable):
-            internals.set_array(variable, array)
-        self.seen = self.array = array
-        return array
+        self.array = self._copy(array)
+        self.seen = array
+        return self.array
 
     def keep(self, array: Any) -> None:
+        own = self._own(array)
         if shards.is_sharded(self.variable):
-            internals.set_array(self.variable, array)
+            internals.set_array(self.variable, own)
         else:
-            super().keep(array)
+            self.array = array
+            self.attributes[self.key] = self.seen = own
+
+    def _copy(self, own: Any) -> Any:
+        """Converts the variable's array to the one that programs take."""
+        return own
+
+    def _own(self, copy: Any) -> Any:
+        """Converts an array that a program gave to the variable's."""
+        return copy
+
+    def give_back(self, array: Any) -> None:
+        super().give_back(array)
+        if self._layout is not None:
+            place(self.variable, self._layout)
 
 
 class ShardedSlot(Slot):
@@ -124,64 +154,42 @@ class ShardedSlot(Slot):
         return self._shards.stored(value)
 
 
-class WideSlot(WholeSlot):
-    """A variable of a program that several workers run."""
-
-    donates = False  # its own array shares memory with the one of programs
-
-    def __init__(self, variable: keras.Variable, layout: Layout) -> None:
-        super().__init__(variable, layout)
-        self._wide = layout
-
-    def refresh(self) -> Any:
-        array = super().refresh()
-        if array is None:
-            return None
-        self.array = self._wide.widen(array)
-        return self.array
-
-    def keep(self, array: Any) -> None:
-        self.attributes[self.key] = self.seen = self._wide.narrow(array)
-        self.array = array
-
-
-class CopiedSlot(Slot):
+class CopiedSlot(WholeSlot):
     """A variable of which programs on several devices take copies.
 
     It rests at `home`, or with `None`, outside any strategy, where it is.
     """
 
-    donates = False
+    donates = False  # its own array may share memory with a copy
 
     def __init__(
         self, variable: keras.Variable, layout: Layout, home: Layout | None
     ) -> None:
-        super().__init__(variable, "_value")
-        self._layout = layout
-        self._home = home
+        super().__init__(variable, home)
+        self._mesh = layout
+
+    def _copy(self, own: Any) -> Any:
+        return self._mesh.widen(self._mesh.place(own))
+
+    def _own(self, copy: Any) -> Any:
+        if self._layout is None:
+            return copy.addressable_shards[0].data
+        own = self._mesh.narrow(copy)
+        return own if self._layout is self._mesh else self._layout.place(own)
 
     def refresh(self) -> Any:
-        variable = self.variable
-        own = internals.array_of(variable)
-        if own is None:
-            return None
-        if self._home is not None:
-            own = _strong(take(variable, self._home))
-        return self._noted(own, self._layout.widen(self._layout.place(own)))
+        copy = super().refresh()
+        self._forget()
+        return copy
 
     def keep(self, array: Any) -> None:
-        if self._home is None:
-            own = array.addressable_shards[0].data
-        else:
-            own = self._home.place(self._layout.narrow(array))
-        self.attributes["_value"] = own
-        self._noted(own, array)
+        super().keep(array)
+        self._forget()
 
-    def _noted(self, own: Any, copy: Any) -> Any:
-        # Copies of variables with a home are too large to be kept.
-        if self._home is None:
-            self.seen, self.array = own, copy
-        return copy
+    def _forget(self) -> None:
+        # Copies on other devices than the variable's are too large to keep.
+        if self._layout is not None and self._layout is not self._mesh:
+            self.seen = self.array = None
 
 
 class SplitSlot(Slot):
@@ -207,13 +215,6 @@ class SplitSlot(Slot):
         # Last, so that after an interrupt the array is never there without
         # what reads it.
         super().keep(array)
-
-
-def _strong(array: Any) -> Any:
-    # Programs return strong types: a weak one would cause a second trace.
-    if not array.weak_type:
-        return array
-    return lax.convert_element_type(array, array.dtype)
 
 
 def combine(variable: Any) -> None:
@@ -252,6 +253,13 @@ class Slots:
         return slot
 
 
+def slot_in_fit(variable: keras.Variable, home: Layout) -> Slot:
+    """Returns a slot for the steps of a model; the variable rests at `home`."""
+    if shards.is_sharded(variable):
+        return ShardedSlot(variable)
+    return WholeSlot(variable, home)
+
+
 def _slot_for(
     variable: keras.Variable, owner: Any, layout: Layout | None
 ) -> Slot:
@@ -265,5 +273,5 @@ def _slot_for(
         home = owner.executor.homes.of(variable)
         return CopiedSlot(variable, layout, home)
     if layout is not None and layout.is_wide:
-        return WideSlot(variable, layout)
+        return CopiedSlot(variable, layout, layout)
     return WholeSlot(variable, layout)

@@ -81,7 +81,6 @@ class _StateScope(keras.StatelessScope):
         self.assigned[id(update[0])] = update[0]
 
     def own(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value after the step."""
         return self.state_mapping[id(variable)]
 
 
@@ -127,7 +126,6 @@ class Trainer:
         self._shard = shard
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
-        """Returns the methods by name."""
         makers = {
             f"make_{kind}_function": functools.partial(self._make, kind)
             for kind in ("train", "test", "predict")
