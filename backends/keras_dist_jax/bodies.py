@@ -121,18 +121,18 @@ def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
     held: list[_Argument] = []
 
     def hold(leaf: Any) -> Any:
-        if isinstance(leaf, JoinedPerReplica):
-            leaf = leaf.in_a_program()
-        elif isinstance(leaf, PerReplica):
-            leaf = JoinedPerReplica.of_traced(leaf.values, layout)
-        elif isinstance(leaf, jax.Array):
+        if isinstance(leaf, jax.Array):
             leaves.append(leaf)
             held.append(_Argument(False))
-            return held[-1]
+        elif isinstance(leaf, PerReplica):
+            if isinstance(leaf, JoinedPerReplica):
+                leaf = leaf.in_a_program()
+            else:
+                leaf = JoinedPerReplica.of_traced(leaf.values, layout)
+            leaves.append(leaf.joined)
+            held.append(_Argument(True, leaf.stacked, leaf.shapes))
         else:
             return leaf
-        leaves.append(leaf.joined)
-        held.append(_Argument(True, leaf.stacked, leaf.shapes))
         return held[-1]
 
     return map_nest(hold, nest), held, leaves

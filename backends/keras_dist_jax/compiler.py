@@ -222,7 +222,6 @@ class JaxCompiler(Compiler):
         """Runs a function's program for arguments like these."""
         # `found` is the arguments' structure, and the traced ones of all steps.
         # One function, because it runs at every step.
-        # One function, because it runs at every step.
         if found is None:
             leaves: list[Any] = []
             if self.agrees:
@@ -290,14 +289,8 @@ class JaxCompiler(Compiler):
                 return python()(*args, **kwargs)
             return self.run(strategy, python(), args, kwargs)
 
-        return Program(
-            function.name,
-            call,
-            self._slots,
-            self._gate,
-            self._layout,
-            is_first,
-        )
+        slots, gate, layout = self._slots, self._gate, self._layout
+        return Program(function.name, call, slots, gate, layout, is_first)
 
     def _join(self, value: PerReplica) -> JoinedPerReplica:
         if not isinstance(value, JoinedPerReplica):
@@ -312,12 +305,11 @@ class JaxCompiler(Compiler):
                 )
             check_counts(value, len(layout.devices))
             parts = [jax.numpy.asarray(part) for part in value.values]
-            everyones = self._everyones.get(id(value))
-            value = JoinedPerReplica(None, False, layout, parts)
-            value.join(everyones)
-            return value
-        value.join(self._everyones.get(id(value)))
-        return value
+            joined = JoinedPerReplica(None, False, layout, parts)
+        else:
+            joined = value
+        joined.join(self._everyones.get(id(value)))
+        return joined
 
     def _agree(self, nest: Any) -> None:
         """Exchanges the shapes of values to be joined between workers."""

@@ -132,10 +132,7 @@ class Region:
                 value if kind == "value" else leaf for kind, value in described
             ]
         shapes = [shape for _, (shape, _) in described]
-        joined = lax.all_gather(padded(leaf, largest(shapes)), AXIS)
-        components = [
-            cut_to(joined[index], shape) for index, shape in enumerate(shapes)
-        ]
+        components = _components(leaf, shapes)
         if len(set(shapes)) == 1:
             self._gathered[id(components[0])] = components, leaf
         return components
@@ -168,6 +165,12 @@ class Region:
         if op is ReduceOp.MEAN:
             local = ops.true_divide(local, 1)  # integers have a float mean
         return collective(self.traced(local), AXIS)
+
+
+def _components(value: Any, shapes: Sequence[Any]) -> list[Any]:
+    """Gathers a tensor that has these shapes on the replicas."""
+    joined = lax.all_gather(padded(value, largest(shapes)), AXIS)
+    return [cut_to(joined[index], shape) for index, shape in enumerate(shapes)]
 
 
 class RegionScope(TraceScope):
@@ -247,9 +250,7 @@ class TracedReplica(Replica):
         shapes = [like.shape for like in likes]
         if len(set(shapes)) == 1:
             return lax.all_gather(value, AXIS, axis=along, tiled=True)
-        joined = lax.all_gather(padded(value, largest(shapes)), AXIS)
-        parts = [cut_to(joined[i], shape) for i, shape in enumerate(shapes)]
-        return jnp.concatenate(parts, axis=along)
+        return jnp.concatenate(_components(value, shapes), axis=along)
 
     def _everyones_like(self, value: Any) -> list[Any]:
         """Returns an object with the shape of each replica's tensor."""
