@@ -90,12 +90,11 @@ class Program:
         return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
-        gate = self._gate
         # Without the lock, two threads could donate the same arrays.
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
-                gate = self._gate
+            gate = self._gate
             if self._several is not None and self._several.is_wide:
                 leaves = [*map(self._widened, leaves)]
             if not gate.waits:
@@ -213,16 +212,16 @@ class Program:
             for key, variable in self._variables.items()
             if key in trace.values or key in self._written
         ]
-        written = [slot for slot in slots if slot.id in self._written]
-        read = [slot for slot in slots if slot.id not in self._written]
 
-        def is_kept(slot: Slot) -> bool:
-            return self._waits or not slot.donates
+        def rank(slot: Slot) -> int:
+            if slot.id not in self._written:
+                return 2
+            return 1 if self._waits or not slot.donates else 0
 
-        written.sort(key=is_kept)
-        self._taken = [*written, *read]
-        self._num_written = len(written)
-        self._num_donated = len(written) - sum(map(is_kept, written))
+        self._taken = sorted(slots, key=rank)
+        ranks = [*map(rank, slots)]
+        self._num_donated = ranks.count(0)
+        self._num_written = len(ranks) - ranks.count(2)
         self.num_calls = 0
 
         # JAX's caches may keep this function, and must not keep the program.
