@@ -147,29 +147,10 @@ def own_shard_on(array: Any, device: Any) -> Any:
 def lend(variable: keras.Variable, device: Any) -> Any:
     """Returns a variable's value on one device, for a holder that may keep it.
 
-    It may share the variable's memory. Then `take` copies the variable.
+    It may share the variable's memory. Then a slot copies the variable.
     """
     array = internals.array_of(variable)
     # From another device, `shard_on` copies.
     if not shards.is_sharded(variable) and device in array.devices():
         vars(variable)[LENT] = True
     return shard_on(array, device)
-
-
-def take(variable: keras.Variable, layout: Layout) -> Any:
-    """Returns a variable's array on its layout, in memory that was not lent."""
-    if shards.is_sharded(variable):
-        return shards.stored(variable)
-    place(variable, layout)
-    if vars(variable).pop(LENT, False):
-        array = arrays.copy_of(internals.array_of(variable))
-        internals.set_array(variable, array)
-    return variable.value
-
-
-def give_back(variable: keras.Variable, array: Any) -> None:
-    """Undoes `keras_internals.take_away`, with an array as of `take`."""
-    if shards.is_sharded(variable):
-        shards.give_back(variable, array)
-    else:
-        internals.give_back(variable, array)

@@ -22,6 +22,7 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import SlotHome
 from keras_dist_jax.replicas import JaxReplicas
+from keras_dist_jax.running import Running
 from keras_dist_jax.sharded import EagerUpdate
 from keras_dist_jax.sharded import shard_state
 from keras_dist_jax.sharded import sharded_step
@@ -59,7 +60,8 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
         if variable.shape == reference.shape:
             shards.mark_slot(variable)
 
-    def _trainer_of(self, running: Any) -> Trainer:
+    def _trainer_of(self, model: keras.Model) -> Trainer:
+        running = Running(model, self.layout, self.gate)
         return Trainer(running, functools.partial(sharded_step, self.layout))
 
     @contextlib.contextmanager
