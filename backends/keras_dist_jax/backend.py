@@ -34,7 +34,7 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
-from keras_dist_jax.sharded_executor import JaxShardedExecutor
+from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
