@@ -7,9 +7,7 @@ and the callback returns zeros meanwhile. The step's results are then thrown
 away.
 """
 
-import dataclasses
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,22 +19,6 @@ from keras_dist_jax.jaxprs import rewritten
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Guarded:
-    """A host callback that returns zeros where it would raise."""
-
-    callback: Callable[..., Any]
-    results: Sequence[Any]
-    failures: list[BaseException]
-
-    def __call__(self, *args: Any) -> Any:
-        try:
-            return self.callback(*args)
-        except BaseException as error:
-            self.failures.append(error)
-            return tuple(np.zeros(r.shape, r.dtype) for r in self.results)
-
-
 def guarded(
     fn: Callable[..., Any], failures: list[BaseException]
 ) -> Callable[..., Any]:
@@ -46,10 +28,16 @@ def guarded(
         if equation.primitive.name not in _CALLBACKS:
             return equation
         params = equation.params
-        callback = _Guarded(
-            params["callback"], params.get("result_avals", ()), failures
-        )
-        return equation.replace(params={**params, "callback": callback})
+        callback, results = params["callback"], params.get("result_avals", ())
+
+        def call(*args: Any) -> Any:
+            try:
+                return callback(*args)
+            except BaseException as error:
+                failures.append(error)
+                return tuple(np.zeros(r.shape, r.dtype) for r in results)
+
+        return equation.replace(params={**params, "callback": call})
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)

@@ -92,7 +92,6 @@ class Layout(ABC):
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Makes a device the default one for new arrays."""
 
-    @abstractmethod
     def compile(
         self,
         step: StepFn,
@@ -105,22 +104,43 @@ class Layout(ABC):
         With `gather` each device gets the outputs whole; with `is_sharded` the
         step itself says how its state is sharded.
         """
+        whole, cut = (self.whole, self.cut) if self.is_mesh else (None, None)
+        outputs = whole if gather or self.is_wide else None
+        # A sharded state has the shardings of the arrays that come in, and the
+        # step constrains those of the new state.
+        state = None if is_sharded else whole
+
+        def on(batch: Any) -> Callable[..., Any]:
+            compiled: Callable[..., Any] = jax.jit(
+                _with_rows(step, self.unpad),
+                donate_argnums=0 if donate else (),
+                static_argnums=2,
+                in_shardings=(state, batch),
+                out_shardings=(outputs, state),
+            )
+            return compiled
+
+        return Programs(on(whole), on(cut))
+
+    def unpad(self, data: Any, rows: int | None) -> Any:
+        """Removes the padding rows of a cut batch inside of a trace."""
+        return data if rows is None else batches.unpad(data, rows, self.cut)
 
     def eager(self, step: StepFn) -> Programs:
         """Makes a step that runs operation by operation, for debugging."""
         call = _with_rows(step, lambda data, rows: data)
         return Programs(call, call)
 
-    @abstractmethod
     def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
         """Returns whether a batch is cut, the batch, and its rows if padded."""
+        return False, data, None
 
-    @abstractmethod
     def put_whole(self, data: Any) -> Any:
         """Puts a batch on each of this worker's devices, for eager steps.
 
         If batches were cut, each operation would have a collective of its own.
         """
+        return data
 
 
 def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
@@ -156,26 +176,6 @@ class SingleLayout(Layout):
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return default_device(self.devices[0])
 
-    def compile(
-        self,
-        step: StepFn,
-        donate: bool = False,
-        gather: bool = False,
-        is_sharded: bool = False,
-    ) -> Programs:
-        compiled = jax.jit(
-            self.eager(step).whole,
-            donate_argnums=0 if donate else (),
-            static_argnums=2,
-        )
-        return Programs(compiled, compiled)
-
-    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
-        return False, data, None
-
-    def put_whole(self, data: Any) -> Any:
-        return data
-
 
 def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
     """Returns the shardings of arrays that are whole on each device, or cut."""
@@ -205,35 +205,6 @@ class MeshLayout(Layout):
         except RuntimeError:  # JAX_PLATFORMS excludes the CPU
             host = self.devices[0]
         return default_device(self.devices[0] if self.one_at_a_time else host)
-
-    def compile(
-        self,
-        step: StepFn,
-        donate: bool = False,
-        gather: bool = False,
-        is_sharded: bool = False,
-    ) -> Programs:
-        outputs = self.whole if gather or self.is_wide else None
-        # A sharded state has the shardings of the arrays that come in, and the
-        # step constrains those of the new state.
-        whole = None if is_sharded else self.whole
-        on_rows = _with_rows(step, self.unpad)
-
-        def on(batch_sharding: Any) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = jax.jit(
-                on_rows,
-                donate_argnums=0 if donate else (),
-                static_argnums=2,
-                in_shardings=(whole, batch_sharding),
-                out_shardings=(outputs, whole),
-            )
-            return compiled
-
-        return Programs(on(self.whole), on(self.cut))
-
-    def unpad(self, data: Any, rows: int | None) -> Any:
-        """Removes the padding rows of a cut batch inside of a trace."""
-        return data if rows is None else batches.unpad(data, rows, self.cut)
 
     def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
         leaves, structure = jax.tree.flatten(data)
@@ -290,22 +261,24 @@ class WideLayout(MeshLayout):
     def widen(self, array: Any) -> Any:
         if not array.is_fully_addressable:
             return array
-        shards = {s.device: s.data for s in array.addressable_shards}
         return jax.make_array_from_single_device_arrays(
-            array.shape, self.whole, [shards[d] for d in self.devices]
+            array.shape, self.whole, self._copies(array)
         )
 
     def narrow(self, array: Any) -> Any:
         # Arrays that are cut over the workers stay as they are.
         if _is_local(array) or not array.is_fully_replicated:
             return array
-        shards = {s.device: s.data for s in array.addressable_shards}
-        own = [shards[device] for device in self.devices]
+        own = self._copies(array)
         if len(own) == 1:
             return own[0]
         return jax.make_array_from_single_device_arrays(
             array.shape, self.sharding, own
         )
+
+    def _copies(self, array: Any) -> list[Any]:
+        shards = {s.device: s.data for s in array.addressable_shards}
+        return [shards[device] for device in self.devices]
 
     def result(self, array: Any) -> Any:
         if _is_local(array) or not array.is_fully_replicated:

@@ -1,5 +1,6 @@
 """The homes of variables, and moves to where a layout needs them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import keras
 
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
+from keras_dist.core.plan import num_bytes
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.home import ShardedHome
 from keras_dist_jax import arrays
@@ -89,8 +91,10 @@ class SlotHome(JaxHome, ShardedHome):
     def bytes_kept(self) -> dict[Device, int]:
         if not self.is_split:
             return super().bytes_kept()
-        part = shards.bytes_of_part(self.variable)
-        return dict.fromkeys(self.devices, part)
+        part = math.prod(shards.shards_of(self.variable).part_shape)
+        size = math.prod(self.variable.shape)
+        kept = part * num_bytes(self.variable) // size
+        return dict.fromkeys(self.devices, kept)
 
     def settle(self) -> None:
         shards.split(self.variable, self._layout)

@@ -85,7 +85,8 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
         chosen = self._over_workers(variables)
         try:
             for variable in chosen:
-                value = shards.on_host(variable, shards.stored(variable))
+                stored = shards.stored(variable)
+                value = shards.shards_of(variable).on_host(stored)
                 if self.plan.is_chief:
                     shards.hold(variable, value)
             yield
@@ -103,7 +104,8 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
             for variable in chosen:
                 value = shards.let_go(variable)
                 if value is None:  # of another worker
-                    value = shards.empty_like(variable)
+                    dtype = shards.stored(variable).dtype
+                    value = np.empty(variable.shape, dtype)
                 assert self.workers is not None
                 (value,) = self.workers.broadcast([value])
                 internals.set_array(variable, value)
@@ -308,22 +310,25 @@ def _value_in(variable: keras.Variable | None, array: Any) -> Any:
     """Returns a variable's whole value in a step, from the state's array."""
     if variable is None or not shards.is_sharded(variable):
         return array
+    own = shards.shards_of(variable)
     if isinstance(array, jax.core.Tracer):
-        return shards.shards_of(variable).whole(array)
-    return shards.whole(variable, array)
+        return own.whole(array)
+    return own.placed(own.on_host(array))
 
 
 def _array_in(
     variable: keras.Variable | None, value: Any, layout: Layout
 ) -> Any:
     """Returns the state's array of a new value, with its sharding."""
-    is_sharded = variable is not None and shards.is_sharded(variable)
-    if not isinstance(value, jax.core.Tracer):
-        return shards.array_of(variable, value) if is_sharded else value
     sharding = layout.whole
-    if is_sharded:
-        value = shards.shards_of(variable).stored(value)
-        sharding = shards.shards_of(variable).sharding
+    is_traced = isinstance(value, jax.core.Tracer)
+    if variable is not None and shards.is_sharded(variable):
+        own = shards.shards_of(variable)
+        if not is_traced:
+            return own.put(value)
+        value, sharding = own.stored(value), own.sharding
+    if not is_traced:
+        return value
     return jax.lax.with_sharding_constraint(value, sharding)
 
 

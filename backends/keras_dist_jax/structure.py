@@ -67,7 +67,7 @@ def _other(item: Any, leaves: list[Any], join: Join) -> Any:
     if isinstance(item, (list, tuple, Mapping)):
         return _Nest(item, leaves, join)
     if isinstance(item, keras.Variable):
-        return _Same(item)
+        return _Static(item)
     if hasattr(item, "__array__") and hasattr(item, "shape"):
         # A tensor of another framework, such as `tf.data` gives.
         leaves.append(np.asarray(item))
@@ -80,7 +80,7 @@ class IsTracedError(Exception):
 
 
 class _Static:
-    """A static value, compared with its type: 1 is not 1.0."""
+    """A static value, compared with its type, or the same variable."""
 
     __slots__ = ("kind", "value")
 
@@ -92,23 +92,13 @@ class _Static:
             return False
         if isinstance(self.value, float):  # 0.0 is not -0.0
             return repr(self.value) == repr(other.value)
-        return self.value is other.value or bool(self.value == other.value)
+        if self.value is other.value or isinstance(self.value, keras.Variable):
+            return self.value is other.value
+        return bool(self.value == other.value)
 
     def __hash__(self) -> int:
-        return hash(self.value)
-
-
-class _Same:
-    """A variable among the arguments, compared by identity and not by value."""
-
-    def __init__(self, variable: keras.Variable) -> None:
-        self.value = variable
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+        is_variable = isinstance(self.value, keras.Variable)
+        return id(self.value) if is_variable else hash(self.value)
 
 
 class _Nest:
@@ -134,7 +124,7 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     """Rebuilds a nest from its structure and an iterator over traced values."""
     if structure is _LEAF:
         return next(leaves)
-    if isinstance(structure, (_Static, _Same)):
+    if isinstance(structure, _Static):
         return structure.value
     if isinstance(structure, _Nest):
         return structure.build(leaves)
