@@ -25,7 +25,6 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import put_on
 from keras_dist_jax.jax_internals import uncommitted
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.placement import shard_on
 from keras_dist_jax.running import Running
@@ -77,10 +76,9 @@ class CentralRunning(Running):
     """The state of a model whose variables have one copy, at `homes`."""
 
     def __init__(
-        self, model: keras.Model, layout: MeshLayout, gate: Gate, homes: Homes
+        self, model: keras.Model, layout: Layout, gate: Gate, homes: Homes
     ) -> None:
         super().__init__(model, layout, gate)
-        self.mesh = layout
         self.homes = homes
         # The copies that were sent to the devices that compute, and the arrays
         # that they were made of.

@@ -16,7 +16,7 @@ from keras_dist_jax.central import Merge
 from keras_dist_jax.central import bring
 from keras_dist_jax.central import send
 from keras_dist_jax.gate import any_of
-from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import OptimizerCalls
@@ -100,7 +100,7 @@ class StepParts:
 
     def __init__(
         self,
-        mesh: MeshLayout,
+        mesh: Layout,
         first: Part,
         updates: Sequence[UpdatePart],
         values: Sequence[Sequence[Any]],
@@ -171,15 +171,13 @@ _OPTIMIZER = internals.STATE_GROUPS.index("optimizer_variables")
 class CentralTrainer(Trainer):
     """Keras' trainer, for a model whose variables have one copy."""
 
-    def __init__(self, running: CentralRunning) -> None:
-        super().__init__(running)
-        self._central = running
+    running: CentralRunning
 
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
     ) -> FitStep:
-        if trains and internals.compiles(self._central.model):
-            return CentralStep(self._central, fn)
+        if trains and internals.compiles(self.running.model):
+            return CentralStep(self.running, fn)
         return super()._step(fn, trains, gather)
 
 
@@ -190,10 +188,11 @@ class CentralStep(FitStep):
     is exact; otherwise the whole state is brought to the first of them.
     """
 
+    _running: CentralRunning
+
     def __init__(self, running: CentralRunning, step: StepFn) -> None:
         uncompiled = Programs(step, step)
         super().__init__(running, uncompiled, uncompiled)
-        self._central = running
         self._fn = step
         self._calls = OptimizerCalls()
         self._programs: dict[Any, StepParts] = {}
@@ -203,8 +202,7 @@ class CentralStep(FitStep):
         self._has_warned = False
 
     def _run(self, data: Any, donating: bool) -> Any:
-        running, gate = self._central, self._gate
-        mesh = running.mesh
+        running, gate, mesh = self._running, self._gate, self._running.layout
         is_cut, data, rows = mesh.put_batch(data)
         sharding = mesh.cut if is_cut else mesh.whole
         with gate.lock:
@@ -213,7 +211,7 @@ class CentralStep(FitStep):
                 running.raise_failure()
             values = running.newest()
             state = list(itertools.chain(*values))
-            program = self._program(values, state, sharding, data, rows)
+            program = self._program(values, sharding, data, rows)
             kept: list[Any] = []
             leaves = jax.tree.leaves(data)
             gate.dispatch(running, kept, any_of, program.first, state, leaves)
@@ -229,14 +227,12 @@ class CentralStep(FitStep):
     def _program(
         self,
         values: Sequence[Sequence[Any]],
-        state: Sequence[Any],
         sharding: Any,
         data: Any,
         rows: int | None,
     ) -> StepParts:
-        running = self._central
-        if self._token is not running.token:
-            self._token = running.token
+        if self._token is not self._running.token:
+            self._token = self._running.token
             self._kinds = tuple(tuple(map(_kind_of, each)) for each in values)
         leaves, structure = jax.tree.flatten(data)
         kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -249,8 +245,7 @@ class CentralStep(FitStep):
     def _compiled(
         self, values: Any, sharding: Any, data: Any, rows: int | None
     ) -> StepParts:
-        running = self._central
-        mesh = running.mesh
+        running, mesh = self._running, self._running.layout
         step = guarded(all_values(self._fn), running.failures)
 
         def on_rows(state: Any, data: Any) -> Any:
@@ -307,14 +302,13 @@ class CentralStep(FitStep):
         if not sent or self._has_warned:
             return
         self._has_warned = True
-        model = self._central.model
         warnings.warn(
-            f"`train_step` of model '{model.name}' reads {len(sent)} of its "
-            "optimizer's variables, or computes with weights that it has "
-            "updated. They are sent to the devices that compute in each step, "
-            "which is slower and needs their memory there. To avoid it, call "
-            "`optimizer.apply` once, as the last that weights are used for, "
-            "and not inside of `jax.jit`, `jax.lax.cond` and the like.",
+            f"`train_step` of model '{self._running.model.name}' reads "
+            f"{len(sent)} of its optimizer's variables, or computes with "
+            "weights that it has updated. They are sent to the devices that "
+            "compute in each step, which is slower and needs their memory "
+            "there. To avoid it, call `optimizer.apply` once, as the last that "
+            "weights are used for, and not inside of `jax.jit`, `jax.lax.cond` and the like.",
             stacklevel=2,
         )
 
