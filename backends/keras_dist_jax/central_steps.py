@@ -20,7 +20,6 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import OptimizerCalls
-from keras_dist_jax.optimizer_calls import is_update
 from keras_dist_jax.partition import Partition
 from keras_dist_jax.partition import Update
 from keras_dist_jax.running import FitStep
@@ -256,7 +255,7 @@ class CentralStep(FitStep):
             closed, shapes = jax.make_jaxpr(on_rows, return_shape=True)(
                 values, data
             )
-        partition = Partition(closed, sum(map(len, values)), is_update)
+        partition = Partition(closed, sum(map(len, values)))
         owners = running.devices_of_state()
         primary = running.homes.primary.devices[0]
         self._check(partition, values)
@@ -308,7 +307,8 @@ class CentralStep(FitStep):
             "weights that it has updated. They are sent to the devices that "
             "compute in each step, which is slower and needs their memory "
             "there. To avoid it, call `optimizer.apply` once, as the last that "
-            "weights are used for, and not inside of `jax.jit`, `jax.lax.cond` and the like.",
+            "weights are used for, and not inside of `jax.jit`, "
+            "`jax.lax.cond` and the like.",
             stacklevel=2,
         )
 

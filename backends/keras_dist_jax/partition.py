@@ -1,7 +1,7 @@
 """The two parts of a step's program: up to the gradients, and the updates."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +9,7 @@ from jax.extend import core
 
 from keras_dist_jax.jax_internals import needed_for
 from keras_dist_jax.jaxprs import variables
+from keras_dist_jax.optimizer_calls import is_update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +36,9 @@ class Partition:
     then the second update, until the rest can follow.
     """
 
-    def __init__(
-        self, closed: Any, size: int, is_update: Callable[[Any], bool]
-    ) -> None:
+    def __init__(self, closed: Any, size: int) -> None:
         jaxpr = closed.jaxpr
         self._closed, self._size = closed, size
-        self._is_update = is_update
         self._state = list(jaxpr.invars[:size])
         self._batch = list(jaxpr.invars[size:])
         self._constants = set(jaxpr.constvars)
@@ -145,16 +143,12 @@ class Partition:
 
     def _update(self, whole: Any, chosen: list[bool]) -> Update:
         part, used = needed_for(whole.jaxpr, chosen)
-        taken = [place for place, is_used in enumerate(used) if is_used]
+        taken = list(itertools.compress(itertools.count(), used))
         return Update(
             core.ClosedJaxpr(part, whole.consts),
             tuple(p for p in taken if p < self._size),
             tuple(p - self._size for p in taken if p >= self._size),
-            tuple(
-                place
-                for place, is_chosen in zip(self._later, chosen, strict=True)
-                if is_chosen
-            ),
+            tuple(itertools.compress(self._later, chosen)),
             self._key(chosen),
         )
 
@@ -165,7 +159,7 @@ class Partition:
             names[v] = "crossing", place
         key: list[Any] = [tuple(self._later), tuple(chosen)]
         for number, eqn in enumerate(self._equations):
-            if not self._is_update(eqn) or not all(
+            if not is_update(eqn) or not all(
                 v in names for v in variables(eqn.invars)
             ):
                 return None
