@@ -30,6 +30,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.jax import core
 from keras.src.random import seed_generator
 
+from keras_dist.internals.keras_internals import trainable_variables
 from keras_dist.sharding.supported import inner_of
 
 # The order in which `fit` passes the groups of the state to a step.
@@ -87,9 +88,7 @@ def trained_by(
     optimizer: keras.optimizers.Optimizer, variables: Any = None
 ) -> list[keras.Variable]:
     """Returns the variables that `optimizer.apply(_, variables)` updates."""
-    if variables is None:
-        variables = optimizer._trainable_variables
-    return list(variables)
+    return trainable_variables(optimizer) if variables is None else [*variables]
 
 
 @contextlib.contextmanager

@@ -171,8 +171,8 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
             [*map(self._widened, summed)],
             None if rate is None else np.asarray(rate, "float32"),
         )
-        for variable, array in zip(state, arrays, strict=True):
-            own = layout.narrow(array)
+        narrowed = list(map(layout.narrow, arrays))
+        for variable, own in zip(state, narrowed, strict=True):
             if shards.is_sharded(variable):
                 shards.give_back(variable, own)
             else:
