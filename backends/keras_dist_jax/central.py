@@ -80,10 +80,9 @@ class CentralRunning(Running):
     ) -> None:
         super().__init__(model, layout, gate)
         self.homes = homes
-        # The copies that were sent to the devices that compute, and the arrays
-        # that they were made of.
-        self._sent: Values = []
-        self._resting: Values = []
+        # By its id, a copy that was sent to the devices that compute, and the
+        # array that it was made of.
+        self._sent: dict[int, tuple[Any, Any]] = {}
 
     def newest(self) -> Values:
         *results, last = self.last[-1]
@@ -91,7 +90,7 @@ class CentralRunning(Running):
 
     def release(self) -> None:
         super().release()
-        self._sent, self._resting = [], []
+        self._sent.clear()
 
     def home(self, variable: keras.Variable) -> Layout:
         return self.homes.of(variable)
@@ -104,30 +103,28 @@ class CentralRunning(Running):
         ]
 
     def lay_out(self, values: Values, names: Sequence[str]) -> None:
+        self._sent.clear()
         trains = "optimizer_variables" in names
         if trains and internals.compiles(self.model):
             if self.homes.are_several:
                 _rehouse(values, self.devices_of_state())
             return
-        resting = [list(group) for group in values]
         for group in values:
-            group[:] = send(group, self.layout)
-        if not trains:
-            self._sent = [list(group) for group in values]
-            self._resting = resting
+            sent = send(group, self.layout)
+            if not trains:
+                pairs = zip(sent, group, strict=True)
+                self._sent.update({id(pair[0]): pair for pair in pairs})
+            group[:] = sent
 
     def rested(self, values: Values) -> Values:
-        values = [list(group) for group in values]
-        for group, sent, resting in zip(
-            values, self._sent, self._resting, strict=False
-        ):
-            for index, value in enumerate(group):
-                if value is sent[index]:
-                    group[index] = resting[index]
+        values = [
+            [self._sent.get(id(value), (value, value))[1] for value in group]
+            for group in values
+        ]
         _rehouse(values, self.devices_of_state())
         if self.homes.are_several:
             values = [list(map(uncommitted, group)) for group in values]
-        self._sent, self._resting = [], []
+        self._sent.clear()
         return values
 
 
