@@ -85,14 +85,14 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
         chosen = self._over_workers(variables)
         try:
             for variable in chosen:
-                stored = shards.stored(variable)
-                value = shards.shards_of(variable).on_host(stored)
+                own = shards.shards_of(variable)
+                value = own.on_host(shards.stored(variable))
                 if self.plan.is_chief:
-                    shards.hold(variable, value)
+                    own.held = value
             yield
         finally:
             for variable in chosen:
-                shards.let_go(variable)
+                shards.shards_of(variable).held = None
 
     @contextlib.contextmanager
     def written_by_chief(
@@ -102,7 +102,8 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
         with self.readable_by_chief(chosen):
             yield
             for variable in chosen:
-                value = shards.let_go(variable)
+                own = shards.shards_of(variable)
+                value, own.held = own.held, None
                 if value is None:  # of another worker
                     dtype = shards.stored(variable).dtype
                     value = np.empty(variable.shape, dtype)

@@ -17,8 +17,6 @@ from keras_dist_jax.tracing import eagerly
 # Attributes of a sharded variable: its array, and the array's `Shards`.
 STORED = "_keras_dist_stored"
 _SHARDS = "_keras_dist_shards"
-# The whole value, while only this worker reads and writes it.
-_HELD = "_keras_dist_held"
 # Set on variables that an optimizer has for one that it updates.
 _SLOT = "_keras_dist_is_slot"
 
@@ -32,6 +30,8 @@ class Shards:
 
     def __init__(self, shape: tuple[int, ...], layout: Layout) -> None:
         self.layout = layout
+        # The whole value, while only this worker reads and writes it.
+        self.held: Any = None
         self._shape = tuple(shape)
         count = layout.num_replicas
         of_array = self._shape or (1,)
@@ -139,7 +139,8 @@ def split(variable: keras.Variable, layout: Layout) -> None:
 
 def value_of(variable: keras.Variable) -> Any:
     """Returns the whole value of a sharded variable, which is not kept."""
-    shards, value = shards_of(variable), vars(variable).get(_HELD)
+    shards = shards_of(variable)
+    value = shards.held
     if value is None and stored(variable) is not None:
         value = shards.on_host(stored(variable))
     return None if value is None else shards.placed(value)
@@ -147,13 +148,12 @@ def value_of(variable: keras.Variable) -> Any:
 
 def set_value(variable: keras.Variable, value: Any) -> None:
     """Replaces the whole value of a sharded variable; `None` empties it."""
-    attributes = vars(variable)
-    if value is None:
-        attributes[STORED] = None
-    elif attributes.get(_HELD) is not None:
-        attributes[_HELD] = np.array(value)
+    shards = shards_of(variable)
+    if value is not None and shards.held is not None:
+        shards.held = np.array(value)
     else:
-        attributes[STORED] = shards_of(variable).put(value)
+        array = None if value is None else shards.put(value)
+        vars(variable)[STORED] = array
 
 
 def stored(variable: keras.Variable) -> Any:
@@ -173,13 +173,3 @@ def give_back(variable: keras.Variable, array: Any) -> None:
         array = shards_of(variable).put_own(array)
     internals.give_back(variable, None)
     vars(variable)[STORED] = array
-
-
-def hold(variable: keras.Variable, value: Any) -> None:
-    """Lets this worker use a whole value of its own, until `let_go`."""
-    vars(variable)[_HELD] = value
-
-
-def let_go(variable: keras.Variable) -> Any:
-    """Undoes `hold`; returns the value as it was last, or `None`."""
-    return vars(variable).pop(_HELD, None)
