@@ -43,11 +43,7 @@ def numeric(address: str) -> str:
 
 
 def listen(address: str, patience: float = 5.0) -> socket.socket:
-    """Opens a socket that listens on one address only.
-
-    The process that listened until just now may still be ending, so an address
-    in use is tried again for `patience` seconds.
-    """
+    """Opens a socket on one address; tries one in use for `patience` s."""
     host, port = resolve(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline = time.monotonic() + patience

@@ -35,10 +35,7 @@ class Result:
 def means_of(
     variables: Sequence[keras.Variable], differ: Sequence[bool]
 ) -> list[bool]:
-    """Tells for each variable whether replicas average its new value.
-
-    The variables have no aggregation; `differ` tells which values may differ.
-    """
+    """Tells which variables' new values replicas average, if they differ."""
     means = []
     for variable, differs in zip(variables, differ, strict=True):
         dtype = keras.backend.standardize_dtype(variable.dtype)

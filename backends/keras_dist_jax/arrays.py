@@ -38,10 +38,8 @@ def is_shared(holder: list[Any]) -> bool:
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies arrays to host memory; of sharded ones, this worker's part.
-
-    A buffer with a view on it can't be reused by the step that gets it.
-    """
+    """Copies arrays to host memory; of sharded ones, this worker's part."""
+    # Copies: a buffer with a view on it can't be reused by the next step.
     for array in arrays:
         array.copy_to_host_async()
     return [
@@ -68,10 +66,7 @@ def own_part(array: Any) -> np.ndarray[Any, Any]:
 
 
 def failure_of(arrays: Sequence[Any]) -> BaseException | None:
-    """Waits for arrays; returns the error of one that failed, or `None`.
-
-    A step's failure on the device shows only when an array is waited for.
-    """
+    """Waits for arrays; returns the error of one that failed, or `None`."""
     try:
         jax.block_until_ready(list(arrays))
     except Exception as error:  # the framework raises several kinds

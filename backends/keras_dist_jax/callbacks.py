@@ -1,10 +1,8 @@
 """Host callbacks inside of a step whose exceptions are kept until its end.
 
-A `jax.pure_callback` runs on one device. If it raises, that device never
-arrives at the step's collectives, the others wait for it, and after 40 seconds
-the runtime aborts the process. So an exception is kept until the step is over,
-and the callback returns zeros meanwhile. The step's results are then thrown
-away.
+A device whose `jax.pure_callback` raises never arrives at the step's
+collectives, and the runtime aborts the process. So the callback returns zeros,
+and the step's results are thrown away.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,5 @@
 """Central storage: one copy of each variable, away from the replicas.
 
-A training step sends the values that it reads to the devices that compute, in
-one transfer; gradients come back, and the optimizer works where the variables
-are (`central_steps`). Replica functions get copies for one call.
-
 Variables rest on a device and not in `pinned_host` memory: JAX refuses to
 combine arrays of two memory spaces, so that `variable + tensor` would fail.
 """
@@ -32,11 +28,9 @@ from keras_dist_jax.running import Values
 
 
 class LooseLayout(SingleLayout):
-    """One of several devices that keep variables, whose arrays JAX may move.
+    """One of several devices that keep variables; JAX may move its arrays."""
 
-    Else variables of two such devices could not be combined, as in `model(x)`.
-    """
-
+    # Else variables of two such devices could not be combined.
     def holds(self, array: Any) -> bool:
         return Layout.holds(self, array) and not array.committed
 
@@ -130,14 +124,12 @@ class CentralRunning(Running):
 
 @dataclasses.dataclass(eq=False)
 class Merge:
-    """The state after a step, put together from the results of its programs.
-
-    `places` has pairs of a group and an index in it for each update's results.
-    `targets` are the devices that values move to, unless it is `None`.
-    """
+    """The state after a step, put together from its programs' results."""
 
     groups: Values
+    # The group, and the index in it, of each update's results.
     places: Sequence[Sequence[tuple[int, int]]]
+    # The devices that values move to.
     targets: Sequence[Any] | None
     is_merged: bool = False
 

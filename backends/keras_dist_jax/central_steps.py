@@ -29,11 +29,7 @@ from keras_dist_jax.trainer import Trainer
 
 
 class Part:
-    """A compiled part of a step, from values of the state and others.
-
-    It gives `num_outputs` of the step's results first, then parts of the state,
-    then others to hand on; values at `expendable` positions may be donated.
-    """
+    """A compiled part of a step: from values of the state and others."""
 
     def __init__(
         self,
@@ -183,8 +179,7 @@ class CentralTrainer(Trainer):
 class CentralStep(FitStep):
     """A training step that is split between two kinds of devices.
 
-    If several devices keep variables, each runs its part of the update, if that
-    is exact; otherwise the whole state is brought to the first of them.
+    If its update can't be split exactly, the primary device runs all of it.
     """
 
     _running: CentralRunning

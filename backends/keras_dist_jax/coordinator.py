@@ -1,8 +1,7 @@
 """The coordinator's process, through which the workers of a cluster connect.
 
-It calls the roll first, over plain sockets: JAX's service aborts workers that
-wait for one that never comes. Once all workers are there, JAX's service takes
-over the address. The process needs neither Keras nor an accelerator.
+It calls the roll before JAX's service takes over the address: that one aborts
+workers that wait for one that never comes.
 """
 
 import contextlib
@@ -24,11 +23,7 @@ _QUIET, _LINGER, _GRACE = 0.5, 60.0, 8.0
 
 
 def serve(address: str, num_workers: int) -> None:
-    """Coordinates one run of a cluster, until the process is terminated.
-
-    After SIGTERM it stays for up to 8 seconds while workers are connected:
-    those of other hosts may end later.
-    """
+    """Coordinates one run of a cluster, until SIGTERM and its workers' end."""
     with contextlib.closing(listen(address)) as listener:
         call_roll(listener, num_workers)
     service = start_service(address, num_workers)

@@ -65,10 +65,7 @@ def give_back(variable: keras.Variable, array: Any) -> None:
 
 
 def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
-    """Returns one group of a model's state, in the order of Keras' trainer.
-
-    A step written with variables may use optimizers besides `model.optimizer`.
-    """
+    """Returns one group of a model's state, in the order of its trainer."""
     if group != "optimizer_variables":
         return list(getattr(model, group))
     return [v for each in optimizers_of(model) for v in each.variables]
@@ -136,10 +133,7 @@ def takes_data_only(step: Callable[..., Any]) -> bool:
 
 @functools.cache
 def install_loss_scaling() -> None:
-    """Lets an optimizer that scales losses be applied to variables.
-
-    Keras' own method assigns them in both branches of a traced condition.
-    """
+    """Lets an optimizer that scales losses be applied to variables."""
 
     def _common_apply(
         self: Any, grads: Any, trainable_variables: Any = None

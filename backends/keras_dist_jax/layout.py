@@ -136,10 +136,7 @@ class Layout(ABC):
         return False, data, None
 
     def put_whole(self, data: Any) -> Any:
-        """Puts a batch on each of this worker's devices, for eager steps.
-
-        If batches were cut, each operation would have a collective of its own.
-        """
+        """Puts a batch on each of this worker's devices, for eager steps."""
         return data
 
 
@@ -223,16 +220,14 @@ class MeshLayout(Layout):
         return True, structure.unflatten(found), rows if rows % count else None
 
     def put_whole(self, data: Any) -> Any:
+        # Cut ones would need a collective for each operation.
         return jax.tree.map(
             lambda x: batches.put_whole(x, self.sharding, self.devices), data
         )
 
 
 class WideLayout(MeshLayout):
-    """State on each device of each worker, with batches cut over all of them.
-
-    Between programs each worker has arrays of its own only.
-    """
+    """State on each device of each worker, with batches cut over all."""
 
     is_wide = True
 

@@ -149,10 +149,7 @@ def own_shard_on(array: Any, device: Any) -> Any:
 
 
 def lend(variable: keras.Variable, device: Any) -> Any:
-    """Returns a variable's value on one device, for a holder that may keep it.
-
-    It may share the variable's memory. Then a slot copies the variable.
-    """
+    """Returns a variable's value on a device, maybe in its memory, to keep."""
     array = internals.array_of(variable)
     # From another device, `shard_on` copies.
     if not shards.is_sharded(variable) and device in array.devices():

@@ -1,7 +1,6 @@
-"""The executor of plans whose optimizers' state is sharded over the replicas.
+"""Optimizers whose state is sharded over the replicas.
 
-Updates are Keras' own, of whole variables. Shardings tell the compiler what
-each device needs and keeps a part of; it finds the collectives.
+Updates are Keras' own, of whole variables; the compiler makes them of parts.
 """
 
 import contextlib
@@ -45,11 +44,7 @@ from keras_dist_jax.workers import JaxWorkers
 
 
 class JaxShardedExecutor(JaxExecutor, KeepsParts):
-    """The executor that shards the variables of optimizers.
-
-    A compiled function joins the parts of the variables that it uses, for as
-    long as it runs.
-    """
+    """The executor that shards the variables of optimizers."""
 
     def __init__(
         self,
@@ -120,11 +115,7 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
 
 
 class ShardedReplicas(JaxReplicas, UpdatesParts):
-    """Replicas whose optimizers update each part on its own device.
-
-    An update is one program for each kind of settings: operations that run one
-    by one on several devices would be much slower.
-    """
+    """Replicas whose optimizers update each part on its own device."""
 
     def __init__(
         self,
@@ -164,6 +155,7 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
         )
         programs = self._programs.setdefault(optimizer, {})
         if key not in programs:
+            # Compiled: single operations on several devices are much slower.
             update = _update(weakref.ref(optimizer), state, trained, layout)
             programs[key] = jax.jit(update)
         arrays = self._gate.run(

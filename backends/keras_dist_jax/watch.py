@@ -1,8 +1,7 @@
 """Detection of lost workers, which ends waits for them.
 
-The first choice is that an error is raised where the worker waits. A wait in
-native code that never ends is ended with the process, with the same message and
-the exit status that asks for a restart.
+A wait in native code that never ends is ended with the process, with the same
+message and the exit status that asks for a restart.
 """
 
 import contextlib
@@ -47,11 +46,7 @@ class CoordinatorBoard(Blackboard):
 
 
 class Watch(SignsOfLife):
-    """A detector of lost workers, which announces that this one lives.
-
-    A worker is lost after `timeout` seconds of silence (60 by default), or if
-    it lives and keeps this one waiting for as long (600 by default).
-    """
+    """A detector of lost workers, which announces that this one lives."""
 
     def __init__(
         self, client: Any, cluster: Cluster, timeout: float | None
@@ -193,10 +188,7 @@ class Watch(SignsOfLife):
         return None if ready else since
 
     def _lost(self, silence: float, ended: bool) -> "_Lost":
-        """Returns the lost workers and why; key `None` is the coordinator.
-
-        `ended` also counts those that have ended without an error.
-        """
+        """Returns why workers are lost; key `None` is the coordinator."""
         now = self._now()
         unheard = now - max(self._looked, self._granted)
         if self.coordinator_lost:
