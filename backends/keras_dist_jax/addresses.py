@@ -10,11 +10,7 @@ class AddressError(ValueError):
 
 
 def split(address: str) -> tuple[str, int]:
-    """Splits `"host:port"` into the host and the port.
-
-    Raises:
-        AddressError: If the address has another form.
-    """
+    """Splits `"host:port"` into the host and the port."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit():
         raise AddressError(
@@ -25,11 +21,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def resolve(address: str) -> tuple[str, int]:
-    """Returns the IP address of an address's host, and the port.
-
-    Raises:
-        AddressError: If the name of the host can't be resolved.
-    """
+    """Returns the IP address of an address's host, and the port."""
     host, port = split(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -51,14 +43,7 @@ def numeric(address: str) -> str:
 
 
 def listen(address: str, patience: float = 5.0) -> socket.socket:
-    """Opens a socket that listens on one address only.
-
-    An address in use is tried again for `patience` seconds: the process that
-    listened until just now may still be ending.
-
-    Raises:
-        AddressError: If the address is unknown, taken or of another machine.
-    """
+    """Opens a socket on one address; tries one in use for `patience` s."""
     host, port = resolve(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline = time.monotonic() + patience

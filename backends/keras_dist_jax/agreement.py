@@ -20,11 +20,7 @@ from keras_dist_jax.layout import Shapes
 
 
 class Result:
-    """A placeholder for an array in a replica function's result.
-
-    `value` is the `jax.Array`, or a tracer; `shapes` are those on each replica
-    where they differ.
-    """
+    """A placeholder for an array in a replica function's result."""
 
     shapes: Shapes | None = None
 
@@ -39,15 +35,7 @@ class Result:
 def means_of(
     variables: Sequence[keras.Variable], differ: Sequence[bool]
 ) -> list[bool]:
-    """Tells for each variable whether replicas average its new value.
-
-    The variables are those without an aggregation; `differ` tells for each
-    whether replicas may have left different values.
-
-    Raises:
-        ReplicaDivergenceError: If values differ, and the variable is trainable
-            or not of a float dtype.
-    """
+    """Tells which variables' new values replicas average, if they differ."""
     means = []
     for variable, differs in zip(variables, differ, strict=True):
         dtype = keras.backend.standardize_dtype(variable.dtype)
@@ -69,11 +57,7 @@ def means_of(
 
 
 def _check_outlines(outlines: Sequence[Any]) -> None:
-    """Compares the results of all variants, the elements of arrays aside.
-
-    They differ in their lists, tuples and keys, in the dtype or rank of an
-    array, or in anything that is no array.
-    """
+    """Compares the results of all variants, the elements of arrays aside."""
     for other in outlines[1:]:
         try:
             regroup([outlines[0], other], _check_leaves, always)
@@ -125,10 +109,7 @@ Record = list[tuple[Any, list[Described]]]
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Makes a tensor of an array of the host, for a collective.
-
-    Other replicas may have other elements.
-    """
+    """Makes a tensor of a host's array, whose elements others may not share."""
     if isinstance(leaf, float) or not isinstance(
         leaf, (np.ndarray, np.generic)
     ):
@@ -147,20 +128,12 @@ def describe(leaf: Any) -> Described:
 
 @dataclasses.dataclass(eq=False)
 class Peers:
-    """The variants of shapes that replicas have, and their rendezvous.
+    """The variants of shapes that replicas have, and their rendezvous."""
 
-    `variant_of` has the variant of each replica, and `assumed` the record of
-    each variant from the trace before; `None` assumes that all are like the one
-    that is traced.
-
-    Attributes:
-        own: Integer, the variant that is traced.
-        record: List of the values of each rendezvous in this trace.
-        places: List of the names of what replicas met for.
-    """
-
-    variant_of: list[int]
-    own: int = 0
+    variant_of: list[int]  # of each replica
+    own: int = 0  # the variant that is traced
+    # The record of each variant from the trace before; `None` assumes that all
+    # are like the one that is traced.
     assumed: Sequence[Record] | None = None
     record: Record = dataclasses.field(default_factory=list)
     places: list[str] = dataclasses.field(default_factory=list)
@@ -173,15 +146,7 @@ class Peers:
     def met(
         self, described: list[Described], structure: Any
     ) -> list[list[Described]]:
-        """Records a rendezvous; returns the values that each replica brings.
-
-        `described` has the values of the replica that is traced, and
-        `structure` is that of the nest that they are from.
-
-        Raises:
-            ReplicaDivergenceError: If another variant brings another structure,
-                or a tensor where this one brings something else.
-        """
+        """Records a rendezvous; returns the values that each replica brings."""
         index = len(self.record)
         self.record.append((structure, described))
 
@@ -218,11 +183,7 @@ def _kind(described: Described) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class VariantTrace:
-    """A trace for the replicas whose arguments have the same shapes.
-
-    `program` gives what `structure` says: the tensors of the `outline`, and the
-    new values of the variables in `written`, per-replica ones first.
-    """
+    """A trace for the replicas whose arguments have the same shapes."""
 
     program: Any
     structure: Any
@@ -232,11 +193,7 @@ class VariantTrace:
 
 
 def check_alike(variants: Sequence[VariantTrace]) -> None:
-    """Compares what variants returned, met for and assigned.
-
-    Raises:
-        ReplicaDivergenceError: If that differs.
-    """
+    """Compares what variants returned, met for and assigned."""
     _check_outlines([variant.outline for variant in variants])
     places = [variant.peers.places for variant in variants]
     # What JAX has traced before, in a `jax.jit` of the user's for instance, has

@@ -17,8 +17,7 @@ def copy_shared(
 ) -> None:
     """Replaces, in place, each array with other references by a copy.
 
-    A step deletes its inputs. Arrays that a user read from a variable, or
-    assigned to one, must outlive it; all others need no second buffer.
+    A step deletes its inputs, which a user may have read from a variable.
     `num_own` is the number of references that variables and slots may have.
     """
     for index, count in enumerate(list(map(COUNT, arrays))):
@@ -27,10 +26,7 @@ def copy_shared(
 
 
 def copy_of(array: Any) -> Any:
-    """Copies an array into buffers of its own.
-
-    An array that is not committed to a device stays uncommitted.
-    """
+    """Copies an array into buffers of its own, as committed as it was."""
     if not array.committed:
         return array.copy()
     return jax.device_put(array, array.sharding, may_alias=False)
@@ -42,11 +38,8 @@ def is_shared(holder: list[Any]) -> bool:
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies arrays to host memory; of sharded ones, this worker's part.
-
-    Copies and not views: a buffer with a view on it can't be reused by the
-    step that gets it.
-    """
+    """Copies arrays to host memory; of sharded ones, this worker's part."""
+    # Copies: a buffer with a view on it can't be reused by the next step.
     for array in arrays:
         array.copy_to_host_async()
     return [
@@ -73,12 +66,7 @@ def own_part(array: Any) -> np.ndarray[Any, Any]:
 
 
 def failure_of(arrays: Sequence[Any]) -> BaseException | None:
-    """Waits for arrays; returns the error of one that failed, or `None`.
-
-    The step that should have made an array may have failed on the device,
-    which shows only when the array is waited for. Or an array was donated to a
-    step that gave nothing back.
-    """
+    """Waits for arrays; returns the error of one that failed, or `None`."""
     try:
         jax.block_until_ready(list(arrays))
     except Exception as error:  # the framework raises several kinds

@@ -34,7 +34,7 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
-from keras_dist_jax.sharded_executor import JaxShardedExecutor
+from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
@@ -91,22 +91,24 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
         self._plain_compiler.agrees = True
 
     def executor(self, plan: Plan) -> Executor:
-        if plan.num_replicas == 1:
-            layout = SingleLayout(jax_devices()[plan.primary])
-            return self._bound(JaxExecutor, plan, layout)
-        return self._bound(JaxExecutor, plan, mesh_of(plan, self._workers))
+        if plan.num_replicas > 1:
+            return self._executor(JaxExecutor, plan)
+        layout = SingleLayout(jax_devices()[plan.primary])
+        return self._executor(JaxExecutor, plan, layout)
 
     def central_executor(self, plan: Plan) -> Executor:
-        layout = mesh_of(plan, self._workers)
-        return self._bound(JaxCentralExecutor, plan, layout)
+        return self._executor(JaxCentralExecutor, plan)
 
     def sharded_executor(self, plan: Plan) -> Executor:
-        layout = mesh_of(plan, self._workers)
-        return self._bound(JaxShardedExecutor, plan, layout)
+        return self._executor(JaxShardedExecutor, plan)
 
-    def _bound(
-        self, make: type[JaxExecutor], plan: Plan, layout: Layout
+    def _executor(
+        self,
+        make: type[JaxExecutor],
+        plan: Plan,
+        layout: Layout | None = None,
     ) -> JaxExecutor:
+        layout = layout or mesh_of(plan, self._workers)
         gate = self._cpu_gate if layout.one_at_a_time else Gate()
         if plan.cluster is None:
             return make(plan, layout, gate)
@@ -126,29 +128,22 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
         self, values: Sequence[Any], sep: str, end: str, replica: Any
     ) -> None:
         leaves, structure = jax.tree.flatten((list(values), replica))
-        traced = [isinstance(leaf, jax.core.Tracer) for leaf in leaves]
-        if not any(traced):
+        traced = {
+            index: leaf
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, jax.core.Tracer)
+        }
+        if not traced:
             super().print(values, sep, end, replica)
             return
+        known = [None if i in traced else leaf for i, leaf in enumerate(leaves)]
 
-        def show(*computed: Any) -> None:
-            rest = iter(computed)
-            values, replica = structure.unflatten(
-                [
-                    next(rest) if is_traced else leaf
-                    for leaf, is_traced in zip(leaves, traced, strict=True)
-                ]
-            )
+        def show(computed: dict[int, Any]) -> None:
+            shown = [computed.get(i, leaf) for i, leaf in enumerate(known)]
+            values, replica = structure.unflatten(shown)
             Backend.print(self, values, sep, end, replica)
 
-        jax.debug.callback(
-            show,
-            *[
-                leaf
-                for leaf, is_traced in zip(leaves, traced, strict=True)
-                if is_traced
-            ],
-        )
+        jax.debug.callback(show, traced)
 
     def differentiate(
         self,
@@ -160,13 +155,15 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
 
 
 def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
-    """Makes the layout of all devices that compute.
-
-    Raises:
-        DeviceError: If the replicas are on devices of different types.
-    """
+    """Makes the layout of all devices that compute."""
     known = jax_devices()
-    _check_types(plan)
+    if len({device.type for device in plan.devices}) > 1:
+        names = ", ".join(str(device) for device in plan.devices)
+        raise DeviceError(
+            "The replicas of a strategy run one program together on JAX, and "
+            f"need devices of one type. Received: {names}. Expected: all "
+            "'cpu', all 'gpu' or all 'tpu'."
+        )
     devices = [known[device] for device in plan.devices]
     if plan.cluster is None or plan.num_workers == 1 or workers is None:
         return MeshLayout(devices)
@@ -179,13 +176,3 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
         workers.exchange,
         workers.gather,
     )
-
-
-def _check_types(plan: Plan) -> None:
-    if len({device.type for device in plan.devices}) > 1:
-        names = ", ".join(str(device) for device in plan.devices)
-        raise DeviceError(
-            "The replicas of a strategy run one program together on JAX, and "
-            f"need devices of one type. Received: {names}. Expected: all "
-            "'cpu', all 'gpu' or all 'tpu'."
-        )

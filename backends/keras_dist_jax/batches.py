@@ -13,12 +13,8 @@ from keras_dist_jax.jax_internals import put_shards
 
 
 def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
-    """Returns the number of rows to split over `parts` devices.
-
-    `None` says that each device gets the whole batch: the arrays have no common
-    length, or fewer rows than there are devices, which are not worth a
-    collective for each layer.
-    """
+    """Returns the rows to split over devices, or `None` to give each all."""
+    # A batch with fewer rows than devices is not worth a collective a layer.
     rows = None
     for leaf in leaves:
         shape = getattr(leaf, "shape", None)
@@ -58,13 +54,10 @@ def shares(batch: Any, parts: int) -> list[range]:
 def put_cut(
     leaf: Any, sharding: Any, devices: Sequence[Any], first: int, parts: int
 ) -> Any:
-    """Puts this worker's shares of an array's rows on its devices.
-
-    `leaf` has the shape `(rows, ...)`, and each worker has all rows, with the
-    same values. They are padded with zeros to a multiple of `parts`, the number
-    of devices of all workers; `first` is the position of this worker's first
-    one. Devices are in the order of `sharding`.
-    """
+    """Puts this worker's shares of an array's rows on its devices."""
+    # Each worker has all rows. They are padded with zeros to a multiple of
+    # `parts`, the number of all workers' devices; `first` is the position of
+    # this worker's first one.
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
     # Of several workers, JAX would compare the values by a collective.
@@ -93,7 +86,6 @@ def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
 
 
 def _padded(array: Any, rows: int) -> Any:
-    """Appends zeros to an array, up to a number of rows."""
     missing = rows - array.shape[0]
     if not missing:
         return array
@@ -102,35 +94,24 @@ def _padded(array: Any, rows: int) -> Any:
 
 
 def unpad(data: Any, rows: int, sharding: Any) -> Any:
-    """Removes the padding rows of a batch inside of a trace.
-
-    The step sees the true shapes, so nothing needs a mask. The constraint keeps
-    the rows where they are, in shares that are not quite equal.
-    """
+    """Removes the padding rows of a batch inside of a trace."""
+    # The step sees the true shapes, so nothing needs a mask. The constraint
+    # keeps the rows where they are, in shares that are not quite equal.
     return jax.tree.map(
         lambda x: jax.lax.with_sharding_constraint(x[:rows], sharding), data
     )
 
 
 def as_array(leaf: Any) -> Any:
-    """Converts a leaf to a NumPy array of a dtype that JAX has.
-
-    Arrays on an accelerator are returned as they are.
-    """
+    """Converts a leaf to a NumPy array of a dtype that JAX has."""
     if type(leaf) is not np.ndarray:
         if isinstance(leaf, jax.Array):
-            if not _is_on_cpu(leaf):
+            # Random keys have no NumPy dtype.
+            is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+            if is_key or any(d.platform != "cpu" for d in leaf.devices()):
                 return leaf
         elif not isinstance(leaf, np.ndarray):
             leaf = keras.ops.convert_to_numpy(leaf)
         leaf = np.asarray(leaf)
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     return leaf if leaf.dtype == dtype else leaf.astype(dtype)
-
-
-def _is_on_cpu(array: Any) -> bool:
-    on_cpu = all(device.platform == "cpu" for device in array.devices())
-    # Random keys have no NumPy dtype.
-    return on_cpu and not jax.dtypes.issubdtype(
-        array.dtype, jax.dtypes.extended
-    )

@@ -51,13 +51,9 @@ def run_region(
     kwargs: Mapping[str, Any],
     scans: bool = False,
 ) -> Any:
-    """Traces `fn` once for all replicas, as a part of a compiled function.
-
-    Arguments have tracers for arrays. With `scans`, arrays have an axis for
-    steps in front, and `fn` is called for each step. Returns the nest that `fn`
-    returns, with a `JoinedPerReplica` for each array; for one replica, with the
-    array itself.
-    """
+    """Traces `fn` once for all replicas, as a part of a compiled function."""
+    # With `scans`, arrays have an axis for steps in front, and `fn` is called
+    # for each step.
     context.check_cross_replica(strategy, "run")
     keras_hooks().install()
     arguments, held, leaves = _held((tuple(args), dict(kwargs)), layout)
@@ -104,11 +100,7 @@ def run_region(
 
 @dataclasses.dataclass(frozen=True)
 class _Argument:
-    """A placeholder for an array among the arguments of a replica function.
-
-    `is_cut` says that it is one for each replica, joined along the first axis,
-    or `stacked`; `shapes` are those on each replica where they differ.
-    """
+    """A placeholder for an array among the arguments of a replica function."""
 
     is_cut: bool
     stacked: bool = False
@@ -129,18 +121,18 @@ def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
     held: list[_Argument] = []
 
     def hold(leaf: Any) -> Any:
-        if isinstance(leaf, JoinedPerReplica):
-            leaf = leaf.in_a_program()
-        elif isinstance(leaf, PerReplica):
-            leaf = JoinedPerReplica.of_traced(leaf.values, layout)
-        elif isinstance(leaf, jax.Array):
+        if isinstance(leaf, jax.Array):
             leaves.append(leaf)
             held.append(_Argument(False))
-            return held[-1]
+        elif isinstance(leaf, PerReplica):
+            if isinstance(leaf, JoinedPerReplica):
+                leaf = leaf.in_a_program()
+            else:
+                leaf = JoinedPerReplica.of_traced(leaf.values, layout)
+            leaves.append(leaf.joined)
+            held.append(_Argument(True, leaf.stacked, leaf.shapes))
         else:
             return leaf
-        leaves.append(leaf.joined)
-        held.append(_Argument(True, leaf.stacked, leaf.shapes))
         return held[-1]
 
     return map_nest(hold, nest), held, leaves
@@ -148,17 +140,11 @@ def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class BodyTrace:
-    """A replica function, traced for all devices.
-
-    `first` is the trace for replica 0. Of the variables that are not
-    per-replica ones, `is_mean` tells for each whether replicas average what
-    they leave. `lockstep` is `None` if the first trace serves all replicas.
-    """
+    """A replica function, traced for all devices."""
 
     first: agreement.VariantTrace
-    is_mean: list[bool]
-    variant_of: list[int]
-    lockstep: Lockstep | None
+    is_mean: list[bool]  # for each variable that is no per-replica one
+    lockstep: Lockstep | None  # `None`: the first trace serves all replicas
 
     def run(self, leaves: list[Any], values: list[Any]) -> Any:
         """Runs the function: results, per-replica and other variables."""
@@ -167,7 +153,7 @@ class BodyTrace:
             program = self.first.program
             flat = jax.core.eval_jaxpr(program.jaxpr, program.consts, *flat)
         else:
-            variants = jnp.asarray(self.variant_of)
+            variants = jnp.asarray(self.first.peers.variant_of)
             flat = self.lockstep.run(variants[lax.axis_index(AXIS)], flat)
         results, split, whole = self.first.structure.unflatten(flat)
         means = agreement.averaged(whole, self.is_mean)
@@ -179,10 +165,7 @@ class BodyTrace:
         values: list[Any],
         known: Sequence[keras.Variable],
     ) -> Any:
-        """Runs the function for one step after another, as `run`.
-
-        `leaves` have an axis for steps in front; `values` are of `known`.
-        """
+        """Runs the function for one step after another, as `run`."""
         position = {id(v): i for i, v in enumerate(known)}
         written = [position[id(variable)] for variable in self.first.written]
 
@@ -201,11 +184,7 @@ class BodyTrace:
 
 @dataclasses.dataclass(frozen=True)
 class _Body:
-    """A replica function, to be traced for all replicas at once.
-
-    `arguments` is the nest of its arguments, with the placeholders `held`, and
-    `known` are the variables that the traced program takes.
-    """
+    """A replica function, to be traced for all replicas at once."""
 
     strategy: RunsReplicas
     layout: Layout
@@ -215,21 +194,14 @@ class _Body:
     held: list[_Argument]
     known: list[keras.Variable]
 
-    def _differ(self) -> list[bool]:
-        """Tells for each of a trace's arguments whether it may differ."""
-        # With one replica a worker, values are not per-replica ones, but they
-        # still differ between workers.
-        layout = self.layout
-        is_own = layout.is_wide and len(layout.devices) == 1
-        return [
-            *[argument.is_cut or is_own for argument in self.held],
-            *[is_split(variable) for variable in self.known],
-        ]
-
     def traced(self, leaves: list[Any], values: list[Any]) -> BodyTrace:
         """Traces all variants, and joins them."""
         variants = self._variants(leaves, values)
-        arguments = self._differ()
+        # With one replica a worker, values are not per-replica ones, but they
+        # still differ between workers.
+        is_own = self.layout.is_wide and len(self.layout.devices) == 1
+        arguments = [argument.is_cut or is_own for argument in self.held]
+        arguments += map(is_split, self.known)
         programs = [variant.program for variant in variants]
         each = [differing(p.jaxpr, arguments) for p in programs]
         differ = [any(own) for own in zip(*each, strict=True)]
@@ -242,7 +214,7 @@ class _Body:
         *_, whole_differs = first.structure.unflatten(differ)
         whole = first.written[len(first.written) - len(whole_differs) :]
         is_mean = agreement.means_of(whole, whole_differs)
-        return BodyTrace(first, is_mean, first.peers.variant_of, lockstep)
+        return BodyTrace(first, is_mean, lockstep)
 
     def _variants(
         self, leaves: list[Any], values: list[Any]

@@ -1,15 +1,11 @@
 """Host callbacks inside of a step whose exceptions are kept until its end.
 
-A `jax.pure_callback` runs on one device. If it raises, that device never
-arrives at the step's collectives, the others wait for it, and after 40 seconds
-the runtime aborts the process. So an exception is kept until the step is over,
-and the callback returns zeros meanwhile. The step's results are then thrown
-away.
+A device whose `jax.pure_callback` raises never arrives at the step's
+collectives, and the runtime aborts the process. So the callback returns zeros,
+and the step's results are thrown away.
 """
 
-import dataclasses
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,41 +17,25 @@ from keras_dist_jax.jaxprs import rewritten
 _CALLBACKS = ("pure_callback", "io_callback", "debug_callback")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Guarded:
-    """A host callback that returns zeros where it would raise.
-
-    `results` are the shapes and dtypes of its results.
-    """
-
-    callback: Callable[..., Any]
-    results: Sequence[Any]
-    failures: list[BaseException]
-
-    def __call__(self, *args: Any) -> Any:
-        try:
-            return self.callback(*args)
-        except BaseException as error:
-            self.failures.append(error)
-            return tuple(np.zeros(r.shape, r.dtype) for r in self.results)
-
-
 def guarded(
     fn: Callable[..., Any], failures: list[BaseException]
 ) -> Callable[..., Any]:
-    """Makes the host callbacks of a function return, while it is traced.
-
-    Their exceptions are appended to `failures`, on a thread of the runtime.
-    """
+    """Makes the host callbacks of a function note errors in `failures`."""
 
     def guard(equation: Any) -> Any:
         if equation.primitive.name not in _CALLBACKS:
             return equation
         params = equation.params
-        callback = _Guarded(
-            params["callback"], params.get("result_avals", ()), failures
-        )
-        return equation.replace(params={**params, "callback": callback})
+        callback, results = params["callback"], params.get("result_avals", ())
+
+        def call(*args: Any) -> Any:
+            try:
+                return callback(*args)
+            except BaseException as error:
+                failures.append(error)
+                return tuple(np.zeros(r.shape, r.dtype) for r in results)
+
+        return equation.replace(params={**params, "callback": call})
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)

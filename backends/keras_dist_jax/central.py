@@ -1,21 +1,7 @@
 """Central storage: one copy of each variable, away from the replicas.
 
-A variable has one copy, on the device that keeps it, and so have an
-optimizer's. A training step sends the values that it reads to the devices
-that compute, once and in one transfer; gradients come back to where the
-variables are, and the optimizer works there, in their memory. Its own
-variables never leave (`central_steps`). `evaluate` and `predict` send
-parameters once a call. Replica functions get copies for one call
-(`slots.CentralSlot`).
-
-While `fit` runs, a device that keeps variables holds them once, and in a step
-the gradients beside them; host memory holds the copy that `Running` makes at
-the start of an epoch. Where that device is the CPU, both are host memory.
-
-Where an accelerator can address host memory (`pinned_host`), variables still
-rest on a device and not in that memory kind: JAX refuses to combine arrays of
-two memory spaces, so that `variable + tensor` would fail wherever a user
-writes it.
+Variables rest on a device and not in `pinned_host` memory: JAX refuses to
+combine arrays of two memory spaces, so that `variable + tensor` would fail.
 """
 
 import dataclasses
@@ -35,7 +21,6 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import put_on
 from keras_dist_jax.jax_internals import uncommitted
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.placement import shard_on
 from keras_dist_jax.running import Running
@@ -43,13 +28,9 @@ from keras_dist_jax.running import Values
 
 
 class LooseLayout(SingleLayout):
-    """One of several devices that keep variables.
+    """One of several devices that keep variables; JAX may move its arrays."""
 
-    Its arrays are not committed to the device: else variables of two such
-    devices could not be combined, in `model(x)` outside of `fit` or in a
-    metric's result.
-    """
-
+    # Else variables of two such devices could not be combined.
     def holds(self, array: Any) -> bool:
         return Layout.holds(self, array) and not array.committed
 
@@ -58,11 +39,7 @@ class LooseLayout(SingleLayout):
 
 
 class Homes:
-    """The device on which each variable of a central plan rests.
-
-    `devices` maps each device that keeps variables to its `jax.Device`, the
-    primary first.
-    """
+    """The device on which each variable of a central plan rests."""
 
     def __init__(self, owners: Owners, devices: Mapping[Device, Any]) -> None:
         self._owners = owners
@@ -90,22 +67,16 @@ class Homes:
 
 
 class CentralRunning(Running):
-    """The state of a model whose variables have one copy.
-
-    `layout` is of the devices that compute, `homes` of those that keep
-    variables.
-    """
+    """The state of a model whose variables have one copy, at `homes`."""
 
     def __init__(
-        self, model: keras.Model, layout: MeshLayout, gate: Gate, homes: Homes
+        self, model: keras.Model, layout: Layout, gate: Gate, homes: Homes
     ) -> None:
         super().__init__(model, layout, gate)
-        self.mesh = layout
         self.homes = homes
-        # The copies that were sent to the devices that compute, and the arrays
-        # that they were made of.
-        self._sent: Values = []
-        self._resting: Values = []
+        # By its id, a copy that was sent to the devices that compute, and the
+        # array that it was made of.
+        self._sent: dict[int, tuple[Any, Any]] = {}
 
     def newest(self) -> Values:
         *results, last = self.last[-1]
@@ -113,7 +84,7 @@ class CentralRunning(Running):
 
     def release(self) -> None:
         super().release()
-        self._sent, self._resting = [], []
+        self._sent.clear()
 
     def home(self, variable: keras.Variable) -> Layout:
         return self.homes.of(variable)
@@ -126,45 +97,39 @@ class CentralRunning(Running):
         ]
 
     def lay_out(self, values: Values, names: Sequence[str]) -> None:
+        self._sent.clear()
         trains = "optimizer_variables" in names
         if trains and internals.compiles(self.model):
             if self.homes.are_several:
                 _rehouse(values, self.devices_of_state())
             return
-        resting = [list(group) for group in values]
         for group in values:
-            group[:] = send(group, self.layout)
-        if not trains:
-            self._sent = [list(group) for group in values]
-            self._resting = resting
+            sent = send(group, self.layout)
+            if not trains:
+                pairs = zip(sent, group, strict=True)
+                self._sent.update({id(pair[0]): pair for pair in pairs})
+            group[:] = sent
 
     def rested(self, values: Values) -> Values:
-        values = [list(group) for group in values]
-        for group, sent, resting in zip(
-            values, self._sent, self._resting, strict=False
-        ):
-            for index, value in enumerate(group):
-                if value is sent[index]:
-                    group[index] = resting[index]
+        values = [
+            [self._sent.get(id(value), (value, value))[1] for value in group]
+            for group in values
+        ]
         _rehouse(values, self.devices_of_state())
         if self.homes.are_several:
             values = [list(map(uncommitted, group)) for group in values]
-        self._sent, self._resting = [], []
+        self._sent.clear()
         return values
 
 
 @dataclasses.dataclass(eq=False)
 class Merge:
-    """The state after a step, put together from the results of its programs.
-
-    `groups` are the state's groups of arrays, still without the results of
-    updates. `places` has for each update the places of its results: pairs of a
-    group and an index in it. `targets` are the `jax.Device`s that each value
-    goes to, or `None` if updates leave all values where they should be.
-    """
+    """The state after a step, put together from its programs' results."""
 
     groups: Values
+    # The group, and the index in it, of each update's results.
     places: Sequence[Sequence[tuple[int, int]]]
+    # The devices that values move to.
     targets: Sequence[Any] | None
     is_merged: bool = False
 

@@ -16,11 +16,10 @@ from keras_dist_jax.central import Merge
 from keras_dist_jax.central import bring
 from keras_dist_jax.central import send
 from keras_dist_jax.gate import any_of
-from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.optimizer_calls import OptimizerCalls
-from keras_dist_jax.optimizer_calls import is_update
 from keras_dist_jax.partition import Partition
 from keras_dist_jax.partition import Update
 from keras_dist_jax.running import FitStep
@@ -30,20 +29,7 @@ from keras_dist_jax.trainer import Trainer
 
 
 class Part:
-    """A compiled part of a step.
-
-    `program` takes the values of the state at the positions `reads`, and others
-    that are handed to it. It gives the step's `results`, `num_outputs` outputs
-    first and then the state, and others to hand on. New values may take the
-    memory of those at the positions in `expendable`. Profiles show `name`;
-    `shardings` go to `jax.jit`.
-
-    Attributes:
-        outputs: Positions of the step's outputs that it gives.
-        new: Positions in the state that it gives new values of.
-        donated: Positions in the state of the values that it may delete.
-        read: Positions in the state of the other values that it takes.
-    """
+    """A compiled part of a step: from values of the state and others."""
 
     def __init__(
         self,
@@ -55,6 +41,8 @@ class Part:
         name: str,
         **shardings: Any,
     ) -> None:
+        # Positions of the step's outputs that it gives, and in the state of the
+        # values that it replaces, that it may delete, and of others it takes.
         self.outputs = [p for p in results if p < num_outputs]
         self.new = new = [p - num_outputs for p in results if p >= num_outputs]
         replaced = {p for p in new if p in expendable}
@@ -76,18 +64,7 @@ class Part:
 
 
 class UpdatePart(Part):
-    """An update after the gradients, on one device that keeps variables.
-
-    `owners` are the `jax.Device`s that keep each value of the state, `primary`
-    is the first one that keeps variables.
-
-    Attributes:
-        device: The `jax.Device` that it runs on.
-        crossing: Positions of its inputs among the values that the first part
-            hands on.
-        visitors: Positions in the state of its inputs from other devices.
-        is_elsewhere: Whether it makes values of several devices.
-    """
+    """An update after the gradients, on one device that keeps variables."""
 
     def __init__(
         self,
@@ -104,23 +81,21 @@ class UpdatePart(Part):
             range(len(owners)),
             "optimizer_update",
         )
+        # Positions of its inputs among the values that the first part hands on,
+        # and in the state of its inputs from other devices.
         self.crossing = update.crossing
         homes = {owners[p] for p in self.new}
         self.device = homes.pop() if len(homes) == 1 else primary
         self.visitors = [p for p in update.state if owners[p] != self.device]
-        self.is_elsewhere = bool(homes)
+        self.is_elsewhere = bool(homes)  # it makes values of several devices
 
 
 class StepParts:
-    """The programs of a training step for one kind of batch.
-
-    `values` is the state in groups, as shapes; `owners` are the `jax.Device`s
-    that keep each value, and `structure` is that of the step's outputs.
-    """
+    """The programs of a training step for one kind of batch."""
 
     def __init__(
         self,
-        mesh: MeshLayout,
+        mesh: Layout,
         first: Part,
         updates: Sequence[UpdatePart],
         values: Sequence[Sequence[Any]],
@@ -153,11 +128,7 @@ class StepParts:
     def updates(
         self, state: Values, first: Any, donates: bool
     ) -> tuple[list[Any], Merge]:
-        """Returns the updates to run, and the state that they make.
-
-        `state` is the one before the step, in groups, and `first` the result of
-        the first part; updates that donate delete the values that they replace.
-        """
+        """Returns the updates to run, and the state that they make."""
         _, new, crossing = first
         flat = list(itertools.chain(*state))
         moving = list(new)
@@ -195,34 +166,27 @@ _OPTIMIZER = internals.STATE_GROUPS.index("optimizer_variables")
 class CentralTrainer(Trainer):
     """Keras' trainer, for a model whose variables have one copy."""
 
-    def __init__(self, running: CentralRunning) -> None:
-        super().__init__(running)
-        self._central = running
+    running: CentralRunning
 
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
     ) -> FitStep:
-        if trains and internals.compiles(self._central.model):
-            return CentralStep(self._central, fn)
+        if trains and internals.compiles(self.running.model):
+            return CentralStep(self.running, fn)
         return super()._step(fn, trains, gather)
 
 
 class CentralStep(FitStep):
     """A training step that is split between two kinds of devices.
 
-    A step is traced once for each kind of batch, and split in two
-    (`partition`): the gradients are computed on the devices that compute, the
-    optimizer runs where its variables are. With several devices that keep
-    variables, each runs its part of the update, if that is exact: if its part
-    needs nothing of the others' but gradients and single numbers. Otherwise,
-    as with gradient accumulation or loss scaling of some optimizers, the
-    whole state is brought to the first of them for the update.
+    If its update can't be split exactly, the primary device runs all of it.
     """
+
+    _running: CentralRunning
 
     def __init__(self, running: CentralRunning, step: StepFn) -> None:
         uncompiled = Programs(step, step)
         super().__init__(running, uncompiled, uncompiled)
-        self._central = running
         self._fn = step
         self._calls = OptimizerCalls()
         self._programs: dict[Any, StepParts] = {}
@@ -232,8 +196,7 @@ class CentralStep(FitStep):
         self._has_warned = False
 
     def _run(self, data: Any, donating: bool) -> Any:
-        running, gate = self._central, self._gate
-        mesh = running.mesh
+        running, gate, mesh = self._running, self._gate, self._running.layout
         is_cut, data, rows = mesh.put_batch(data)
         sharding = mesh.cut if is_cut else mesh.whole
         with gate.lock:
@@ -242,7 +205,7 @@ class CentralStep(FitStep):
                 running.raise_failure()
             values = running.newest()
             state = list(itertools.chain(*values))
-            program = self._program(values, state, sharding, data, rows)
+            program = self._program(values, sharding, data, rows)
             kept: list[Any] = []
             leaves = jax.tree.leaves(data)
             gate.dispatch(running, kept, any_of, program.first, state, leaves)
@@ -258,14 +221,12 @@ class CentralStep(FitStep):
     def _program(
         self,
         values: Sequence[Sequence[Any]],
-        state: Sequence[Any],
         sharding: Any,
         data: Any,
         rows: int | None,
     ) -> StepParts:
-        running = self._central
-        if self._token is not running.token:
-            self._token = running.token
+        if self._token is not self._running.token:
+            self._token = self._running.token
             self._kinds = tuple(tuple(map(_kind_of, each)) for each in values)
         leaves, structure = jax.tree.flatten(data)
         kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
@@ -278,8 +239,7 @@ class CentralStep(FitStep):
     def _compiled(
         self, values: Any, sharding: Any, data: Any, rows: int | None
     ) -> StepParts:
-        running = self._central
-        mesh = running.mesh
+        running, mesh = self._running, self._running.layout
         step = guarded(all_values(self._fn), running.failures)
 
         def on_rows(state: Any, data: Any) -> Any:
@@ -290,7 +250,7 @@ class CentralStep(FitStep):
             closed, shapes = jax.make_jaxpr(on_rows, return_shape=True)(
                 values, data
             )
-        partition = Partition(closed, sum(map(len, values)), is_update)
+        partition = Partition(closed, sum(map(len, values)))
         owners = running.devices_of_state()
         primary = running.homes.primary.devices[0]
         self._check(partition, values)
@@ -336,14 +296,14 @@ class CentralStep(FitStep):
         if not sent or self._has_warned:
             return
         self._has_warned = True
-        model = self._central.model
         warnings.warn(
-            f"`train_step` of model '{model.name}' reads {len(sent)} of its "
-            "optimizer's variables, or computes with weights that it has "
-            "updated. They are sent to the devices that compute in each step, "
-            "which is slower and needs their memory there. To avoid it, call "
-            "`optimizer.apply` once, as the last that weights are used for, "
-            "and not inside of `jax.jit`, `jax.lax.cond` and the like.",
+            f"`train_step` of model '{self._running.model.name}' reads "
+            f"{len(sent)} of its optimizer's variables, or computes with "
+            "weights that it has updated. They are sent to the devices that "
+            "compute in each step, which is slower and needs their memory "
+            "there. To avoid it, call `optimizer.apply` once, as the last that "
+            "weights are used for, and not inside of `jax.jit`, "
+            "`jax.lax.cond` and the like.",
             stacklevel=2,
         )
 

@@ -38,7 +38,6 @@ from keras_dist_jax.structure import packed
 from keras_dist_jax.structure import unflatten
 from keras_dist_jax.structure import unpacked
 from keras_dist_jax.tracing import Trace
-from keras_dist_jax.tracing import current
 from keras_dist_jax.tracing import current_trace
 
 
@@ -50,12 +49,8 @@ def scanned(
     leaves: Sequence[Any],
     steps: int,
 ) -> Any:
-    """Calls a replica function for one batch after another.
-
-    `structure` is that of one step's arguments; `leaves` are the traced
-    arguments of all steps, one step after the other. `layout` is `None` for one
-    replica. Returns the results, with the steps along a new first axis.
-    """
+    """Calls a replica function for batch after batch; stacks the results."""
+    # `leaves` are the traced arguments of all steps, one step after the other.
     count = len(leaves) // steps
     stacked = [jnp.stack(leaves[index::count]) for index in range(count)]
     trace = current_trace()
@@ -107,10 +102,7 @@ def _on_one(
 
 
 class JaxCompiler(Compiler):
-    """A compiler of functions for a layout.
-
-    Without a layout, all values stay where they are.
-    """
+    """A compiler of functions for a layout."""
 
     def __init__(self, layout: Layout | None, gate: Gate) -> None:
         self._layout = layout
@@ -129,7 +121,7 @@ class JaxCompiler(Compiler):
 
     @property
     def is_tracing(self) -> bool:
-        return current.trace is not None
+        return current_trace() is not None
 
     def call(
         self,
@@ -152,7 +144,7 @@ class JaxCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        trace = current.trace
+        trace = current_trace()
         if (
             trace is None
             and isinstance(fn, CompiledFunction)
@@ -206,16 +198,10 @@ class JaxCompiler(Compiler):
             or any(each != structures[0] for each in structures)
         ):
             return super().scan(strategy, function, batches)
+        mode = "scan", len(batches)
         leaves = [leaf for each in found for leaf in each]
-        found_in_steps = structures[0], leaves
-        result = self._run(
-            function,
-            ("scan", len(batches)),
-            strategy,
-            batches[0],
-            None,
-            found_in_steps,
-        )
+        steps = structures[0], leaves
+        result = self._run(function, mode, strategy, batches[0], None, steps)
 
         def stack(leaf: Any) -> Any:
             if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):
@@ -233,10 +219,8 @@ class JaxCompiler(Compiler):
         kwargs: Mapping[str, Any] | None,
         found: tuple[Any, list[Any]] | None = None,
     ) -> Any:
-        """Runs a function's program for arguments like these.
-
-        `found` is the arguments' structure, with the traced ones of all steps.
-        """
+        """Runs a function's program for arguments like these."""
+        # `found` is the arguments' structure, and the traced ones of all steps.
         # One function, because it runs at every step.
         if found is None:
             leaves: list[Any] = []
@@ -305,14 +289,8 @@ class JaxCompiler(Compiler):
                 return python()(*args, **kwargs)
             return self.run(strategy, python(), args, kwargs)
 
-        return Program(
-            function.name,
-            call,
-            self._slots,
-            self._gate,
-            self._layout,
-            is_first,
-        )
+        slots, gate, layout = self._slots, self._gate, self._layout
+        return Program(function.name, call, slots, gate, layout, is_first)
 
     def _join(self, value: PerReplica) -> JoinedPerReplica:
         if not isinstance(value, JoinedPerReplica):
@@ -327,12 +305,11 @@ class JaxCompiler(Compiler):
                 )
             check_counts(value, len(layout.devices))
             parts = [jax.numpy.asarray(part) for part in value.values]
-            everyones = self._everyones.get(id(value))
-            value = JoinedPerReplica(None, False, layout, parts)
-            value.join(everyones)
-            return value
-        value.join(self._everyones.get(id(value)))
-        return value
+            joined = JoinedPerReplica(None, False, layout, parts)
+        else:
+            joined = value
+        joined.join(self._everyones.get(id(value)))
+        return joined
 
     def _agree(self, nest: Any) -> None:
         """Exchanges the shapes of values to be joined between workers."""
@@ -345,7 +322,7 @@ class JaxCompiler(Compiler):
         ]
         first = next(iter(values), None)
         layout = self._layout or getattr(first, "layout", None)
-        if layout is None or not layout.is_wide or current.trace is not None:
+        if layout is None or not layout.is_wide or current_trace() is not None:
             return
         shapes = [
             tuple(tuple(np.shape(part)) for part in value.values)

@@ -23,6 +23,7 @@ from keras_dist.replica.scopes import is_recorded
 from keras_dist.replica.scopes import replay
 from keras_dist.replica.scopes import value_in
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.tracing import eagerly
 
@@ -31,12 +32,10 @@ Branch = Callable[[], Any]
 
 @functools.cache
 def install_hooks() -> None:
-    """Makes `keras.ops.cond` and `keras.random` work in compiled functions.
-
-    Values that JAX traces in a branch can leave it only as results, and so do
-    the assignments of branches. Keras refuses draws without a seed under any
-    trace of JAX, where the seed would be lost.
-    """
+    """Makes `keras.ops.cond` and `keras.random` work in compiled functions."""
+    # Values that JAX traces in a branch can leave it only as results, and so do
+    # the assignments of branches. Keras refuses draws without a seed under any
+    # trace of JAX, where the seed would be lost.
     internals.hook_cond(_hook_cond)
     internals.hook_global_seed(_hook_global_seed)
 
@@ -72,11 +71,9 @@ def _assigned(branch: Branch) -> dict[int, keras.Variable]:
     found: dict[int, keras.Variable] = {}
 
     def probe() -> Any:
-        scope = Recording(eagerly=eagerly)
-        with opened(scope), _in_branch():
+        with _in_branch() as scope:
             result = branch()
-        found.update({id(v): v for v, _ in scope.written})
-        scope.release()
+            found.update({id(v): v for v, _ in scope.written})
         return result
 
     jax.eval_shape(probe)
@@ -87,8 +84,7 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
     """Makes a branch also return the values that it leaves in the variables."""
 
     def run() -> Any:
-        scope = Recording(eagerly=eagerly)
-        with opened(scope), _in_branch():
+        with _in_branch() as scope:
             result = branch()
             values = [
                 lax.convert_element_type(
@@ -96,23 +92,24 @@ def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
                 )
                 for variable in variables
             ]
-        scope.release()
         return result, values
 
     return run
 
 
 @contextlib.contextmanager
-def _in_branch() -> Iterator[None]:
-    trace = current_trace()
-    if trace is None:  # under `keras_dist.value_and_grad`, not compiled
-        yield
-        return
+def _in_branch() -> Iterator[Recording]:
+    """Opens the scope of one branch, which records assignments."""
+    scope = Recording(eagerly=eagerly)
+    # Without a trace, it is under `keras_dist.value_and_grad`, not compiled.
+    trace = current_trace() or Trace({}, None)
     trace.branches += 1
     try:
-        yield
+        with opened(scope):
+            yield scope
     finally:
         trace.branches -= 1
+        scope.release()
 
 
 def differentiate(
@@ -120,12 +117,10 @@ def differentiate(
     variables: Sequence[keras.Variable],
     tensors: Sequence[Any],
 ) -> Differentiated:
-    """See `Differentiates.differentiate`.
-
-    JAX differentiates functions of arrays. So `fn` reads variables from an
-    overlay, and the values that it assigns leave as results, to be assigned
-    once JAX is done.
-    """
+    """See `Differentiates.differentiate`."""
+    # JAX differentiates functions of arrays. So `fn` reads variables from an
+    # overlay, and the values that it assigns leave as results, to be assigned
+    # once JAX is done.
     hooks = keras_hooks()
     hooks.install_for_functions()
     install_hooks()
@@ -162,11 +157,7 @@ def differentiate(
 def _check_written(
     variables: Sequence[keras.Variable], values: Sequence[Any]
 ) -> None:
-    """Checks that assigned values can leave the trace that made them.
-
-    Raises:
-        TraceError: If one was assigned inside of an inner transformation.
-    """
+    """Checks that assigned values can leave the trace that made them."""
     for variable, value in zip(variables, values, strict=True):
         if not isinstance(value, jax.core.Tracer):
             continue
@@ -196,10 +187,7 @@ def _value(below: Any, variable: keras.Variable) -> Any:
 
 
 def summed_by(replica: Replica, what: str, add: Callable[[Any], Any]) -> Any:
-    """Makes a sum over replicas differentiable: its gradient is one, too.
-
-    `add` sums a tensor, and `what` names the sum in errors.
-    """
+    """Makes a sum over replicas differentiable: its gradient is one, too."""
     summed = jax.custom_vjp(add)
 
     def forward(value: Any) -> tuple[Any, None]:

@@ -1,8 +1,7 @@
 """The coordinator's process, through which the workers of a cluster connect.
 
-It calls the roll first, over plain sockets: JAX's service aborts workers that
-wait for one that never comes. Once all workers are there, JAX's service takes
-over the address. The process needs neither Keras nor an accelerator.
+It calls the roll before JAX's service takes over the address: that one aborts
+workers that wait for one that never comes.
 """
 
 import contextlib
@@ -24,18 +23,7 @@ _QUIET, _LINGER, _GRACE = 0.5, 60.0, 8.0
 
 
 def serve(address: str, num_workers: int) -> None:
-    """Coordinates one run of a cluster, until the process is terminated.
-
-    After SIGTERM it stays for up to 8 seconds while workers are connected:
-    those of other hosts may end later.
-
-    Args:
-        address: String, `"host:port"`. Nothing listens on other addresses.
-        num_workers: Integer, how many workers there are.
-
-    Raises:
-        AddressError: If the address is unknown or taken.
-    """
+    """Coordinates one run of a cluster, until SIGTERM and its workers' end."""
     with contextlib.closing(listen(address)) as listener:
         call_roll(listener, num_workers)
     service = start_service(address, num_workers)
@@ -65,13 +53,8 @@ def call_roll(
 
     A worker sends a line with its position and the number of workers. Whenever
     the set of present workers changes, it gets a line with their positions;
-    once all are there, it gets `go` and closes the connection.
-
-    The end of the file `parent`, if it is given, means that no process needs
-    the roll any more.
-
-    Raises:
-        EOFError: If `parent` has ended.
+    once all are there, it gets `go` and closes the connection. If the file
+    `parent` ends, no process needs the roll any more, which raises `EOFError`.
     """
     present: dict[int, socket.socket] = {}
     unnamed: list[socket.socket] = []
@@ -113,10 +96,7 @@ def call_roll(
 
 
 def _named(connection: socket.socket, num_workers: int) -> int | None:
-    """Reads the position that a new connection sends; `None` if it is invalid.
-
-    Any process may connect, so nothing but two numbers is read.
-    """
+    """Reads two numbers from a new connection; `None` if they are invalid."""
     connection.settimeout(1)
     try:
         words = connection.recv(64).split()
@@ -132,10 +112,7 @@ def _tell(connection: socket.socket, line: str) -> None:
 
 
 def start_service(address: str, num_workers: int) -> Any:
-    """Starts JAX's service on an address.
-
-    It ends when the object that is returned is deleted.
-    """
+    """Starts JAX's service, which ends when the result is deleted."""
     from keras_dist_jax.runtime_internals import new_service
 
     return new_service(address, num_workers)

@@ -205,14 +205,12 @@ class JaxExecutor(Executor):
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         internals.forget_functions(model)
-        running = self._running[model] = self._running_of(model)
-        return self._trainer_of(running).replacements()
+        trainer = self._trainer_of(model)
+        self._running[model] = trainer.running
+        return trainer.replacements()
 
-    def _running_of(self, model: keras.Model) -> Running:
-        return Running(model, self.layout, self.gate)
-
-    def _trainer_of(self, running: Any) -> Trainer:
-        return Trainer(running)
+    def _trainer_of(self, model: keras.Model) -> Trainer:
+        return Trainer(Running(model, self.layout, self.gate))
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         return batches.shares(batch, self.plan.num_replicas)
@@ -256,11 +254,10 @@ class JaxCentralExecutor(JaxExecutor):
     def _resting(self, array: Any) -> Any:
         return self.homes.place(array)
 
-    def _running_of(self, model: keras.Model) -> CentralRunning:
-        return CentralRunning(model, self.layout, self.gate, self.homes)
-
-    def _trainer_of(self, running: Any) -> Trainer:
-        return CentralTrainer(running)
+    def _trainer_of(self, model: keras.Model) -> Trainer:
+        return CentralTrainer(
+            CentralRunning(model, self.layout, self.gate, self.homes)
+        )
 
 
 def _sum(stacked: Any) -> Any:

@@ -13,24 +13,13 @@ from keras_dist_jax.watch import Watch
 
 
 class Gate:
-    """A bound on the steps that are under way at the same time.
-
-    This one sets none: accelerators queue steps, and one device has no
-    collectives.
-
-    Attributes:
-        lock: Held from before a step is dispatched until it is under way.
-        waits: Boolean, whether programs have to give it an array to wait for.
-    """
+    """A bound on the steps that are under way at the same time: here none."""
 
     lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    waits = False
+    waits = False  # programs give an array to wait for
 
     def settle(self, owner: object) -> None:
-        """Waits until the next step may be dispatched.
-
-        An error of the step before is raised only if `owner` has dispatched it.
-        """
+        """Waits until the next step may run; raises late errors of `owner`."""
 
     def dispatch(
         self,
@@ -40,13 +29,10 @@ class Gate:
         program: Callable[..., Any],
         *args: Any,
     ) -> None:
-        """Runs a program of `owner`, and appends its result to `kept`.
-
-        `witness_of` takes any one array from the result, or `None`: those of a
-        program are ready together. `extend` runs in C, so that no interrupt
-        comes after a program has deleted arguments and before its result is
-        kept.
-        """
+        """Runs a program of `owner`, and appends its result to `kept`."""
+        # `extend` runs in C, so that no interrupt comes after a program has
+        # deleted arguments and before its result is kept. Any one array of the
+        # result shows that the program is done: they are ready together.
         kept.extend(map(program, *zip(args, strict=False)))
         if self.waits:
             self.enter(owner, witness_of(kept[-1]))
@@ -73,14 +59,12 @@ def any_of(results: Any) -> Any:
 
 
 class OneAtATime(Gate):
-    """One step at a time on the CPU devices.
+    """One step at a time on the CPU devices, for all strategies and threads."""
 
-    Devices of a CPU share a pool of threads, and each one blocks a thread while
-    it waits for the others in a collective. Steps that are dispatched without
-    waiting use up the pool before all devices have arrived, and the runtime
-    aborts the process. One gate serves all strategies of a process, and all its
-    threads.
-    """
+    # Devices of a CPU share a pool of threads, and each blocks one while it
+    # waits for the others in a collective. Steps that are dispatched without
+    # waiting use up the pool before all devices have arrived, and the runtime
+    # aborts the process.
 
     waits = True
 

@@ -54,10 +54,7 @@ def _is_spread(shard: Any) -> bool:
 
 
 def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
-    """Copies arrays of one device each to all devices of a sharding, at once.
-
-    `devices` are those of the replicated sharding, all of this worker.
-    """
+    """Copies arrays of one device each to a replicated sharding, at once."""
     count = len(devices)
     return [from_shards(a.aval, sharding, [a] * count, devices) for a in arrays]
 
@@ -79,9 +76,6 @@ def uncommitted(array: Any) -> Any:
 
 
 def needed_for(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
-    """Extracts the part of a program that some of its results need.
-
-    The second result tells for each argument whether the part takes it.
-    """
+    """Extracts a program's part for some results; tells what it takes."""
     part, inputs = partial_eval.dce_jaxpr(jaxpr, outputs)
     return part, list(inputs)

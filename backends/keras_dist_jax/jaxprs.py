@@ -1,11 +1,4 @@
-"""Walks through programs of JAX (jaxprs): their equations, live parts, calls.
-
-A `ClosedJaxpr` has constants, a `Jaxpr` has none; most functions here take
-either.
-
-Some follow the values that each replica has of its own to a program's results,
-which may then differ between replicas. Collectives make values equal again.
-"""
+"""Walks through programs of JAX (`ClosedJaxpr`s, or `Jaxpr`s)."""
 
 import functools
 from collections.abc import Callable
@@ -41,10 +34,7 @@ def inner(equation: Any) -> list[Any]:
 
 
 def called(equation: Any) -> Any:
-    """Returns the program that an equation calls on its operands, or `None`.
-
-    Control flow calls none.
-    """
+    """Returns the program that an equation other than control flow calls."""
     if equation.primitive.name in _CONTROL_FLOW:
         return None
     found = (equation.params.get(key) for key in _CALLS)
@@ -57,7 +47,6 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
 
 
 def is_collective(equation: Any) -> bool:
-    """Tells whether an equation is a collective of the replicas."""
     axes = equation.params.get("axes", equation.params.get("axis_name", ()))
     names = axes if isinstance(axes, (tuple, list)) else (axes,)
     return AXIS in names and equation.primitive.name not in _MEET_NOBODY
@@ -80,7 +69,6 @@ def calls_back(equation: Any) -> bool:
 
 
 def has_callbacks(jaxpr: Any) -> bool:
-    """Tells whether a program calls back to Python, which may raise."""
     return any(map(calls_back, jaxpr.eqns))
 
 
@@ -100,11 +88,7 @@ def walk(
     arguments: Sequence[Any],
     enters: Callable[[Any], Any],
 ) -> list[Any]:
-    """Runs a program, equation by equation.
-
-    `enters` takes an equation, and returns a program to walk through in its
-    place, or `None`.
-    """
+    """Runs a program by equations; it enters programs that `enters` returns."""
     jaxpr = opened(program)
     consts = getattr(program, "consts", ())
     values = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -153,7 +137,6 @@ def _empty() -> Any:
 
 
 def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Runs one equation."""
     fresh = gensym()
     # A literal of one program may be a computed value of another.
     taken = [fresh(atom.aval) for atom in equation.invars]
@@ -184,10 +167,7 @@ _OF_EACH = {"axis_index", "io_callback", "rng_uniform"}
 
 
 def differing(jaxpr: Any, arguments: Sequence[bool]) -> list[bool]:
-    """Tells for each output whether it may differ between replicas.
-
-    `arguments` tells the same for each argument.
-    """
+    """Tells for each output whether it may differ between replicas."""
     differs: set[Any] = set()
     for var, own in zip(jaxpr.invars, arguments, strict=True):
         if own:

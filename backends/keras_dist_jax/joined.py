@@ -13,16 +13,12 @@ from keras_dist_jax.layout import Shapes
 
 
 class JoinedPerReplica(PerReplica):
-    """A per-replica value with components that are shards of one array.
+    """A per-replica value with components that are shards of one array."""
 
-    The array is made from the components, or they from it, on first use.
-
-    `joined` is over the devices of `layout`, cut along its first axis, or a
-    tracer; `None` to make it of `parts`, one for each replica. If it is
-    `stacked`, the first axis is one for replicas that components don't have;
-    else they are concatenated along it. `shapes` are the components' where they
-    differ: then they are stacked, padded to one shape.
-    """
+    # `joined` is over the layout's devices, cut along its first axis, or a
+    # tracer; `None` until it is made of `parts`. If it is `stacked`, that axis
+    # is one for replicas; else components are concatenated along it. `shapes`
+    # are the components' where they differ: then they are padded to one shape.
 
     def __init__(
         self,
@@ -76,13 +72,7 @@ class JoinedPerReplica(PerReplica):
         return self
 
     def join(self, everyones: Shapes | None = None) -> None:
-        """Sets `joined` to an array made of the components.
-
-        `everyones` are the shapes on all replicas, where they are known.
-
-        Raises:
-            ValueError: If components differ in rank or dtype.
-        """
+        """Sets `joined` to an array made of the components."""
         if self.joined is not None:
             return
         parts = self.values
@@ -100,11 +90,7 @@ class JoinedPerReplica(PerReplica):
             parts = tuple(padded(part, largest(shapes)) for part in parts)
         else:
             self.stacked = not shapes[0]
-        placed = [
-            jax.device_put(part, device)
-            for part, device in zip(parts, self.layout.devices, strict=True)
-        ]
-        self.joined = _join(placed, self.stacked, self.layout)
+        self.joined = join(parts, self.stacked, self.layout)
 
 
 def largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -126,11 +112,7 @@ def cut_to(value: Any, shape: Sequence[int]) -> Any:
 
 
 class Local(PerReplica):
-    """A per-replica value inside of a program that all replicas run.
-
-    `local` is the component of the replica that runs the program, `values` are
-    the components of all; unused ones cost nothing.
-    """
+    """A per-replica value in a region, and this replica's own component."""
 
     def __init__(self, local: Any, values: Sequence[Any]) -> None:
         super().__init__(values)
@@ -138,10 +120,7 @@ class Local(PerReplica):
 
 
 def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
-    """Returns the components of an array that is cut over the replicas.
-
-    They are those of this worker, or of all replicas while the array is traced.
-    """
+    """Returns the components of an array that is cut over the replicas."""
     count = layout.num_replicas
     if isinstance(joined, jax.core.Tracer):
         if not stacked:
@@ -152,16 +131,12 @@ def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
     return [jax.lax.squeeze(p, (0,)) for p in parts] if stacked else parts
 
 
-def stacked_of(values: Sequence[Any], layout: Layout) -> Any:
-    """Stacks one tensor of each replica along a new axis for replicas."""
+def join(values: Sequence[Any], stacked: bool, layout: Layout) -> Any:
+    """Joins the tensors of replicas, `stacked` along a new axis for them."""
     placed = [
         jax.device_put(value, device)
         for value, device in zip(values, layout.devices, strict=True)
     ]
-    return _join(placed, True, layout)
-
-
-def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
     if stacked:
         placed = [jax.lax.expand_dims(value, (0,)) for value in placed]
     shape = placed[0].shape
@@ -174,19 +149,13 @@ def _join(placed: list[Any], stacked: bool, layout: Layout) -> Any:
 
 def register_trees() -> None:
     """Makes `jax.tree` look into per-replica values."""
-    for kind in (PerReplica, Mirrored):
-        jax.tree_util.register_pytree_node(kind, _flatten, _builder(kind))
-    jax.tree_util.register_pytree_node(
-        JoinedPerReplica, _flatten, _builder(PerReplica)
-    )
-
-
-def _flatten(value: Any) -> tuple[tuple[Any, ...], None]:
-    return value.values, None
-
-
-def _builder(kind: Any) -> Any:
-    def build(_: None, values: Any) -> Any:
-        return kind(values)
-
-    return build
+    for kind, built in (
+        (PerReplica, PerReplica),
+        (Mirrored, Mirrored),
+        (JoinedPerReplica, PerReplica),
+    ):
+        jax.tree_util.register_pytree_node(
+            kind,
+            lambda value: (value.values, None),
+            lambda _, values, built=built: built(values),
+        )

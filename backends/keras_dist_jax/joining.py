@@ -1,8 +1,7 @@
 """Connection of a process to its cluster, before JAX starts.
 
-A worker's process ends at once, whatever has become of the others. At exit JAX
-waits for programs that never end once a worker is lost, and it aborts the
-process when it loses its coordinator.
+A worker's process ends at once, whatever has become of the others: at exit JAX
+waits for programs that never end, and aborts if its coordinator is gone.
 """
 
 import atexit
@@ -36,12 +35,7 @@ _KEPT: list[Any] = []
 
 
 class Leaving:
-    """The end of this worker's process, with the exit status for its state.
-
-    Attributes:
-        watch: The `Watch`, once the cluster was joined.
-        coordinator_lost: Whether JAX gave up on the coordinator.
-    """
+    """The end of this worker's process, with the exit status for its state."""
 
     def __init__(self, coordinator: str) -> None:
         self.watch: Watch | None = None
@@ -96,11 +90,9 @@ class Leaving:
 
 
 def _on_abort(fn: Callable[[], None]) -> Any:
-    """Calls `fn` in a thread that aborts, before it does.
-
-    `signal.signal` is too late: the interpreter runs its handlers once the main
-    thread gets to them, and an abort does not wait.
-    """
+    """Calls `fn` in a thread that aborts, before it does."""
+    # `signal.signal` is too late: the interpreter runs its handlers once the
+    # main thread gets to them, and an abort does not wait.
     library = ctypes.CDLL(None, use_errno=True)
     handler_type = ctypes.CFUNCTYPE(None, ctypes.c_int)
     library.signal.restype = ctypes.c_void_p
@@ -129,17 +121,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
-    """Connects with the other workers, and makes JAX one runtime with theirs.
-
-    Of the options, `timeout_seconds` bounds how long workers are waited for
-    (300 by default), how long one may be silent (60), and how long a live one
-    may keep others waiting while it does something else (600).
-
-    Raises:
-        ClusterError: If an address is unknown or taken, or options don't fit.
-        WorkerLostError: If not all workers came in time.
-        RuntimeError: If JAX has started already.
-    """
+    """Connects with the other workers; JAX becomes one runtime with theirs."""
     _check(options)
     address = cluster.coordinator or cluster.leader
     try:
@@ -166,10 +148,8 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
 def _connect(
     client: Any, leaving: Leaving, address: str, patience: float
 ) -> None:
-    """Connects with the coordinator, in a thread that can be left behind.
-
-    JAX ends the process when its own timeout passes, which is therefore a week.
-    """
+    """Connects with the coordinator, in a thread that can be left behind."""
+    # JAX ends the process after its own timeout, which is therefore a week.
     errors: list[BaseException] = []
 
     def connect() -> None:
@@ -210,10 +190,8 @@ def _check(options: CommunicationOptions) -> None:
 
 
 def _start_coordinator(address: str, num_workers: int) -> None:
-    """Starts the coordinator, in a process that outlives this one if needed.
-
-    The other workers can then say why they end, instead of being aborted.
-    """
+    """Starts the coordinator, in a process that outlives this one if needed."""
+    # The other workers can then say why they end, instead of being aborted.
     with contextlib.closing(addresses.listen(address)) as listener:
         descriptor = listener.fileno()
         _children.append(

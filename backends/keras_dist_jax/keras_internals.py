@@ -30,6 +30,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.jax import core
 from keras.src.random import seed_generator
 
+from keras_dist.internals.keras_internals import trainable_variables
 from keras_dist.sharding.supported import inner_of
 
 # The order in which `fit` passes the groups of the state to a step.
@@ -64,11 +65,7 @@ def give_back(variable: keras.Variable, array: Any) -> None:
 
 
 def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
-    """Returns one group of a model's state, in the order of Keras' trainer.
-
-    Optimizers that are attributes of the model are part of the state too if its
-    `train_step` is written with variables: such a step does not see the order.
-    """
+    """Returns one group of a model's state, in the order of its trainer."""
     if group != "optimizer_variables":
         return list(getattr(model, group))
     return [v for each in optimizers_of(model) for v in each.variables]
@@ -88,9 +85,7 @@ def trained_by(
     optimizer: keras.optimizers.Optimizer, variables: Any = None
 ) -> list[keras.Variable]:
     """Returns the variables that `optimizer.apply(_, variables)` updates."""
-    if variables is None:
-        variables = optimizer._trainable_variables
-    return list(variables)
+    return trainable_variables(optimizer) if variables is None else [*variables]
 
 
 @contextlib.contextmanager
@@ -138,11 +133,7 @@ def takes_data_only(step: Callable[..., Any]) -> bool:
 
 @functools.cache
 def install_loss_scaling() -> None:
-    """Lets an optimizer that scales losses be applied to variables.
-
-    Keras' own method assigns them in both branches of a condition, which JAX
-    traces apart; its stateless method returns the new values.
-    """
+    """Lets an optimizer that scales losses be applied to variables."""
 
     def _common_apply(
         self: Any, grads: Any, trainable_variables: Any = None

@@ -29,23 +29,15 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Programs(NamedTuple):
-    """The programs of one step: functions of (state, batch, rows).
+    """The programs of one step, for batches on each replica whole, or cut."""
 
-    `whole` is for batches that each replica gets whole, `cut` for those that
-    are cut over the replicas. `rows` is the batch's length if it was padded,
-    else `None`.
-    """
-
+    # Functions of (state, batch, rows), `rows` being `None` without padding.
     whole: Callable[..., Any]
     cut: Callable[..., Any]
 
 
 class Layout(ABC):
-    """A placement of variables on this worker's devices, and in programs.
-
-    `devices` has one `jax.Device` for each replica of this worker; `sharding`
-    is that of a variable.
-    """
+    """A placement of variables on this worker's devices, and in programs."""
 
     # Whether programs run on the devices of several workers, while each worker
     # has variables of its own.
@@ -93,17 +85,13 @@ class Layout(ABC):
         return arrays.own_part(array)
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
-        """Returns the shapes that values have on all replicas, by one exchange.
-
-        `shapes` has the shapes of each value's components on this worker.
-        """
+        """Returns all replicas' shapes of values, by one exchange."""
         return list(shapes)
 
     @abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Makes a device the default one for new arrays."""
 
-    @abstractmethod
     def compile(
         self,
         step: StepFn,
@@ -113,30 +101,43 @@ class Layout(ABC):
     ) -> Programs:
         """Compiles a step; with `donate` it deletes the state that it is given.
 
-        `gather` says that each device gets the outputs whole, and `is_sharded`
-        that the step itself says how its state is sharded. Else each device has
-        it whole.
+        With `gather` each device gets the outputs whole; with `is_sharded` the
+        step itself says how its state is sharded.
         """
+        whole, cut = (self.whole, self.cut) if self.is_mesh else (None, None)
+        outputs = whole if gather or self.is_wide else None
+        # A sharded state has the shardings of the arrays that come in, and the
+        # step constrains those of the new state.
+        state = None if is_sharded else whole
+
+        def on(batch: Any) -> Callable[..., Any]:
+            compiled: Callable[..., Any] = jax.jit(
+                _with_rows(step, self.unpad),
+                donate_argnums=0 if donate else (),
+                static_argnums=2,
+                in_shardings=(state, batch),
+                out_shardings=(outputs, state),
+            )
+            return compiled
+
+        return Programs(on(whole), on(cut))
+
+    def unpad(self, data: Any, rows: int | None) -> Any:
+        """Removes the padding rows of a cut batch inside of a trace."""
+        return data if rows is None else batches.unpad(data, rows, self.cut)
 
     def eager(self, step: StepFn) -> Programs:
         """Makes a step that runs operation by operation, for debugging."""
         call = _with_rows(step, lambda data, rows: data)
         return Programs(call, call)
 
-    @abstractmethod
     def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
-        """Puts a batch on the devices, cut if it has enough rows.
+        """Returns whether a batch is cut, the batch, and its rows if padded."""
+        return False, data, None
 
-        Returns whether it is cut, the batch, and its rows if it was padded.
-        """
-
-    @abstractmethod
     def put_whole(self, data: Any) -> Any:
-        """Puts a batch on each of this worker's devices, for eager steps.
-
-        If batches were cut, operations that run one by one would each have a
-        collective of their own, without a wait in between.
-        """
+        """Puts a batch on each of this worker's devices, for eager steps."""
+        return data
 
 
 def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
@@ -172,26 +173,6 @@ class SingleLayout(Layout):
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return default_device(self.devices[0])
 
-    def compile(
-        self,
-        step: StepFn,
-        donate: bool = False,
-        gather: bool = False,
-        is_sharded: bool = False,
-    ) -> Programs:
-        compiled = jax.jit(
-            self.eager(step).whole,
-            donate_argnums=0 if donate else (),
-            static_argnums=2,
-        )
-        return Programs(compiled, compiled)
-
-    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
-        return False, data, None
-
-    def put_whole(self, data: Any) -> Any:
-        return data
-
 
 def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
     """Returns the shardings of arrays that are whole on each device, or cut."""
@@ -203,10 +184,7 @@ def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
 
 
 class MeshLayout(Layout):
-    """State on each of several devices, with batches cut over them.
-
-    The devices are all of one platform.
-    """
+    """State on each of several devices, with batches cut over them."""
 
     is_mesh = True
 
@@ -225,35 +203,6 @@ class MeshLayout(Layout):
             host = self.devices[0]
         return default_device(self.devices[0] if self.one_at_a_time else host)
 
-    def compile(
-        self,
-        step: StepFn,
-        donate: bool = False,
-        gather: bool = False,
-        is_sharded: bool = False,
-    ) -> Programs:
-        outputs = self.whole if gather or self.is_wide else None
-        # A sharded state has the shardings of the arrays that come in, and the
-        # step constrains those of the new state.
-        whole = None if is_sharded else self.whole
-        on_rows = _with_rows(step, self.unpad)
-
-        def on(batch_sharding: Any) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = jax.jit(
-                on_rows,
-                donate_argnums=0 if donate else (),
-                static_argnums=2,
-                in_shardings=(whole, batch_sharding),
-                out_shardings=(outputs, whole),
-            )
-            return compiled
-
-        return Programs(on(self.whole), on(self.cut))
-
-    def unpad(self, data: Any, rows: int | None) -> Any:
-        """Removes the padding rows of a cut batch inside of a trace."""
-        return data if rows is None else batches.unpad(data, rows, self.cut)
-
     def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
         leaves, structure = jax.tree.flatten(data)
         rows = batches.rows_to_cut(leaves, self.num_replicas)
@@ -271,22 +220,14 @@ class MeshLayout(Layout):
         return True, structure.unflatten(found), rows if rows % count else None
 
     def put_whole(self, data: Any) -> Any:
+        # Cut ones would need a collective for each operation.
         return jax.tree.map(
             lambda x: batches.put_whole(x, self.sharding, self.devices), data
         )
 
 
 class WideLayout(MeshLayout):
-    """State on each device of each worker, with batches cut over all of them.
-
-    Between programs each worker has arrays of its own only, so that everything
-    else is as it is on one worker.
-
-    `devices` has, for each worker, the `jax.Device`s of its replicas, all of
-    one platform; `worker` is the position of this one. `exchange` goes from a
-    list of integers, as many on each worker, to the lists of all workers, and
-    `gather` does the same with tensors, of the same shapes on each.
-    """
+    """State on each device of each worker, with batches cut over all."""
 
     is_wide = True
 
@@ -315,22 +256,24 @@ class WideLayout(MeshLayout):
     def widen(self, array: Any) -> Any:
         if not array.is_fully_addressable:
             return array
-        shards = {s.device: s.data for s in array.addressable_shards}
         return jax.make_array_from_single_device_arrays(
-            array.shape, self.whole, [shards[d] for d in self.devices]
+            array.shape, self.whole, self._copies(array)
         )
 
     def narrow(self, array: Any) -> Any:
         # Arrays that are cut over the workers stay as they are.
         if _is_local(array) or not array.is_fully_replicated:
             return array
-        shards = {s.device: s.data for s in array.addressable_shards}
-        own = [shards[device] for device in self.devices]
+        own = self._copies(array)
         if len(own) == 1:
             return own[0]
         return jax.make_array_from_single_device_arrays(
             array.shape, self.sharding, own
         )
+
+    def _copies(self, array: Any) -> list[Any]:
+        shards = {s.device: s.data for s in array.addressable_shards}
+        return [shards[device] for device in self.devices]
 
     def result(self, array: Any) -> Any:
         if _is_local(array) or not array.is_fully_replicated:

@@ -1,8 +1,7 @@
 """One program for replicas with values of different shapes.
 
-All devices run the same program, so it holds the replica function once for
-each variant of shapes. A device runs the parts of its own variant, and all
-devices run each collective together, with operands of the same shapes.
+It holds the replica function once for each variant of shapes. A device runs the
+parts of its own, and all run each collective together, on the same shapes.
 """
 
 import dataclasses
@@ -25,15 +24,7 @@ from keras_dist_jax import jaxprs
 
 
 class Lockstep:
-    """Variants of one program, split at their collectives.
-
-    `programs` has a `ClosedJaxpr` for each variant, with the same number of
-    arguments and results.
-
-    Raises:
-        ReplicaDivergenceError: If variants differ in their collectives.
-        UnsupportedModelError: If one has a collective inside of control flow.
-    """
+    """Variants of one program, split at their collectives."""
 
     def __init__(self, programs: Sequence[Any]) -> None:
         self._variants = [_Variant(program) for program in programs]
@@ -54,10 +45,7 @@ class Lockstep:
         ]
 
     def run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Runs on each device the variant that it has.
-
-        `variant` is an integer scalar tensor, different on each device.
-        """
+        """Runs on each device the variant that it has."""
         values = [each.start(arguments) for each in self._variants]
         count = len(self._variants[0].meetings)
         for index in range(count):
@@ -106,14 +94,7 @@ class Lockstep:
 
 
 class _Variant:
-    """One variant's program, as the parts between its collectives.
-
-    Attributes:
-        meetings: List of the equations that are collectives.
-        parts: List of lists of the equations before each of them, and at last
-            of those after all.
-        results: List of the atoms that the program gives.
-    """
+    """One variant's program, as the parts between its collectives."""
 
     def __init__(self, program: Any) -> None:
         program = _flat(program)
@@ -133,7 +114,6 @@ class _Variant:
                 self.parts[-1].append(equation)
 
     def collectives(self) -> list[str]:
-        """Describes the collectives that the variant takes part in."""
         found = []
         for equation in self.meetings:
             shapes = [var.aval.str_short() for var in equation.invars]
@@ -149,7 +129,6 @@ class _Variant:
         return found
 
     def start(self, arguments: Sequence[Any]) -> dict[Any, Any]:
-        """Returns the values of the arguments and constants."""
         given = dict(zip(self._arguments, arguments, strict=True))
         return {**self._consts, **given}
 
@@ -193,10 +172,7 @@ def _value(atom: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def _selected(variant: Any, atoms: Any, values: list[Any]) -> list[Any]:
-    """Selects the values of atoms, on each device those of its variant.
-
-    `atoms` has a list of them for each variant, and `values` its values.
-    """
+    """Selects the values of atoms, on each device those of its variant."""
     each = [
         [_value(atom, own) for atom in of_variant]
         for of_variant, own in zip(atoms, values, strict=True)
@@ -252,7 +228,6 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None))
 
 
 def equation_key(equation: Any, keys: Mapping[Any, Any]) -> Any:
-    """Returns a key of an equation, given those of the variables it takes."""
     name = equation.primitive.name
     unused = _UNUSED.get(name, ())
     return (
@@ -267,17 +242,13 @@ def equation_key(equation: Any, keys: Mapping[Any, Any]) -> Any:
 
 
 def atom_key(atom: Any, keys: Mapping[Any, Any]) -> Any:
-    """Returns a key of a literal, or that of a variable."""
     if isinstance(atom, Literal):
         return "literal", constant_key(atom.val), str(atom.aval)
     return keys[atom]
 
 
 def constant_key(value: Any) -> Any:
-    """Returns a key that is equal for equal constants.
-
-    A constant whose elements can't be read here is equal only to itself.
-    """
+    """Returns a key that is equal for equal constants that can be read."""
     if isinstance(value, jax.Array) and (
         isinstance(value, jax.core.Tracer)
         or not value.is_fully_addressable
@@ -289,7 +260,6 @@ def constant_key(value: Any) -> Any:
 
 
 def _program_key(program: Any) -> Any:
-    """Returns a key of a `Jaxpr`, or of a `ClosedJaxpr` and its constants."""
     jaxpr = getattr(program, "jaxpr", program)
     consts = tuple(map(constant_key, getattr(program, "consts", ())))
     # Variables are numbered in the order in which they come.
@@ -322,11 +292,9 @@ def _param_key(value: Any) -> Any:
 
 
 def _function_key(function: Any, within: tuple[int, ...]) -> Any:
-    """Returns a key that is equal for functions that do the same.
-
-    They have the same code, and alike values in their closures and defaults.
-    `within` has the ids of the functions that hold this one.
-    """
+    """Returns a key that is equal for functions that do the same."""
+    # They have the same code, and alike values in their closures and defaults.
+    # `within` has the ids of the functions that hold this one.
     if id(function) in within:  # its closure has the function itself
         return "again", within.index(id(function))
     within = (*within, id(function))

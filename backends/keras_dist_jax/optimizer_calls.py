@@ -19,19 +19,15 @@ _NAME = "optimizer_update_"
 
 
 def is_update(equation: Any) -> bool:
-    """Tells whether an equation of a program is an optimizer's update.
-
-    Equal updates of one `OptimizerCalls` have the same name.
-    """
+    """Tells whether an equation of a program is an optimizer's update."""
     return str(equation.params.get("name")).startswith(_NAME)
 
 
 class Updates(ABC):
-    """Updates of optimizers in a trace, in place of Keras' own.
+    """Updates of optimizers in a trace, in place of Keras' own."""
 
-    Updates without gradients or by an optimizer that is not built are Keras'
-    own, and so are those that an update is made of.
-    """
+    # Those without gradients or by an optimizer that is not built are Keras'
+    # own, and so are those that an update is made of.
 
     def __init__(self) -> None:
         self._is_inside = False
@@ -52,7 +48,6 @@ class Updates(ABC):
     def replacing(
         self, optimizers: Sequence[keras.optimizers.Optimizer]
     ) -> Iterator[None]:
-        """Replaces the methods on these instances, while open."""
         with contextlib.ExitStack() as undo:
             for optimizer in optimizers:
                 undo.enter_context(self._replacing(optimizer))
@@ -90,11 +85,7 @@ class Updates(ABC):
 
 
 class OptimizerCalls(Updates):
-    """Updates as one equation of a step's program each.
-
-    The program then shows the inputs and outputs of an update, which may run
-    elsewhere. Each is traced once for each kind of arguments.
-    """
+    """Updates as one equation of a step's program each, to run elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,37 +136,25 @@ class OptimizerCalls(Updates):
         key = key, structure, kinds
         found = self._known.get(key)
         if found is None:
-            closed, shapes, noted = _traced(fn, args)
+            noted: Any = None
+
+            def update(*args: Any) -> Any:
+                nonlocal noted
+                result, noted = fn(*args)
+                return result
+
+            closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
+            run = core.jaxpr_as_fun(closed)
+
+            def named(*leaves: Any) -> Any:
+                return run(*leaves)
+
             self._count += 1
-            call = _named(f"{_NAME}{self._count}", core.jaxpr_as_fun(closed))
-            found = call, jax.tree.structure(shapes), noted
+            named.__name__ = named.__qualname__ = f"{_NAME}{self._count}"
+            found = jax.jit(named), jax.tree.structure(shapes), noted
             # What closes over values of the surrounding trace can't be used in
             # another one.
             if not any(isinstance(c, jax.core.Tracer) for c in closed.consts):
                 self._known[key] = found
         call, results, noted = found
         return jax.tree.unflatten(results, call(*leaves)), noted
-
-
-def _traced(fn: Callable[..., tuple[Any, Any]], args: Any) -> tuple[Any, ...]:
-    """Traces the first result of `fn`; returns the second one as it is."""
-    notes: list[Any] = []
-
-    def update(*args: Any) -> Any:
-        result, noted = fn(*args)
-        notes.append(noted)
-        return result
-
-    closed, shapes = jax.make_jaxpr(update, return_shape=True)(*args)
-    return closed, shapes, notes[-1]
-
-
-def _named(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a function under a name."""
-
-    def update(*leaves: Any) -> Any:
-        return call(*leaves)
-
-    update.__name__ = update.__qualname__ = name
-    compiled: Callable[..., Any] = jax.jit(update)
-    return compiled

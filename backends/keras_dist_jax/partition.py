@@ -1,7 +1,7 @@
 """The two parts of a step's program: up to the gradients, and the updates."""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,23 +9,21 @@ from jax.extend import core
 
 from keras_dist_jax.jax_internals import needed_for
 from keras_dist_jax.jaxprs import variables
+from keras_dist_jax.optimizer_calls import is_update
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """A part of a step's program after the gradients.
-
-    Its arguments are the values of `state`, then those of `crossing`.
-
-    `crossing` are positions among the values that the first part hands over,
-    `results` those among the step's: outputs, then the new state. `key` is
-    equal for equal updates of one plan; `None` if unknown.
-    """
+    """A part of a step's program after the gradients."""
 
     program: Any
+    # Positions of its arguments: in the state, then in what the first part
+    # hands over.
     state: tuple[int, ...]
     crossing: tuple[int, ...]
+    # Positions among the step's outputs and new state.
     results: tuple[int, ...]
+    # Equal for equal updates of one plan; `None` if unknown.
     key: Any
 
 
@@ -36,23 +34,11 @@ class Partition:
     single numbers. Otherwise the first update is left to the first part, as in
     a step whose second loss is of weights that the first update has changed;
     then the second update, until the rest can follow.
-
-    `closed` goes from a state of `size` values and a batch to outputs and a
-    state of as many values. Updates that are equal have equal names.
-
-    Attributes:
-        reads: Positions in the state of the values that the first part takes.
-        gives: Positions of the first part's results among the step's.
-        first: `ClosedJaxpr` from the values that it reads and the batch to its
-            results and the values handed over.
     """
 
-    def __init__(
-        self, closed: Any, size: int, is_update: Callable[[Any], bool]
-    ) -> None:
+    def __init__(self, closed: Any, size: int) -> None:
         jaxpr = closed.jaxpr
         self._closed, self._size = closed, size
-        self._is_update = is_update
         self._state = list(jaxpr.invars[:size])
         self._batch = list(jaxpr.invars[size:])
         self._constants = set(jaxpr.constvars)
@@ -126,10 +112,8 @@ class Partition:
     def updates(self, owners: Sequence[Any], primary: Any) -> list[Update]:
         """Splits the part after the gradients by owner, if that is exact.
 
-        A split is exact if an owner's part takes no values of another's but
-        single numbers, such as the count of steps. `owners` has the owner of
-        each value of the state; outputs belong to the `primary`. If a split is
-        not exact, there is one `Update` for all.
+        It is exact if an owner's part takes nothing of another's but single
+        numbers, such as the count of steps. Else there is one `Update` for all.
         """
         if not self._later:
             return []
@@ -159,16 +143,12 @@ class Partition:
 
     def _update(self, whole: Any, chosen: list[bool]) -> Update:
         part, used = needed_for(whole.jaxpr, chosen)
-        taken = [place for place, is_used in enumerate(used) if is_used]
+        taken = list(itertools.compress(itertools.count(), used))
         return Update(
             core.ClosedJaxpr(part, whole.consts),
             tuple(p for p in taken if p < self._size),
             tuple(p - self._size for p in taken if p >= self._size),
-            tuple(
-                place
-                for place, is_chosen in zip(self._later, chosen, strict=True)
-                if is_chosen
-            ),
+            tuple(itertools.compress(self._later, chosen)),
             self._key(chosen),
         )
 
@@ -179,7 +159,7 @@ class Partition:
             names[v] = "crossing", place
         key: list[Any] = [tuple(self._later), tuple(chosen)]
         for number, eqn in enumerate(self._equations):
-            if not self._is_update(eqn) or not all(
+            if not is_update(eqn) or not all(
                 v in names for v in variables(eqn.invars)
             ):
                 return None

@@ -1,5 +1,6 @@
 """The homes of variables, and moves to where a layout needs them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import keras
 
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
+from keras_dist.core.plan import num_bytes
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.home import ShardedHome
 from keras_dist_jax import arrays
@@ -17,13 +19,7 @@ from keras_dist_jax.layout import Layout
 
 
 class JaxHome(Home):
-    """The home of a variable with a copy on each of a layout's devices.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        plan: The strategy's `Plan`.
-        layout: The `Layout` of the plan's devices.
-    """
+    """The home of a variable with a copy on each of a layout's devices."""
 
     def __init__(
         self, variable: keras.Variable, plan: Plan, layout: Layout
@@ -54,14 +50,7 @@ class JaxHome(Home):
 
 
 class CentralHome(Home):
-    """The home of a variable with a single copy, away from the replicas.
-
-    Args:
-        variable: A `keras.Variable` of the strategy.
-        keeper: The `Device` that keeps it.
-        layout: The `Layout` of that device.
-        readers: Sequence with each replica's `jax.Device`.
-    """
+    """The home of a variable with one copy, which `readers` get copies of."""
 
     kind = "central"
 
@@ -89,10 +78,7 @@ class CentralHome(Home):
 
 
 class SlotHome(JaxHome, ShardedHome):
-    """The home of an optimizer's variable, sharded over the replicas.
-
-    On several workers, reading the whole value takes a collective of all.
-    """
+    """The home of an optimizer's variable, sharded over the replicas."""
 
     @property
     def is_split(self) -> bool:
@@ -105,8 +91,10 @@ class SlotHome(JaxHome, ShardedHome):
     def bytes_kept(self) -> dict[Device, int]:
         if not self.is_split:
             return super().bytes_kept()
-        part = shards.bytes_of_part(self.variable)
-        return dict.fromkeys(self.devices, part)
+        part = math.prod(shards.shards_of(self.variable).part_shape)
+        size = math.prod(self.variable.shape)
+        kept = part * num_bytes(self.variable) // size
+        return dict.fromkeys(self.devices, kept)
 
     def settle(self) -> None:
         shards.split(self.variable, self._layout)
@@ -124,10 +112,7 @@ LENT = "_keras_dist_lent"
 
 
 def place(variable: keras.Variable, layout: Layout) -> None:
-    """Moves a variable's value to a layout, unless it lies there already.
-
-    The array from before stays usable for all other holders.
-    """
+    """Moves a variable's value to a layout; other holders keep the array."""
     if shards.is_sharded(variable):
         return
     holder = [internals.array_of(variable)]
@@ -156,10 +141,7 @@ def shard_on(array: Any, device: Any) -> Any:
 
 
 def own_shard_on(array: Any, device: Any) -> Any:
-    """Returns an array on a device, for a holder that may keep it.
-
-    A variable may have the array on several devices, and a program delete it.
-    """
+    """Returns an array on a device, for a holder that may keep it."""
     shard = shard_on(array, device)
     if isinstance(array, jax.core.Tracer) or len(array.devices()) == 1:
         return shard
@@ -167,31 +149,9 @@ def own_shard_on(array: Any, device: Any) -> Any:
 
 
 def lend(variable: keras.Variable, device: Any) -> Any:
-    """Returns a variable's value on one device, for a holder that may keep it.
-
-    It may share the variable's memory. Then `take` copies the variable.
-    """
+    """Returns a variable's value on a device, maybe in its memory, to keep."""
     array = internals.array_of(variable)
     # From another device, `shard_on` copies.
     if not shards.is_sharded(variable) and device in array.devices():
         vars(variable)[LENT] = True
     return shard_on(array, device)
-
-
-def take(variable: keras.Variable, layout: Layout) -> Any:
-    """Returns a variable's array on its layout, in memory that was not lent."""
-    if shards.is_sharded(variable):
-        return shards.stored(variable)
-    place(variable, layout)
-    if vars(variable).pop(LENT, False):
-        array = arrays.copy_of(internals.array_of(variable))
-        internals.set_array(variable, array)
-    return variable.value
-
-
-def give_back(variable: keras.Variable, array: Any) -> None:
-    """Undoes `keras_internals.take_away`, with an array as of `take`."""
-    if shards.is_sharded(variable):
-        shards.give_back(variable, array)
-    else:
-        internals.give_back(variable, array)

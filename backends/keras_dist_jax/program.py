@@ -45,12 +45,7 @@ class _GrownError(Exception):
 
 
 class Program:
-    """A function that runs on the arrays of the variables that it uses.
-
-    `call` calls the function, given the traced arguments. `layout` is `None`
-    without a strategy, and `is_first` says that the function was never traced
-    before. If it `is_placed`, its arguments decide which device it runs on.
-    """
+    """A function that runs on the arrays of the variables that it uses."""
 
     def __init__(
         self,
@@ -95,17 +90,11 @@ class Program:
         return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
-        """Calls the function with the traced arguments.
-
-        Raises:
-            TraceError: If the function can't be compiled.
-        """
-        gate = self._gate
         # Without the lock, two threads could donate the same arrays.
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
-                gate = self._gate
+            gate = self._gate
             if self._several is not None and self._several.is_wide:
                 leaves = [*map(self._widened, leaves)]
             if not gate.waits:
@@ -223,16 +212,16 @@ class Program:
             for key, variable in self._variables.items()
             if key in trace.values or key in self._written
         ]
-        written = [slot for slot in slots if slot.id in self._written]
-        read = [slot for slot in slots if slot.id not in self._written]
 
-        def is_kept(slot: Slot) -> bool:
-            return self._waits or not slot.donates
+        def rank(slot: Slot) -> int:
+            if slot.id not in self._written:
+                return 2
+            return 1 if self._waits or not slot.donates else 0
 
-        written.sort(key=is_kept)
-        self._taken = [*written, *read]
-        self._num_written = len(written)
-        self._num_donated = len(written) - sum(map(is_kept, written))
+        self._taken = sorted(slots, key=rank)
+        ranks = [*map(rank, slots)]
+        self._num_donated = ranks.count(0)
+        self._num_written = len(ranks) - ranks.count(2)
         self.num_calls = 0
 
         # JAX's caches may keep this function, and must not keep the program.
@@ -306,10 +295,7 @@ class Program:
 
 
 def _arrays_of(slots: list[Slot], num_donated: int) -> list[Any]:
-    """Returns the variables' arrays, of which a program deletes the first ones.
-
-    Those are never in memory that was lent.
-    """
+    """Returns the variables' arrays; the first ones were not lent."""
     found = []
     for index, slot in enumerate(slots):
         attributes = slot.attributes

@@ -53,11 +53,7 @@ T = TypeVar("T")
 
 
 class Region:
-    """The variables that one replica reads and writes in a region's body.
-
-    `values` maps the ids of variables to the replica's values; `peers` has the
-    shapes of the other replicas.
-    """
+    """The variables that one replica reads and writes in a region's body."""
 
     def __init__(
         self,
@@ -111,7 +107,6 @@ class Region:
         return self.values[key]
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        """Sets the replica's value of a variable."""
         check_owner(variable, self.strategy)
         self.values[id(variable)] = value
         self.written[id(variable)] = variable
@@ -137,10 +132,7 @@ class Region:
                 value if kind == "value" else leaf for kind, value in described
             ]
         shapes = [shape for _, (shape, _) in described]
-        joined = lax.all_gather(padded(leaf, largest(shapes)), AXIS)
-        components = [
-            cut_to(joined[index], shape) for index, shape in enumerate(shapes)
-        ]
+        components = _components(leaf, shapes)
         if len(set(shapes)) == 1:
             self._gathered[id(components[0])] = components, leaf
         return components
@@ -155,22 +147,16 @@ class Region:
         return PerReplica(values)
 
     def traced(self, value: Any) -> Any:
-        """Makes a constant a value of each replica's own.
-
-        A collective would multiply a constant by the number of replicas, while
-        replicas with other numbers of rows may have another constant.
-        """
+        """Makes a constant a value of each replica's own."""
+        # A collective would multiply a constant by the number of replicas,
+        # while replicas with other numbers of rows may have another constant.
         if isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
             return value
         value = jnp.asarray(value)
         return jnp.where(self.index >= 0, value, jnp.zeros_like(value))
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Combines gathered components by a collective.
-
-        Returns `None` if the components were not gathered, or for another
-        operation.
-        """
+        """Combines gathered components by a collective, or returns `None`."""
         known = self.per_replica(values)
         collective = _COLLECTIVES.get(op)
         if not isinstance(known, Local) or collective is None:
@@ -179,6 +165,12 @@ class Region:
         if op is ReduceOp.MEAN:
             local = ops.true_divide(local, 1)  # integers have a float mean
         return collective(self.traced(local), AXIS)
+
+
+def _components(value: Any, shapes: Sequence[Any]) -> list[Any]:
+    """Gathers a tensor that has these shapes on the replicas."""
+    joined = lax.all_gather(padded(value, largest(shapes)), AXIS)
+    return [cut_to(joined[index], shape) for index, shape in enumerate(shapes)]
 
 
 class RegionScope(TraceScope):
@@ -258,9 +250,7 @@ class TracedReplica(Replica):
         shapes = [like.shape for like in likes]
         if len(set(shapes)) == 1:
             return lax.all_gather(value, AXIS, axis=along, tiled=True)
-        joined = lax.all_gather(padded(value, largest(shapes)), AXIS)
-        parts = [cut_to(joined[i], shape) for i, shape in enumerate(shapes)]
-        return jnp.concatenate(parts, axis=along)
+        return jnp.concatenate(_components(value, shapes), axis=along)
 
     def _everyones_like(self, value: Any) -> list[Any]:
         """Returns an object with the shape of each replica's tensor."""

@@ -35,14 +35,10 @@ T = TypeVar("T")
 
 
 class JaxReplicas(ReplicaRunner):
-    """Replica functions in threads, one of which runs at a time.
+    """Replica functions in threads, one of which runs at a time."""
 
-    Arrays are dispatched without waiting, so that devices work at the same time
-    although replicas take turns.
-
-    `first` is the position of this worker's first replica among all. `home` is
-    where variables are, by default the layout.
-    """
+    # Arrays are dispatched without waiting, so that devices work at the same
+    # time although replicas take turns.
 
     def __init__(
         self,
@@ -54,7 +50,9 @@ class JaxReplicas(ReplicaRunner):
         self._layout = layout
         self._home = home or layout
         self._workers, self._first = workers, first
-        self._batons = BatonPool(_capture_thread)
+        self._batons = BatonPool(
+            lambda: functools.partial(inherit_thread_state, thread_state())
+        )
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         devices = self._layout.devices
@@ -102,11 +100,7 @@ class JaxReplicas(ReplicaRunner):
 
 
 class JaxReplica(Replica):
-    """One replica, in a thread of its own.
-
-    `index` is its position among this worker's replicas, and `home` the
-    `jax.Device` of variables, by default the first one.
-    """
+    """One replica, in a thread of its own."""
 
     def __init__(
         self,
@@ -172,8 +166,3 @@ class JaxReplica(Replica):
 
     def hold(self, variable: keras.Variable, value: Any) -> Any:
         return value
-
-
-def _capture_thread() -> Callable[[], None]:
-    state = thread_state()
-    return functools.partial(inherit_thread_state, state)

@@ -1,18 +1,7 @@
-"""A model's state while its steps run.
+"""A model's state while its steps run: here, and not in its variables.
 
-While `fit` runs, the state is here and not in the variables: each step takes
-the newest arrays, deletes them and leaves its results in their place. Reading
-a variable, from a callback for instance, first hands the newest values back.
-
-When something fails, the variables get the newest state that has values:
-
-- a failure outside of the step (data, a callback, an interrupt), or while the
-  step was traced: the state after the last step;
-- a step that failed on the device, whose inputs are gone: the state at the
-  start of the epoch, of which a copy is kept in host memory.
-
-`evaluate`, `predict` and the `*_on_batch` methods delete nothing, and go back
-to the values from before.
+After a failure of a step on the device, whose inputs are gone, variables get
+the state at the start of the epoch; after any other, that of the last step.
 """
 
 import collections
@@ -35,18 +24,16 @@ from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.placement import give_back
-from keras_dist_jax.placement import place
-from keras_dist_jax.placement import take
+from keras_dist_jax.slots import Slot
+from keras_dist_jax.slots import slot_in_fit
 
 Values = list[list[Any]]
 
 
 class StateGroup:
-    """A stand-in for one group of the state, which Keras passes to the steps.
+    """A stand-in for one group of the state, which Keras gives to steps."""
 
-    It is no list: Keras would go through a list's arrays at every step.
-    """
+    # It is no list: Keras would go through a list's arrays at every step.
 
     __slots__ = ("_index", "_running")
 
@@ -59,39 +46,30 @@ class StateGroup:
 
 
 class Running:
-    """A model's state while steps run, on loan from its variables.
-
-    Attributes:
-        token: The stand-in for the state that Keras passes to the steps, or
-            `None` while the variables have the state.
-        last: The last step's outputs and the state after it, in a queue of
-            length one.
-        donating: Whether steps delete the state that they are given.
-        stepping: Whether a step is being traced or dispatched.
-        suspect: Whether a step has raised.
-        failures: List of the exceptions of host callbacks.
-    """
+    """A model's state while steps run, on loan from its variables."""
 
     def __init__(self, model: keras.Model, layout: Layout, gate: Gate) -> None:
         self._model = weakref.ref(model)
         self.layout = layout
         self.gate = gate
         self.failures: list[BaseException] = []
+        # What Keras passes to steps; `None` while variables have the state.
         self.token: tuple[StateGroup, ...] | None = None
+        # The outputs of the last step, and the state after it.
         self.last: collections.deque[tuple[Any, Values]] = collections.deque(
             maxlen=1
         )
         self.donating = False
         self.stepping = False
-        self.suspect = False
+        self.suspect = False  # a step has raised
         self._variables: list[list[keras.Variable]] = []
+        self._slots: list[list[Slot]] = []
         self._fallback: Values = []
         self._epoch_start: Values | None = None
         self._spoiled: BaseException | None = None
 
     @property
     def model(self) -> keras.Model:
-        """The model, which is alive as long as its methods are called."""
         model = self._model()
         assert model is not None
         return model
@@ -107,18 +85,16 @@ class Running:
     def begin(
         self, names: Sequence[str], take_away: bool, donate: bool
     ) -> tuple[StateGroup, ...]:
-        """Takes the state from the variables.
-
-        `names` are those of the groups that the step gets, in order. With
-        `take_away` the variables are emptied meanwhile, and with `donate` steps
-        delete the state that they are given. Returns a stand-in for each group,
-        valid until the next `sync`.
-        """
+        """Takes the state from the variables."""
         self.sync()
         self._variables = [
             internals.variables_of(self.model, name) for name in names
         ]
-        values = [[take(v, self.home(v)) for v in g] for g in self._variables]
+        self._slots = [
+            [slot_in_fit(v, self.home(v)) for v in group]
+            for group in self._variables
+        ]
+        values = [list(map(_taken, group)) for group in self._slots]
         self._fallback = self._way_back(values, donate)
         self.donating, self.suspect, self._spoiled = donate, False, None
         self.last.append((None, values))
@@ -126,9 +102,8 @@ class Running:
             StateGroup(self, i) for i in range(len(names))
         )
         if take_away:
-            for variable in itertools.chain(*self._variables):
-                on_read = functools.partial(self._read, variable)
-                internals.take_away(variable, on_read)
+            for slot in itertools.chain(*self._slots):
+                slot.take_away(functools.partial(self._read, slot.variable))
         if donate:
             for group in values:
                 arrays.copy_shared(group)
@@ -140,11 +115,7 @@ class Running:
         return self.layout
 
     def lay_out(self, values: Values, names: Sequence[str]) -> None:
-        """Moves the state, in place, to where steps take it.
-
-        `values` has a list of arrays for each group of `names`, from the
-        variables.
-        """
+        """Moves the state, in place, to where steps take it."""
         if self.layout.is_wide:
             for group in values:
                 group[:] = map(self.layout.widen, group)
@@ -156,21 +127,16 @@ class Running:
         return [list(map(self.layout.narrow, group)) for group in values]
 
     def sync(self) -> None:
-        """Hands the newest good state back to the variables.
-
-        Raises:
-            Exception: The error of a step, if it has not been raised.
-        """
+        """Hands the newest good state back to the variables."""
         if self.token is None:
             return
         values = self.newest()
         error = arrays.failure_of(list(itertools.chain(*values)))
         error = self._spoiled or self._failure() or error
         values = self._fallback if error is not None else self.rested(values)
-        for group, group_values in zip(self._variables, values, strict=True):
-            for variable, value in zip(group, group_values, strict=True):
-                give_back(variable, value)
-                place(variable, self.home(variable))
+        for group, group_values in zip(self._slots, values, strict=True):
+            for slot, value in zip(group, group_values, strict=True):
+                slot.give_back(value)
         self.token = None
         self.last.clear()
         internals.mark_synced(self.model)
@@ -198,7 +164,7 @@ class Running:
     def release(self) -> None:
         """Drops everything that is kept while steps run."""
         self.gate.leave(self)
-        self._variables, self._fallback = [], []
+        self._variables, self._slots, self._fallback = [], [], []
         self._epoch_start = self._spoiled = None
 
     def _way_back(self, values: Values, donate: bool) -> Values:
@@ -220,12 +186,13 @@ class Running:
         return internals.array_of(variable)
 
 
-class FitStep:
-    """One step of a model, on the state that `Running` keeps.
+def _taken(slot: Slot) -> Any:
+    array = slot.refresh()
+    return slot.variable.value if array is None else array
 
-    `keep` are the programs that leave the given state alive, and `donate` those
-    that delete it. With `eager`, they run operation by operation.
-    """
+
+class FitStep:
+    """One step of a model, on the state that `Running` keeps."""
 
     def __init__(
         self,
@@ -243,11 +210,7 @@ class FitStep:
         self._is_local = eager and running.layout.is_wide
 
     def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
-        """Runs one step, as Keras' trainer calls it.
-
-        `state` comes from `Running.begin` or the step before, and stands for
-        the new state too. `data` is the global batch.
-        """
+        """Runs one step, as Keras' trainer calls it."""
         running = self._running
         if state is not running.token:
             raise ValueError(
@@ -312,10 +275,8 @@ def all_values(step: StepFn) -> StepFn:
 
 
 def changed_values(step: StepFn) -> StepFn:
-    """Makes a step return new values only for the variables that it changed.
-
-    Values that are merely passed through need no second buffer.
-    """
+    """Makes a step return new values only for variables that it changed."""
+    # Values that are merely passed through need no second buffer.
 
     def of_group(new: list[Any], old: list[Any]) -> Any:
         pairs = enumerate(zip(new, old, strict=True))

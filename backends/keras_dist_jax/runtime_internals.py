@@ -44,10 +44,7 @@ def new_service(address: str, num_workers: int) -> Any:
 
 
 def new_client(address: str, index: int, timeout: float) -> Any:
-    """Makes a client of the service at an address, not yet connected.
-
-    `index` is this worker's position; an exchange may take `timeout` seconds.
-    """
+    """Makes a client of the service at an address, not yet connected."""
     client = _jax.get_distributed_runtime_client(
         address,
         index,
@@ -63,11 +60,7 @@ def new_client(address: str, index: int, timeout: float) -> Any:
 
 
 def use_client(client: Any, address: str, index: int, count: int) -> None:
-    """Makes JAX use a connected client.
-
-    `address` is the service's, `index` this worker's position, and `count` the
-    number of workers.
-    """
+    """Makes JAX use a connected client, of worker `index` of `count`."""
     from jax._src import distributed
 
     state = distributed.global_state

@@ -1,6 +1,5 @@
 """Variables of optimizers whose arrays are sharded over the replicas."""
 
-import math
 from typing import Any
 
 import jax
@@ -10,7 +9,6 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.core.plan import num_bytes
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
@@ -19,38 +17,29 @@ from keras_dist_jax.tracing import eagerly
 # Attributes of a sharded variable: its array, and the array's `Shards`.
 STORED = "_keras_dist_stored"
 _SHARDS = "_keras_dist_shards"
-# The whole value, while only this worker reads and writes it.
-_HELD = "_keras_dist_held"
 # Set on variables that an optimizer has for one that it updates.
 _SLOT = "_keras_dist_is_slot"
-
-
-def axis_to_shard(shape: tuple[int, ...], count: int) -> int:
-    """Returns the largest axis of equal parts, or the largest if none has."""
-    return max(
-        range(len(shape)), key=lambda a: (shape[a] % count == 0, shape[a])
-    )
 
 
 class Shards:
     """The sharding of a variable of one shape over a layout's replicas.
 
-    An array is sharded along one of its axes. If the axis is not divisible by
-    the number of replicas, the array has zeros behind it: stored arrays have
-    equal parts, while a program may cut a whole value into unequal ones. The
-    array of a scalar has one axis.
-
-    Attributes:
-        sharding: `NamedSharding` of the array.
-        part_shape: Tuple of integers, the shape of each replica's part.
+    An axis that the number of replicas does not divide is stored with zeros
+    behind it. The array of a scalar has one axis.
     """
 
     def __init__(self, shape: tuple[int, ...], layout: Layout) -> None:
         self.layout = layout
+        # The whole value, while only this worker reads and writes it.
+        self.held: Any = None
         self._shape = tuple(shape)
         count = layout.num_replicas
         of_array = self._shape or (1,)
-        self._axis = axis_to_shard(of_array, count)
+        # The largest axis of equal parts, or the largest if none has them.
+        self._axis = max(
+            range(len(of_array)),
+            key=lambda axis: (of_array[axis] % count == 0, of_array[axis]),
+        )
         self._size = of_array[self._axis]
         parts = list(of_array)
         parts[self._axis] = -(-self._size // count)
@@ -72,10 +61,7 @@ class Shards:
         return library.pad(value, widths)
 
     def whole(self, array: Any) -> Any:
-        """Converts an array, traced or of the host, to the whole value.
-
-        A traced value keeps its sharding: each device has its part.
-        """
+        """Converts an array, traced or of the host, to the whole value."""
         before = (slice(None),) * self._axis
         value = array[(*before, slice(self._size))].reshape(self._shape)
         return self.constrained(value)
@@ -86,9 +72,20 @@ class Shards:
             return value
         return jax.lax.with_sharding_constraint(value, self.sharding)
 
-    def put(self, value: np.ndarray[Any, Any]) -> Any:
+    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+        """Returns the whole value of an array, in host memory."""
+        found: np.ndarray[Any, Any] = self.whole(self.layout.on_host(array))
+        return found
+
+    def placed(self, value: Any) -> Any:
+        """Puts a whole value on the layout's devices."""
+        # A variable may be read while a function is traced.
+        with eagerly():
+            return self.layout.place(value)
+
+    def put(self, value: Any) -> Any:
         """Makes the array of a whole value that each worker has."""
-        value = self.stored(value)
+        value = self.stored(np.asarray(value))
         places = self.sharding.addressable_devices_indices_map(value.shape)
         parts = [value[places[device]] for device in self.layout.devices]
         return self._joined(value.shape, parts)
@@ -128,46 +125,35 @@ def is_sharded(variable: keras.Variable) -> bool:
 
 
 def split(variable: keras.Variable, layout: Layout) -> None:
-    """Leaves each replica its part of a variable; idempotent and cheap.
-
-    A variable without a value, or without an element, is left alone.
-    """
+    """Leaves each replica its part of a variable; idempotent and cheap."""
     value = None if is_sharded(variable) else internals.array_of(variable)
     if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return
     shards = Shards(tuple(variable.shape), layout)
     with eagerly():
-        array = shards.put(np.asarray(value))
+        array = shards.put(value)
     attributes = vars(variable)
     attributes[_SHARDS], attributes[STORED] = shards, array
     del attributes["_value"]
 
 
-def bytes_of_part(variable: keras.Variable) -> int:
-    """Returns the bytes that each device keeps of a sharded variable."""
-    part = math.prod(shards_of(variable).part_shape)
-    elements: int = math.prod(variable.shape)
-    return part * num_bytes(variable) // elements
-
-
 def value_of(variable: keras.Variable) -> Any:
     """Returns the whole value of a sharded variable, which is not kept."""
-    held = vars(variable).get(_HELD)
-    if held is not None:
-        return _placed(variable, held)
-    array = stored(variable)
-    return None if array is None else whole(variable, array)
+    shards = shards_of(variable)
+    value = shards.held
+    if value is None and stored(variable) is not None:
+        value = shards.on_host(stored(variable))
+    return None if value is None else shards.placed(value)
 
 
 def set_value(variable: keras.Variable, value: Any) -> None:
     """Replaces the whole value of a sharded variable; `None` empties it."""
-    attributes = vars(variable)
-    if value is None:
-        attributes[STORED] = None
-    elif attributes.get(_HELD) is not None:
-        attributes[_HELD] = np.array(value)
+    shards = shards_of(variable)
+    if value is not None and shards.held is not None:
+        shards.held = np.array(value)
     else:
-        attributes[STORED] = array_of(variable, value)
+        array = None if value is None else shards.put(value)
+        vars(variable)[STORED] = array
 
 
 def stored(variable: keras.Variable) -> Any:
@@ -182,52 +168,8 @@ def shards_of(variable: Any) -> Shards:
 
 
 def give_back(variable: keras.Variable, array: Any) -> None:
-    """Undoes `keras_internals.take_away` on a sharded variable.
-
-    The new array is a `jax.Array`, or a NumPy array of this worker's part.
-    """
+    """Undoes `keras_internals.take_away`, with a new array or own part."""
     if not isinstance(array, jax.Array):
         array = shards_of(variable).put_own(array)
     internals.give_back(variable, None)
     vars(variable)[STORED] = array
-
-
-def whole(variable: Any, array: Any) -> Any:
-    """Makes a variable's value from its array."""
-    return _placed(variable, on_host(variable, array))
-
-
-def on_host(variable: Any, array: Any) -> np.ndarray[Any, Any]:
-    """Makes a variable's value from its array, in host memory."""
-    shards = shards_of(variable)
-    found: np.ndarray[Any, Any] = shards.whole(shards.layout.on_host(array))
-    return found
-
-
-def array_of(variable: Any, value: Any) -> Any:
-    """Makes a variable's array from its value."""
-    return shards_of(variable).put(np.asarray(value))
-
-
-def empty_like(variable: keras.Variable) -> np.ndarray[Any, Any]:
-    """Makes an array of a variable's shape and dtype, in host memory.
-
-    Its elements are arbitrary.
-    """
-    return np.empty(variable.shape, stored(variable).dtype)
-
-
-def hold(variable: keras.Variable, value: Any) -> None:
-    """Lets this worker use a whole value of its own, until `let_go`."""
-    vars(variable)[_HELD] = value
-
-
-def let_go(variable: keras.Variable) -> Any:
-    """Undoes `hold`; returns the value as it was last, or `None`."""
-    return vars(variable).pop(_HELD, None)
-
-
-def _placed(variable: Any, value: Any) -> Any:
-    # The variable may be read while a function is traced.
-    with eagerly():
-        return shards_of(variable).layout.place(value)

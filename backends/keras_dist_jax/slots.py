@@ -4,6 +4,7 @@ import threading
 import weakref
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,11 +16,11 @@ from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
+from keras_dist_jax.joined import join
 from keras_dist_jax.joined import parts_of
-from keras_dist_jax.joined import stacked_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
-from keras_dist_jax.placement import take
+from keras_dist_jax.placement import place
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
@@ -32,22 +33,13 @@ _LAYOUT = "_keras_dist_layout"
 
 
 class Slot(ABC):
-    """Links one variable to its input and output of compiled programs.
+    """Links one variable to its input and output of compiled programs."""
 
-    As long as `attributes.get(key) is seen`, and the array was not lent, a
-    program takes `array`. Looking that up costs no call.
+    # As long as `attributes.get(key) is seen`, and the array was not lent, a
+    # program takes `array`. Looking that up costs no call.
 
-    Args:
-        variable: A `keras.Variable`.
-        key: String, the attribute that is replaced when it is assigned.
-
-    Attributes:
-        donates: Whether programs that write the variable may delete its array.
-        sharding: The sharding on several devices, `None` for a copy on each.
-    """
-
-    donates = True
-    sharding: Any = None
+    donates = True  # programs may delete the array of a variable they write
+    sharding: Any = None  # on several devices; `None`: a copy on each
 
     def __init__(self, variable: keras.Variable, key: str) -> None:
         self.attributes = vars(variable)
@@ -66,11 +58,7 @@ class Slot(ABC):
 
     @abstractmethod
     def refresh(self) -> Any:
-        """Looks the variable up again.
-
-        Returns:
-            The array, or `None` for a variable that has no value yet.
-        """
+        """Looks the array up again; `None` without a value."""
 
     def inside(self, array: Any) -> Any:
         """Converts the array that a program takes to the variable's value."""
@@ -84,12 +72,21 @@ class Slot(ABC):
         """Stores a new array that a program gave."""
         self.attributes[self.key] = self.seen = self.array = array
 
+    def take_away(self, on_read: Callable[..., Any]) -> None:
+        """Empties the variable until `give_back`; a read calls `on_read`."""
+        self.seen = self.array = None
+        internals.take_away(self.variable, on_read)
+
+    def give_back(self, array: Any) -> None:
+        """Undoes `take_away`; of a NumPy array, it is this worker's part."""
+        if shards.is_sharded(self.variable):
+            shards.give_back(self.variable, array)
+        else:
+            internals.give_back(self.variable, array)
+
 
 class WholeSlot(Slot):
-    """A variable with one copy, or with a copy on each device.
-
-    Without a layout, the variable stays where it is.
-    """
+    """A variable that is whole on one device, or on each."""
 
     def __init__(self, variable: keras.Variable, layout: Layout | None) -> None:
         super().__init__(variable, "_value")
@@ -97,27 +94,43 @@ class WholeSlot(Slot):
 
     def refresh(self) -> Any:
         variable = self.variable
-        if shards.is_sharded(variable):  # after the slot was made
-            return internals.array_of(variable)
-        if internals.array_of(variable) is None:
-            return None
         if self._layout is not None:
-            take(variable, self._layout)
-        elif self.attributes.pop(LENT, False):
-            array = arrays.copy_of(internals.array_of(variable))
-            internals.set_array(variable, array)
-        array = internals.array_of(variable)
+            place(variable, self._layout)
+        array = own = internals.array_of(variable)
+        if array is None:
+            return None
+        if shards.is_sharded(variable):  # after the slot was made
+            return self._copy(array)
+        if self.attributes.pop(LENT, False):
+            array = arrays.copy_of(array)
         if array.weak_type:  # programs return strong types: avoids a retrace
             array = lax.convert_element_type(array, array.dtype)
+        if array is not own:
             internals.set_array(variable, array)
-        self.seen = self.array = array
-        return array
+        self.array = self._copy(array)
+        self.seen = array
+        return self.array
 
     def keep(self, array: Any) -> None:
+        own = self._own(array)
         if shards.is_sharded(self.variable):
-            internals.set_array(self.variable, array)
+            internals.set_array(self.variable, own)
         else:
-            super().keep(array)
+            self.array = array
+            self.attributes[self.key] = self.seen = own
+
+    def _copy(self, own: Any) -> Any:
+        """Converts the variable's array to the one that programs take."""
+        return own
+
+    def _own(self, copy: Any) -> Any:
+        """Converts an array that a program gave to the variable's."""
+        return copy
+
+    def give_back(self, array: Any) -> None:
+        super().give_back(array)
+        if self._layout is not None:
+            place(self.variable, self._layout)
 
 
 class ShardedSlot(Slot):
@@ -141,91 +154,46 @@ class ShardedSlot(Slot):
         return self._shards.stored(value)
 
 
-class WideSlot(WholeSlot):
-    """A variable of a program that several workers run.
+class CopiedSlot(WholeSlot):
+    """A variable of which programs on several devices take copies.
 
-    It stays on each worker's devices. Programs delete nothing: the variable's
-    own array shares memory with the one that they take.
+    It rests at `home`, or with `None`, outside any strategy, where it is.
     """
 
-    donates = False
-
-    def __init__(self, variable: keras.Variable, layout: Layout) -> None:
-        super().__init__(variable, layout)
-        self._wide = layout
-
-    def refresh(self) -> Any:
-        array = super().refresh()
-        if array is not None:
-            self.array = self._wide.widen(array)
-        return self.array if array is not None else None
-
-    def keep(self, array: Any) -> None:
-        self.attributes[self.key] = self.seen = self._wide.narrow(array)
-        self.array = array
-
-
-class ForeignSlot(Slot):
-    """A variable outside any strategy, in a program on several devices.
-
-    It stays on one device: programs take a copy, and one copy of theirs is
-    kept.
-    """
-
-    donates = False
-
-    def __init__(self, variable: keras.Variable, layout: Layout) -> None:
-        super().__init__(variable, "_value")
-        self._layout = layout
-
-    def refresh(self) -> Any:
-        array = internals.array_of(self.variable)
-        if array is None:
-            return None
-        self.seen = array
-        self.array = self._layout.widen(self._layout.place(array))
-        return self.array
-
-    def keep(self, array: Any) -> None:
-        self.attributes["_value"] = self.seen = array.addressable_shards[0].data
-        self.array = array
-
-
-class CentralSlot(Slot):
-    """A variable with one copy at its `home`, in a program on several devices.
-
-    Programs take copies for one call, which are not kept.
-    """
-
-    donates = False
+    donates = False  # its own array may share memory with a copy
 
     def __init__(
-        self, variable: keras.Variable, layout: Layout, home: Layout
+        self, variable: keras.Variable, layout: Layout, home: Layout | None
     ) -> None:
-        super().__init__(variable, "_value")
-        self._layout = layout
-        self._home = home
+        super().__init__(variable, home)
+        self._mesh = layout
+
+    def _copy(self, own: Any) -> Any:
+        return self._mesh.widen(self._mesh.place(own))
+
+    def _own(self, copy: Any) -> Any:
+        if self._layout is None:
+            return copy.addressable_shards[0].data
+        own = self._mesh.narrow(copy)
+        return own if self._layout is self._mesh else self._layout.place(own)
 
     def refresh(self) -> Any:
-        variable = self.variable
-        if internals.array_of(variable) is None:
-            return None
-        array = take(variable, self._home)
-        if array.weak_type:  # programs return strong types: avoids a retrace
-            array = lax.convert_element_type(array, array.dtype)
-        return self._layout.widen(self._layout.place(array))
+        copy = super().refresh()
+        self._forget()
+        return copy
 
     def keep(self, array: Any) -> None:
-        own = self._layout.narrow(array)
-        self.attributes["_value"] = self._home.place(own)
+        super().keep(array)
+        self._forget()
+
+    def _forget(self) -> None:
+        # Copies on other devices than the variable's are too large to keep.
+        if self._layout is not None and self._layout is not self._mesh:
+            self.seen = self.array = None
 
 
 class SplitSlot(Slot):
-    """A variable of which each replica has a value of its own.
-
-    The combined value is computed when it is read for the first time after a
-    program has written the variable.
-    """
+    """A variable of which each replica has a value; read, they are combined."""
 
     def __init__(self, variable: keras.Variable, layout: Layout) -> None:
         super().__init__(variable, UNCOMBINED)
@@ -237,7 +205,7 @@ class SplitSlot(Slot):
         if internals.array_of(variable) is None:
             return None
         values = [component.value for component in variable.values]
-        self.seen = self.array = stacked_of(values, self._layout)
+        self.seen = self.array = join(values, True, self._layout)
         return self.array
 
     def keep(self, array: Any) -> None:
@@ -285,6 +253,13 @@ class Slots:
         return slot
 
 
+def slot_in_fit(variable: keras.Variable, home: Layout) -> Slot:
+    """Returns a slot for the steps of a model; the variable rests at `home`."""
+    if shards.is_sharded(variable):
+        return ShardedSlot(variable)
+    return WholeSlot(variable, home)
+
+
 def _slot_for(
     variable: keras.Variable, owner: Any, layout: Layout | None
 ) -> Slot:
@@ -293,10 +268,10 @@ def _slot_for(
     if layout is not None and is_split(variable):
         return SplitSlot(variable, layout)
     if layout is not None and owner is None:
-        return ForeignSlot(variable, layout)
+        return CopiedSlot(variable, layout, None)
     if layout is not None and owner.executor.homes is not None:
         home = owner.executor.homes.of(variable)
-        return CentralSlot(variable, layout, home)
+        return CopiedSlot(variable, layout, home)
     if layout is not None and layout.is_wide:
-        return WideSlot(variable, layout)
+        return CopiedSlot(variable, layout, layout)
     return WholeSlot(variable, layout)

@@ -1,11 +1,8 @@
 """Arguments of compiled functions, split into traced and static values.
 
-Arrays and per-replica values are traced. All else is a part of the program's
-key, and must be hashable, like the structure that it is in.
-
-A program gives a flat list of arrays, and the outline of the nest that they
-come from is kept beside it. If Python had to rebuild a nest to receive them, an
-interrupt could come after the program has run and before its arrays are kept.
+A program gives a flat list of arrays, and the outline of their nest is kept
+beside it. If Python had to rebuild a nest to receive them, an interrupt could
+come after the program has run and before its arrays are kept.
 """
 
 import dataclasses
@@ -36,11 +33,7 @@ Join = Callable[[PerReplica], JoinedPerReplica]
 
 
 def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
-    """Appends a nest's traced values to `leaves`; returns its structure.
-
-    `join` converts a `PerReplica` to one with a single traced array. The
-    structure is hashable if the nest's static values are.
-    """
+    """Appends a nest's traced values to `leaves`; returns its structure."""
     # One call for each container: this runs at every step.
     found: list[Any] = []
     for item in nest.values() if isinstance(nest, dict) else nest:
@@ -74,7 +67,7 @@ def _other(item: Any, leaves: list[Any], join: Join) -> Any:
     if isinstance(item, (list, tuple, Mapping)):
         return _Nest(item, leaves, join)
     if isinstance(item, keras.Variable):
-        return _Same(item)
+        return _Static(item)
     if hasattr(item, "__array__") and hasattr(item, "shape"):
         # A tensor of another framework, such as `tf.data` gives.
         leaves.append(np.asarray(item))
@@ -87,7 +80,7 @@ class IsTracedError(Exception):
 
 
 class _Static:
-    """A static value, compared with its type: 1 is not 1.0."""
+    """A static value, compared with its type, or the same variable."""
 
     __slots__ = ("kind", "value")
 
@@ -99,23 +92,13 @@ class _Static:
             return False
         if isinstance(self.value, float):  # 0.0 is not -0.0
             return repr(self.value) == repr(other.value)
-        return self.value is other.value or bool(self.value == other.value)
+        if self.value is other.value or isinstance(self.value, keras.Variable):
+            return self.value is other.value
+        return bool(self.value == other.value)
 
     def __hash__(self) -> int:
-        return hash(self.value)
-
-
-class _Same:
-    """A variable among the arguments, compared by identity and not by value."""
-
-    def __init__(self, variable: keras.Variable) -> None:
-        self.value = variable
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
+        is_variable = isinstance(self.value, keras.Variable)
+        return id(self.value) if is_variable else hash(self.value)
 
 
 class _Nest:
@@ -141,7 +124,7 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     """Rebuilds a nest from its structure and an iterator over traced values."""
     if structure is _LEAF:
         return next(leaves)
-    if isinstance(structure, (_Static, _Same)):
+    if isinstance(structure, _Static):
         return structure.value
     if isinstance(structure, _Nest):
         return structure.build(leaves)
@@ -171,13 +154,7 @@ ARRAY = object()
 
 
 def packed(nest: Any) -> tuple[list[Any], Any]:
-    """Splits a result into the arrays that a program gives and an outline.
-
-    The outline is the nest, with placeholders for arrays.
-
-    Raises:
-        TraceError: If a tensor is hidden in some object.
-    """
+    """Splits a result into the arrays that a program gives and an outline."""
     arrays: list[Any] = []
 
     def pack(leaf: Any) -> Any:
@@ -229,10 +206,6 @@ def unpacked(outline: Any, arrays: list[Any]) -> Any:
 
 
 def check_constant(value: Any) -> None:
-    """Checks that an object takes no tensor out of its trace.
-
-    Raises:
-        TraceError: If its attributes or closure hold one.
-    """
+    """Raises `TraceError` if an object would take a tensor out of its trace."""
     if any(isinstance(each, jax.core.Tracer) for each in held_in(value)):
         refuse_result(value)

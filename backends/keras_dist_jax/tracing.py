@@ -1,9 +1,4 @@
-"""Records of the variables that a compiled function reads and writes.
-
-Outside of replica functions a program has one value of each variable: an array
-with a copy on each device or, for a variable of which replicas have values of
-their own, one with an axis for replicas in front.
-"""
+"""Records of the variables that a compiled function reads and writes."""
 
 import contextlib
 import threading
@@ -26,6 +21,9 @@ from keras_dist.replica.scopes import Overlay
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 
+# Computes at once while it is open, although a function is traced.
+eagerly = jax.ensure_compile_time_eval
+
 
 def is_split(variable: keras.Variable) -> bool:
     """Tells whether each replica has its own value of a variable."""
@@ -33,16 +31,7 @@ def is_split(variable: keras.Variable) -> bool:
 
 
 class Trace:
-    """One trace of a compiled function.
-
-    `find` returns the array of a variable that is not in `values`.
-
-    Attributes:
-        values: Dict of the newest values, by the variables' ids.
-        variables: Dict of the variables that were met, by id.
-        written: Dict of the variables that were assigned, by id.
-        unknown: Whether a variable was met that was not given.
-    """
+    """One trace of a compiled function."""
 
     def __init__(
         self,
@@ -75,20 +64,16 @@ class Trace:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Makes this the current trace of its thread, while open."""
-        before, current.trace = current.trace, self
+        before, _current.trace = _current.trace, self
         try:
             with inlining(), opened(self.scope):
                 yield
         finally:
-            current.trace = before
+            _current.trace = before
             self.scope.release()
 
     def use(self, layout: Layout, gate: Gate) -> None:
-        """Notes that a part of the function runs on several devices.
-
-        Raises:
-            StrategyMismatchError: If another part runs on other devices.
-        """
+        """Notes that a part of the function runs on several devices."""
         if self.layout is not None and self.layout is not layout:
             raise StrategyMismatchError(
                 "A compiled function ran functions of two strategies. "
@@ -98,10 +83,7 @@ class Trace:
         self.layout, self.gate = layout, gate
 
     def read(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value in the program; `None` before it has one.
-
-        The value of a per-replica variable has an axis for replicas in front.
-        """
+        """Returns a variable's value, with a replica axis if they differ."""
         self._note(variable)
         key = id(variable)
         if key not in self.values:
@@ -126,10 +108,7 @@ class Trace:
 
 
 class TraceScope(Overlay):
-    """The scope of a traced function outside of replica functions.
-
-    It reads and writes the variables of a `Trace`, or what acts as one.
-    """
+    """The scope of a traced function outside of replica functions."""
 
     is_base = True
 
@@ -185,23 +164,16 @@ def share_of(variable: Any, value: Any, index: int, count: int) -> Any:
     return value / count
 
 
-@contextlib.contextmanager
-def eagerly() -> Iterator[None]:
-    """Computes at once while it is open, although a function is traced."""
-    with jax.ensure_compile_time_eval():
-        yield
-
-
-class Current(threading.local):
+class _ThreadTrace(threading.local):
     trace: Trace | None = None
 
 
-current = Current()
+_current = _ThreadTrace()
 
 
 def current_trace() -> Trace | None:
     """Returns this thread's trace, or `None`."""
-    return current.trace
+    return _current.trace
 
 
 _NEEDS_VALUES = (
@@ -214,10 +186,7 @@ _NEEDS_VALUES = (
 
 
 def raise_explained(error: BaseException, name: str) -> NoReturn:
-    """Raises a `TraceError` for one of JAX's errors, or the error itself.
-
-    `name` is that of the compiled function.
-    """
+    """Raises a `TraceError` for one of JAX's errors, or the error itself."""
     received = (str(error).splitlines() or [""])[0]
     if isinstance(error, _NEEDS_VALUES) or (
         type(error) is TypeError and "of concrete values" in received

@@ -1,8 +1,7 @@
 """Replacements for methods of one model, which run its steps by `Running`.
 
-A step may be written with variables: `train_step(self, data)` reads and assigns
-them, as on other backends. Keras' trainer on JAX wants
-`train_step(self, state, data)`.
+A step may be written with variables, as on other backends: `train_step(data)`;
+Keras' trainer on JAX wants `train_step(state, data)`.
 """
 
 import functools
@@ -30,11 +29,7 @@ _GROUPS = {
 
 
 def stateless(model: keras.Model, name: str) -> StepFn:
-    """Returns a step of a model's as a function of the state and a batch.
-
-    `name` is `"train_step"`, `"test_step"` or `"predict_step"`. The function
-    gives the step's result and the new state, in the groups of Keras' trainer.
-    """
+    """Returns a model's step as a function of the state and a batch."""
     method = getattr(model, name)
     if internals.takes_data_only(method):
         return _of_variables(model, name, method)
@@ -86,7 +81,6 @@ class _StateScope(keras.StatelessScope):
         self.assigned[id(update[0])] = update[0]
 
     def own(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value after the step."""
         return self.state_mapping[id(variable)]
 
 
@@ -121,33 +115,22 @@ def _check_assigned(name: str, scope: _StateScope, groups: Any) -> None:
 
 
 class Trainer:
-    """The methods of a model that Keras' trainer calls, on a layout.
-
-    The rest of the trainer, `fit` and its relatives, is Keras' own; so are the
-    steps, unless the user wrote them. `shard` makes a training step of sharded
-    state from one of a model; it is `None` if each device has all of the state.
-    """
+    """The methods of a model that Keras' trainer calls, on a layout."""
 
     def __init__(
         self,
         running: Running,
         shard: Callable[[keras.Model, StepFn], StepFn] | None = None,
     ) -> None:
-        self._running = running
+        self.running = running
         self._shard = shard
 
     def replacements(self) -> Mapping[str, Callable[..., Any]]:
-        """Returns the methods by name.
-
-        Raises:
-            UnsupportedModelError: If the model's class overrides one of those
-                that make Keras' functions.
-        """
         makers = {
             f"make_{kind}_function": functools.partial(self._make, kind)
             for kind in ("train", "test", "predict")
         }
-        cls = type(self._running.model)
+        cls = type(self.running.model)
         for name in makers:
             if getattr(cls, name) is not getattr(keras.Model, name):
                 raise UnsupportedModelError(
@@ -158,14 +141,14 @@ class Trainer:
                 )
         return {
             **makers,
-            "jax_state_sync": self._running.sync,
+            "jax_state_sync": self.running.sync,
             "reset_metrics": self.reset_metrics,
             "_get_jax_state": self.get_state,
         }
 
     def _make(self, kind: str, force: bool = False) -> Any:
         """Replaces Keras' `make_train_function` and its relatives."""
-        model, name = self._running.model, f"{kind}_function"
+        model, name = self.running.model, f"{kind}_function"
         if getattr(model, name) is None or force:
             predicts = kind == "predict"
             step = self._step(
@@ -181,8 +164,8 @@ class Trainer:
 
     def reset_metrics(self) -> None:
         """Replaces Keras' `reset_metrics`, which begins each epoch of `fit`."""
-        self._running.forget_epoch()
-        internals.original(self._running.model, "reset_metrics")()
+        self.running.forget_epoch()
+        internals.original(self.running.model, "reset_metrics")()
 
     def get_state(
         self, purge_model_variables: bool = False, **groups: bool
@@ -190,18 +173,18 @@ class Trainer:
         """Replaces Keras' `_get_jax_state`."""
         names = [n for n in internals.STATE_GROUPS if groups.get(n)]
         trains = "optimizer_variables" in names
-        return self._running.begin(
+        return self.running.begin(
             names,
             take_away=purge_model_variables,
             donate=purge_model_variables
             and trains
-            and internals.compiles(self._running.model),
+            and internals.compiles(self.running.model),
         )
 
     def _step(
         self, fn: StepFn, trains: bool = False, gather: bool = False
     ) -> FitStep:
-        running, is_sharded = self._running, False
+        running, is_sharded = self.running, False
         layout = running.layout
         if trains and self._shard is not None:
             fn, is_sharded = self._shard(running.model, fn), True

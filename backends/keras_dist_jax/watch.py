@@ -1,10 +1,7 @@
 """Detection of lost workers, which ends waits for them.
 
-Each worker writes to the coordinator's table, from a thread, that it lives. So
-a worker that computes, compiles or saves for long is not missed; one that was
-killed, stopped or cut off is. The first choice is that an error is raised
-where the worker waits. A wait in native code that never ends is ended with
-the process, with the same message and the exit status that asks for a restart.
+A wait in native code that never ends is ended with the process, with the same
+message and the exit status that asks for a restart.
 """
 
 import contextlib
@@ -12,170 +9,151 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
+from keras_dist.plugin.heartbeats import FOLDER
+from keras_dist.plugin.heartbeats import INTERVAL
+from keras_dist.plugin.heartbeats import SILENCE
+from keras_dist.plugin.heartbeats import Blackboard
+from keras_dist.plugin.heartbeats import SignsOfLife
+from keras_dist.plugin.heartbeats import lost_error
 
-DEFAULT_TIMEOUT, DEFAULT_PATIENCE = 60.0, 600.0
-# Seconds between two signs of life; of silence after which a worker is blamed
-# for a collective that failed; and that Python gets to raise an error.
-BEAT, SILENCE, GRACE = 0.5, 3.0, 5.0
-_TABLE = "keras_dist/workers/"
+DEFAULT_PATIENCE = 600.0
+# Seconds of silence after which a worker is blamed for a collective that
+# failed; and that Python gets to raise an error.
+_SILENCE, _GRACE = 3.0, 5.0
 _LIVES, _LEFT, _FAILED, _LOST = "lives", "left", "failed", "lost"
 _BUSY, _FREE = "busy", "free"
 
 
-class Watch:
-    """A detector of lost workers, which announces that this one lives.
+class CoordinatorBoard(Blackboard):
+    """The table of JAX's coordinator as a blackboard."""
 
-    `timeout` is the seconds of silence after which a worker is lost (60 by
-    default), and for which a live one may keep this one waiting (600 by
-    default).
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
-    Attributes:
-        coordinator_lost: Whether JAX gave up on the coordinator.
-        has_raised: Whether a lost worker was reported to Python.
-    """
+    def write(self, key: str, text: str) -> None:
+        self._client.key_value_set(key, text, True)
+
+    def read(self, keys: Sequence[str]) -> list[str]:
+        found = dict(self._client.key_value_dir_get(FOLDER))
+        return [found.get(key, "") for key in keys]
+
+
+class Watch(SignsOfLife):
+    """A detector of lost workers, which announces that this one lives."""
 
     def __init__(
         self, client: Any, cluster: Cluster, timeout: float | None
     ) -> None:
-        self._client = client
-        self._cluster = cluster
-        self._timeout = timeout or DEFAULT_TIMEOUT
+        board = CoordinatorBoard(client)
+        super().__init__(cluster, board, INTERVAL, 4 * INTERVAL)
+        self._texts = dict.fromkeys(self._others, _LIVES)
+        self._timeout = timeout or SILENCE
         self._patience = timeout or DEFAULT_PATIENCE
-        self._own = f"{_TABLE}{cluster.index}"
-        now = time.monotonic()
-        # By worker: its last message, and when that was first seen.
-        self._said = dict.fromkeys(range(cluster.num_workers), (_LIVES, now))
-        self._heard = self._granted = self._looked = now
         # By worker that waits for no other: since when.
         self._free: dict[int, float] = {}
         self._waits_since: float | None = None
         self._pending: tuple[Any, float] | None = None
-        self._over = threading.Event()
         self._lock = threading.Lock()
         self._end: tuple[float, int] | None = None
         self._is_known = False
-        self.coordinator_lost = False
-        self.has_raised = False
-        self._threads = [
-            threading.Thread(target=target, name=f"keras_dist-{name}")
-            for name, target in (("beat", self._beat), ("watch", self._judge))
-        ]
-        for thread in self._threads:
-            thread.daemon = True
-            thread.start()
+        self.coordinator_lost = False  # JAX gave up on it
+        self.has_raised = False  # Python knows of a lost worker
+        self.start()
 
     def enter(self) -> None:
         """Notes that this worker may wait for others from now on."""
         self._waits_since = time.monotonic()
 
     def exit(self, pending: Any = None) -> None:
-        """Notes that this worker no longer waits.
-
-        `pending` is a `jax.Array` that is ready once the others are not needed
-        any more, or `None`.
-        """
+        """Notes that this worker waits for no more than an array, if any."""
         self._waits_since = None
         if pending is not None:
             self._pending = pending, time.monotonic()
 
     def check(self) -> None:
-        """Raises an error if workers are known to be lost.
-
-        Raises:
-            WorkerLostError: An error that names them.
-        """
+        """Raises an error that names the lost workers, if any are known."""
         if self._is_known or self.coordinator_lost:
             lost = self._lost(self._timeout, ended=False)
             if lost:
                 raise self._error(lost)
 
     def culprits(self) -> WorkerLostError | None:
-        """Returns the error that names the workers behind a failed collective.
-
-        It waits for seconds until their silence shows; `None` if none is found.
-        """
+        """Returns the error of a failed collective, once silence shows."""
         began = time.monotonic()
         # Silence while this process was stopped itself does not count.
         while (
-            time.monotonic() < max(began, self._granted) + 2 * SILENCE + GRACE
+            time.monotonic() < max(began, self._granted) + 2 * _SILENCE + _GRACE
         ):
-            lost = self._lost(SILENCE, ended=True)
+            lost = self._lost(_SILENCE, ended=True)
             if lost and not all(each.follows for each in lost.values()):
                 return self._error(lost)
-            time.sleep(BEAT / 5)
-        lost = self._lost(SILENCE, ended=True)
+            time.sleep(INTERVAL / 5)
+        lost = self._lost(_SILENCE, ended=True)
         return self._error(lost) if lost else None
 
     @property
     def is_cut_off(self) -> bool:
         """`True` if the coordinator has not answered for 3 seconds."""
-        return time.monotonic() - self._heard > SILENCE
+        return time.monotonic() - self._looked > _SILENCE
 
     def leave(self, reason: str = "", failed: bool = False) -> None:
         """Tells the others that this worker ends, and stops watching."""
         self._over.set()
         kind = _FAILED if failed else _LOST if self.has_raised else _LEFT
-        self._put(f"{kind} {reason}"[:500])
-        for thread in self._threads:
-            thread.join(timeout=2 * BEAT)
+        self._put(f"{kind} {reason}")
+        self._end_threads()
 
     def fail(self, error: BaseException, status: int) -> None:
         """Tells the others why this worker ends, within 10 seconds."""
         lost = isinstance(error, WorkerLostError)
         text = "" if lost else f"{type(error).__name__}: {error}"
-        self._end = time.monotonic() + 2 * GRACE, status
-        self._put(f"{_LOST if lost else _FAILED} {text}"[:500])
+        self._end = time.monotonic() + 2 * _GRACE, status
+        self._put(f"{_LOST if lost else _FAILED} {text}")
 
     def _put(self, text: str) -> None:
-        """Writes to the table, and waits for that at most 2 seconds."""
+        """Writes a last text, and waits for that at most 2 seconds."""
         if self.coordinator_lost:
             return
-        thread = threading.Thread(target=self._put_now, args=(text,))
-        thread.daemon = True
+
+        def write() -> None:
+            # Without the coordinator, no worker could read the message.
+            with self._lock, contextlib.suppress(Exception):
+                self._board.write(self._key, text[:500])
+
+        thread = threading.Thread(target=write, daemon=True)
         thread.start()
         thread.join(timeout=2)
 
-    def _put_now(self, text: str) -> None:
-        # Without the coordinator, no worker could read the message.
-        with self._lock, contextlib.suppress(Exception):
-            self._client.key_value_set(self._own, text, True)
+    def _text(self) -> str:
+        state = _BUSY if self._stuck_since() else _FREE
+        return f"{_LIVES} {time.monotonic()} {state}"
 
-    def _beat(self) -> None:
-        count = 0
-        while not self._over.is_set():
-            count += 1
-            try:
-                with self._lock:
-                    if self._end is None and not self._over.is_set():
-                        state = _BUSY if self._stuck_since() else _FREE
-                        self._client.key_value_set(
-                            self._own, f"{_LIVES} {count} {state}", True
-                        )
-                table = self._client.key_value_dir_get(_TABLE)
-            except Exception:
-                self._over.wait(BEAT)
-                continue
-            self._heard = now = time.monotonic()
-            for key, text in table:
-                index = int(key.rpartition("/")[2])
-                if self._said[index][0] != text:
-                    self._said[index] = text, now
-                if text.startswith(_LIVES) and text.endswith(_FREE):
-                    self._free.setdefault(index, now)
-                else:
-                    self._free.pop(index, None)
-            self._over.wait(BEAT)
+    def _write(self) -> None:
+        with self._lock:
+            if self._end is None and not self._over.is_set():
+                super()._write()
 
-    def _judge(self) -> None:
+    def _look(self) -> None:
+        # The time since the last exchange tells whether that goes on.
+        with contextlib.suppress(Exception):
+            super()._look()
+        for index, text in self._texts.items():
+            if text.startswith(_LIVES) and text.endswith(_FREE):
+                self._free.setdefault(index, self._looked)
+            else:
+                self._free.pop(index, None)
+
+    def _watch(self) -> None:
         found: float | None = None
-        while not self._over.wait(BEAT):
-            now = self._look()
+        while not self._over.wait(INTERVAL):
+            now = self._now()
             if self._end is not None:
                 end, status = self._end
                 if now > end:
@@ -188,7 +166,7 @@ class Watch:
                 found = None
                 continue
             found = now if found is None else found
-            if now - max(found, waits_since) > GRACE:
+            if now - max(found, waits_since) > _GRACE:
                 error = self._error(lost)
                 self.fail(error, RESTART_EXIT_CODE)
                 print(
@@ -196,14 +174,6 @@ class Watch:
                     file=sys.stderr,
                 )
                 _end(RESTART_EXIT_CODE)
-
-    def _look(self) -> float:
-        """Returns the time, after checking whether this process was stopped."""
-        now = time.monotonic()
-        if now - self._looked > 4 * BEAT:
-            self._granted = now
-        self._looked = now
-        return now
 
     def _stuck_since(self) -> float | None:
         if self._waits_since is not None:
@@ -218,24 +188,18 @@ class Watch:
         return None if ready else since
 
     def _lost(self, silence: float, ended: bool) -> "_Lost":
-        """Returns the lost workers and why; key `None` is the coordinator.
-
-        Workers that ended for another's loss are left out if there are others.
-        `ended` also counts those that have ended without an error.
-        """
-        now = self._look()
-        unheard = now - max(self._heard, self._granted)
+        """Returns why workers are lost; key `None` is the coordinator."""
+        now = self._now()
+        unheard = now - max(self._looked, self._granted)
         if self.coordinator_lost:
             return {None: _Reason("ended")}
-        if unheard > max(self._timeout, SILENCE):
+        if unheard > max(self._timeout, _SILENCE):
             return {None: _Reason(f"did not answer for {unheard:.0f} seconds")}
         found: _Lost = {}
-        for index, (text, since) in self._said.items():
-            if index == self._cluster.index:
-                continue
+        for index, text in self._texts.items():
             kind, _, rest = text.partition(" ")
             # Measured at the last read of the table.
-            silent = self._heard - max(since, self._granted)
+            silent = self._looked - max(self._seen[index], self._granted)
             if kind == _FAILED:
                 found[index] = _Reason(f"failed with {rest}")
             elif kind == _LOST:
@@ -247,6 +211,7 @@ class Watch:
                     f"died, or does not answer (for {silent:.0f} seconds)"
                 )
         found = found or self._idle(now)
+        # Those that ended for another's loss count if there is no other.
         first = {i: each for i, each in found.items() if not each.follows}
         return first or found
 
@@ -258,37 +223,25 @@ class Watch:
         return {
             index: _Reason(f"takes no part (for {now - free:.0f} seconds)")
             for index, free in self._free.copy().items()
-            if index != self._cluster.index
-            and now - max(free, since, self._granted) > self._patience
+            if now - max(free, since, self._granted) > self._patience
         }
 
     def _error(self, lost: "_Lost") -> WorkerLostError:
         self.has_raised = True
         cluster = self._cluster
-        names = []
-        for index, reason in lost.items():
-            if index is None:
-                where = cluster.coordinator or cluster.leader
-                names.append(f"the coordinator at {where} {reason.text}")
-            else:
-                address = cluster.addresses[index]
-                names.append(f"worker {index} at {address} {reason.text}")
-        return WorkerLostError(
-            f"Worker {cluster.index} can't go on without the others: "
-            f"{'; '.join(names)}. See what that worker printed, and start all "
-            "workers again, for instance with `keras-dist run "
-            "--max-restarts`."
-        )
+        where = f"the coordinator at {cluster.coordinator or cluster.leader}"
+        names = [
+            f"{where if index is None else self._name(index)} {reason.text}"
+            for index, reason in lost.items()
+        ]
+        return lost_error(cluster, "; ".join(names))
 
 
 class _Reason(NamedTuple):
-    """The reason why a worker counts as lost.
-
-    `follows` says that the worker ended because another one was lost.
-    """
+    """The reason why a worker counts as lost."""
 
     text: str
-    follows: bool = False
+    follows: bool = False  # it ended because another one was lost
 
 
 _Lost = dict[int | None, _Reason]

@@ -4,9 +4,7 @@ Values pass through host memory, packed into buffers of few sizes: so there
 are few programs, whatever the tensors' shapes.
 """
 
-import contextlib
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.packing import places
 from keras_dist.core.plan import Cluster
@@ -37,10 +36,7 @@ _SIGNS = ("gloo", "nccl", "coordination service", "unavailable:")
 
 
 class JaxWorkers(Workers):
-    """The workers of a cluster that JAX has joined.
-
-    `gate` is that of the device on which their collectives run.
-    """
+    """The workers of a cluster that JAX has joined."""
 
     def __init__(
         self,
@@ -68,34 +64,26 @@ class JaxWorkers(Workers):
             )
             return jax.jit(mapped, out_shardings=whole)
 
-        self._summed = over_workers(
-            lambda buffers: [lax.psum(b[0], _AXIS) for b in buffers]
-        )
-        self._gathered = over_workers(
-            lambda buffers: [lax.all_gather(b[0], _AXIS) for b in buffers]
-        )
+        self._summed = over_workers(lambda own: lax.psum(own[0], _AXIS))
+        self._gathered = over_workers(lambda own: lax.all_gather(own[0], _AXIS))
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         values = [np.asarray(tensor) for tensor in tensors]
-        if not values:
-            return []
-        groups = packs([value.dtype for value in values])
-        packed = [
-            np.concatenate([values[index].ravel() for index in group])
-            for group in groups
-        ]
-        totals = self._met(self._summed, packed)
-        results: list[Any] = [None] * len(values)
-        for group, total in zip(groups, totals, strict=True):
-            where = places([values[index].size for index in group])
-            for index, place in zip(group, where, strict=True):
-                own = total[place].reshape(values[index].shape)
-                results[index] = self._here(own)
-        return results
+
+        def summed(pack: list[np.ndarray[Any, Any]]) -> list[Any]:
+            flat = np.concatenate([value.ravel() for value in pack])
+            total = self._met(self._summed, flat)
+            where = places([value.size for value in pack])
+            return [
+                self._here(total[place].reshape(value.shape))
+                for place, value in zip(where, pack, strict=True)
+            ]
+
+        return in_packs(summed, packs([v.dtype for v in values]), values)
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         values = [np.asarray(tensor) for tensor in tensors]
-        (everyone,) = self._met(self._gathered, [_bytes_of(values)])
+        everyone = self._met(self._gathered, _bytes_of(values))
         return [
             [self._here(value) for value in _values_of(own, values)]
             for own in everyone
@@ -108,7 +96,7 @@ class JaxWorkers(Workers):
             packed = np.zeros_like(packed)
         # A sum of bit patterns that are zero on all but the chief is exact for
         # any dtype.
-        (chief,) = self._met(self._summed, [packed])
+        chief = self._met(self._summed, packed)
         return [self._here(value) for value in _values_of(chief, values)]
 
     def concatenate(self, tensor: Any, axis: int) -> Any:
@@ -117,7 +105,7 @@ class JaxWorkers(Workers):
         missing = max(sizes) - value.shape[axis]
         widths = [(0, missing if i == axis else 0) for i in range(value.ndim)]
         padded = np.pad(value, widths)
-        (everyone,) = self._met(self._gathered, [_bytes_of([padded])])
+        everyone = self._met(self._gathered, _bytes_of([padded]))
         parts = [
             np.take(_values_of(own, [padded])[0], range(size), axis)
             for own, size in zip(everyone, sizes, strict=True)
@@ -125,18 +113,12 @@ class JaxWorkers(Workers):
         return self._here(np.concatenate(parts, axis))
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Sends each worker's integers to every worker.
-
-        The integers are below 2**31, and as many on each worker.
-
-        Raises:
-            ReplicaDivergenceError: If another worker has more, or less.
-        """
+        """Sends as many integers below 2**31 from each worker to every one."""
         # The first numbers fit the smallest buffer, so that workers with
         # different counts run the same program, and find the difference.
         first, rest = numbers[: _SMALLEST - 1], numbers[_SMALLEST - 1 :]
         own = np.array([len(numbers), *first], "int32")
-        (found,) = self._met(self._gathered, [own])
+        found = self._met(self._gathered, own)
         counts = [int(count) for count in found[:, 0]]
         if len(set(counts)) > 1:
             raise ReplicaDivergenceError(
@@ -147,7 +129,7 @@ class JaxWorkers(Workers):
             )
         everyone = [[int(n) for n in each[1:]] for each in found]
         if rest:
-            (found,) = self._met(self._gathered, [np.array(rest, "int32")])
+            found = self._met(self._gathered, np.array(rest, "int32"))
             for each, more in zip(everyone, found, strict=True):
                 each.extend(int(n) for n in more)
         return everyone
@@ -171,26 +153,19 @@ class JaxWorkers(Workers):
         return self._gates.setdefault(key, WatchedGate(gate, self._watch))
 
     def _met(
-        self, program: Any, buffers: Sequence[np.ndarray[Any, Any]]
-    ) -> list[np.ndarray[Any, Any]]:
-        sizes = [buffer.size for buffer in buffers]
-        with self._explained(), self._gate.lock:
-            self._gate.settle(self)
-            results = program([self._placed(buffer) for buffer in buffers])
-            found = [np.asarray(r.addressable_data(0)) for r in results]
-        return [
-            each[..., :size] for each, size in zip(found, sizes, strict=True)
-        ]
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+        self, program: Any, buffer: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
         try:
-            yield
+            with self._gate.lock:
+                self._gate.settle(self)
+                result = program(self._placed(buffer))
+                found = np.asarray(result.addressable_data(0))
         except Exception as error:
             explained = self.explain(error)
             if explained is error:
                 raise
             raise explained from error
+        return found[..., : buffer.size]
 
     def _placed(self, buffer: np.ndarray[Any, Any]) -> Any:
         size = max(_SMALLEST, 1 << (buffer.size - 1).bit_length())
@@ -207,13 +182,7 @@ class JaxWorkers(Workers):
 
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
-    """Returns each worker's `jax.Device`s, as many and in the same order.
-
-    `platform` is JAX's name of the devices' type.
-
-    Raises:
-        ClusterError: If workers have different numbers of devices.
-    """
+    """Returns each worker's `jax.Device`s, as many and in the same order."""
     by_worker: list[list[Any]] = [[] for _ in range(cluster.num_workers)]
     for device in jax.devices(platform):
         by_worker[device.process_index].append(device)

@@ -8,48 +8,127 @@ from collections.abc import Callable
 from collections.abc import Sequence
 
 from keras_dist.core.plan import Cluster
+from keras_dist.errors import WorkerLostError
 
 # Seconds without a sign of life after which a worker counts as lost.
 SILENCE = 60.0
 # Seconds between two signs of life.
 INTERVAL = 0.5
+FOLDER = "keras_dist/beat/"
 # Exchanges without a sign of life after which a worker is named as lost.
 _ROUNDS = 4
 
 
 class Blackboard(ABC):
-    """A key-value store that all workers share, by the framework's engine."""
+    """A key-value store that all workers share, by the framework's engine.
+
+    Both methods raise `ConnectionError` if it can't be reached.
+    """
 
     @abstractmethod
     def write(self, key: str, text: str) -> None:
-        """Replaces the text under a key.
-
-        Raises:
-            ConnectionError: If the store can't be reached any more.
-        """
+        """Replaces the text under a key."""
 
     @abstractmethod
     def read(self, keys: Sequence[str]) -> list[str]:
-        """Returns the texts under keys, empty where nothing was written.
-
-        Raises:
-            ConnectionError: If the store can't be reached any more.
-        """
+        """Returns the texts under keys, empty where nothing was written."""
 
 
-class Heartbeats:
-    """Signs of life that workers exchange through a `Blackboard`.
+class SignsOfLife(ABC):
+    """Texts that workers exchange through a `Blackboard`, by two threads.
 
-    One thread writes and reads the board, and may block if the worker that
-    serves the board hangs. Another thread watches the time.
+    One writes and reads the board, and may block if the process that serves
+    the board hangs. The other one watches the time.
+    """
 
-    Args:
-        cluster: The `Cluster` of the workers.
-        board: `Blackboard` that all workers share.
-        keeper: Integer, the worker that serves the board, and is lost if the
-            board can't be reached; `None` if no worker serves it.
-        silence: Float, seconds after which a silent worker is lost.
-        on_loss: Callable without arguments, called once, in a thread.
+    def __init__(
+        self,
+        cluster: Cluster,
+        board: Blackboard,
+        interval: float,
+        suspension: float,
+    ) -> None:
+        self._cluster = cluster
+        self._board = board
+        self._interval = interval
+        self._key = _key(cluster.index)
+        self._others = [
+            i for i in range(cluster.num_workers) if i != cluster.index
+        ]
+        now = time.monotonic()
+        # The last text of each other worker, and when that was first seen.
+        self._texts = dict.fromkeys(self._others, "")
+        self._seen = dict.fromkeys(self._others, now)
+        # The times of the last exchange, of the last look at the clock, and of
+        # the last one after which this process was suspended itself, so that
+        # no other one is to blame for silence before.
+        self._looked = self._woke = self._granted = now
+        self._suspension = suspension
+        self._is_gone = False
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Starts the threads; other workers may start theirs later."""
+        for target in (self._exchange, self._watch):
+            name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _end_threads(self) -> None:
+        self._over.set()
+        # A thread that returns from native code after the interpreter is gone
+        # aborts the process. But a thread may hang, so joins have a timeout.
+        for thread in self._threads:
+            thread.join(4 * self._interval)
+
+    def _exchange(self) -> None:
+        while not self._over.wait(self._interval):
+            try:
+                self._look()
+            except ConnectionError:
+                self._is_gone = True
+                return
+
+    def _look(self) -> None:
+        """Writes this worker's text, and reads those of the others."""
+        self._write()
+        texts = self._board.read([_key(other) for other in self._others])
+        self._looked = now = time.monotonic()
+        for other, text in zip(self._others, texts, strict=True):
+            if text not in ("", self._texts[other]):
+                self._texts[other], self._seen[other] = text, now
+
+    def _write(self) -> None:
+        self._board.write(self._key, self._text())
+
+    @abstractmethod
+    def _text(self) -> str:
+        """Returns a new text at each call, which others take for a beat."""
+
+    @abstractmethod
+    def _watch(self) -> None:
+        """Judges who is lost, until `_over` is set."""
+
+    def _now(self) -> float:
+        """Returns the time, after checking whether this process was stopped."""
+        now = time.monotonic()
+        if now - self._woke > self._suspension:
+            self._granted = now
+        self._woke = now
+        return now
+
+    def _name(self, index: int) -> str:
+        address = self._cluster.addresses[index]
+        return f"worker {index}" + (f" at {address}" if address else "")
+
+
+class Heartbeats(SignsOfLife):
+    """Signs of life that tell when a worker was silent for too long.
+
+    If the board can't be reached, its `keeper` is lost: the worker that serves
+    it, or `None`. A loss calls `on_loss` once, in a thread.
     """
 
     def __init__(
@@ -60,78 +139,49 @@ class Heartbeats:
         silence: float = SILENCE,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        self._cluster = cluster
-        self._board = board
+        interval = min(INTERVAL, silence / 5)
+        super().__init__(cluster, board, interval, silence / 2)
         self._keeper = keeper
         self._silence = silence
-        self._interval = min(INTERVAL, silence / 5)
         self._on_loss = on_loss
-        self._others = [
-            i for i in range(cluster.num_workers) if i != cluster.index
-        ]
         self._own_reason = ""
         self._has_told = threading.Event()
-        # For each other worker: its last text, its reason to end, the time
-        # and the number of the exchange at which its text changed last.
-        self._texts = dict.fromkeys(self._others, "")
-        self._reasons = dict.fromkeys(self._others, "")
-        self._seen = dict.fromkeys(self._others, time.monotonic())
-        self._heard = dict.fromkeys(self._others, 0)
+        # The number of exchanges, and of that at which a text changed last.
         self._rounds = 0
-        self._looked = time.monotonic()
-        self._is_gone = False
-        self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def start(self) -> None:
-        """Starts the threads; other workers may start theirs later."""
-        self._looked = time.monotonic()
-        self._seen = dict.fromkeys(self._others, self._looked)
-        for target in (self._exchange, self._watch):
-            name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
-            thread = threading.Thread(target=target, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._heard = dict.fromkeys(self._others, 0)
 
     def stop(self, reason: str, patience: float) -> None:
-        """Tells the other workers why this one ends; waits for them to end.
-
-        Args:
-            reason: String, such as "ended", or the error that ended it.
-            patience: Float, longest time to wait, in seconds.
-        """
+        """Tells the other workers why this one ends; waits for them to end."""
         self._own_reason = reason
         deadline = time.monotonic() + patience
         self._has_told.wait(4 * self._interval)
         while (
             time.monotonic() < deadline
             and not self._is_gone
-            and not all(self._reasons.values())
+            and not all(map(self._reason, self._others))
         ):
             time.sleep(self._interval / 10)
-        self._over.set()
-        # A thread that returns from native code after the interpreter is gone
-        # aborts the process. But a thread may hang, so joins have a timeout.
-        for thread in self._threads:
-            thread.join(4 * self._interval)
+        self._end_threads()
 
     def describe_lost(self) -> str:
         """Describes the lost workers, after a wait for a few signs of life.
 
-        Returns:
-            String such as "worker 1 at 10.0.0.2:9000 gives no sign of life";
-            empty if no worker is known to be lost.
+        It is empty if no worker is known to be lost.
         """
         self._wait_for_rounds(2 * _ROUNDS)
         found = []
         for index in self._others:
-            if self._reasons[index]:
-                found.append(f"{self._name(index)} {self._reasons[index]}")
+            if self._reason(index):
+                found.append(f"{self._name(index)} {self._reason(index)}")
             elif self._rounds - self._heard[index] >= _ROUNDS:
                 found.append(f"{self._name(index)} gives no sign of life")
         if self._is_gone and self._keeper is not None:
             return f"{self._name(self._keeper)} can't be reached"
         return "; ".join(found)
+
+    def _reason(self, index: int) -> str:
+        """Returns why a worker has ended; empty as long as it lives."""
+        return self._texts[index].partition(" ")[2]
 
     def _wait_for_rounds(self, count: int) -> None:
         """Waits for a number of exchanges, so that live workers are heard."""
@@ -146,54 +196,39 @@ class Heartbeats:
         if self._rounds == until - count:  # the worker with the board hangs
             self._is_gone = True
 
-    def _name(self, index: int) -> str:
-        address = self._cluster.addresses[index]
-        return f"worker {index}" + (f" at {address}" if address else "")
-
-    def _exchange(self) -> None:
-        while not self._over.wait(self._interval):
-            try:
-                self._look()
-            except ConnectionError:
-                self._is_gone = True
-                return
+    def _text(self) -> str:
+        return f"{self._rounds} {self._own_reason}"
 
     def _look(self) -> None:
-        index = self._cluster.index
-        self._board.write(_key("beat", index), str(self._rounds))
-        if self._own_reason and not self._has_told.is_set():
-            self._board.write(_key("ended", index), self._own_reason)
-            self._has_told.set()
-        beats = [_key("beat", other) for other in self._others]
-        ends = [_key("ended", other) for other in self._others]
-        texts = self._board.read([*beats, *ends])
-        now = time.monotonic()
-        for position, other in enumerate(self._others):
-            self._reasons[other] = texts[len(beats) + position]
-            if texts[position] != self._texts[other]:
-                self._texts[other] = texts[position]
-                self._seen[other] = now
-                self._heard[other] = self._rounds + 1
+        tells = bool(self._own_reason)
+        super()._look()
         self._rounds += 1
-        self._looked = now
+        for other, seen in self._seen.items():
+            if seen == self._looked:
+                self._heard[other] = self._rounds
+        if tells:
+            self._has_told.set()
 
     def _watch(self) -> None:
-        woke = time.monotonic()
         while not self._over.wait(self._interval):
-            now = time.monotonic()
-            if now - woke > self._silence / 2:
-                # This process itself was suspended: no other one is to blame.
-                self._looked = now
-                self._seen = dict.fromkeys(self._others, now)
-            woke = now
-            if now - self._looked > self._silence:
+            now = self._now()
+            latest = [self._looked, *self._seen.values()]
+            silent = [now - max(each, self._granted) for each in latest]
+            if silent[0] > self._silence:
                 self._is_gone = True
-            if self._is_gone or any(
-                now - seen > self._silence for seen in self._seen.values()
-            ):
+            if self._is_gone or max(silent) > self._silence:
                 self._on_loss()
                 return
 
 
-def _key(kind: str, index: int) -> str:
-    return f"keras_dist/{kind}/{index}"
+def lost_error(cluster: Cluster, who: str) -> WorkerLostError:
+    """Makes the error of this worker that names the lost ones, and why."""
+    return WorkerLostError(
+        f"Worker {cluster.index} can't go on without the others: {who}. See "
+        "what that worker printed, and start all workers again, for instance "
+        "with `keras-dist run --max-restarts`."
+    )
+
+
+def _key(index: int) -> str:
+    return f"{FOLDER}{index}"
