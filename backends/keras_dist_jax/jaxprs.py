@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,30 +84,43 @@ def live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
     return found[::-1]
 
 
-def walk(
-    program: Any,
-    arguments: Sequence[Any],
-    enters: Callable[[Any], Any],
-) -> list[Any]:
-    """Runs a program by equations; it enters programs that `enters` returns."""
-    jaxpr = opened(program)
-    consts = getattr(program, "consts", ())
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
+def value_of(atom: Any, values: Mapping[Any, Any]) -> Any:
+    """Returns the value of a literal, or of a variable."""
+    return atom.val if isinstance(atom, Literal) else values[atom]
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
 
-    for equation in jaxpr.eqns:
-        inputs = [read(atom) for atom in equation.invars]
+def computed(
+    equations: Sequence[Any],
+    values: Mapping[Any, Any],
+    enters: Callable[[Any], Any] = lambda equation: None,
+) -> dict[Any, Any]:
+    """Runs equations; returns the values of their variables and of others.
+
+    Those for which `enters` returns a program are walked through.
+    """
+    known = dict(values)
+    for equation in equations:
+        inputs = [value_of(atom, known) for atom in equation.invars]
         entered = enters(equation)
         results = (
             bind(equation, inputs)
             if entered is None
             else walk(entered, inputs, enters)
         )
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+        known.update(zip(equation.outvars, results, strict=True))
+    return known
+
+
+def walk(
+    program: Any, arguments: Sequence[Any], enters: Callable[[Any], Any]
+) -> list[Any]:
+    """Runs a program, equation by equation."""
+    jaxpr = opened(program)
+    consts = getattr(program, "consts", ())
+    values = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+    values = computed(jaxpr.eqns, values, enters)
+    return [value_of(atom, values) for atom in jaxpr.outvars]
 
 
 def rewritten(program: Any, change: Callable[[Any], Any]) -> Any:

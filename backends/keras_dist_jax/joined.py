@@ -39,12 +39,8 @@ class JoinedPerReplica(PerReplica):
         if self._parts is None:
             parts = parts_of(self.joined, self.stacked, self.layout)
             if self.shapes is not None:
-                first = (
-                    0
-                    if len(parts) > len(self.layout.devices)
-                    else (self.layout.first)
-                )
-                own = self.shapes[first : first + len(parts)]
+                is_traced = len(parts) > len(self.layout.devices)
+                own = self.shapes[0 if is_traced else self.layout.first :]
                 parts = list(map(cut_to, parts, own))
             self._parts = tuple(parts)
         return self._parts

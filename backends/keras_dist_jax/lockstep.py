@@ -56,7 +56,7 @@ class Lockstep:
             # The variants' last parts are mostly equal, and the compiler merges
             # them, which it can't do across the branches of a switch.
             for each, own in zip(self._variants, values, strict=True):
-                own.update(each.computed(count, own))
+                own.update(jaxprs.computed(each.parts[count], own))
         else:
             self._run_part(variant, count, values)
         results = [each.results for each in self._variants]
@@ -67,7 +67,8 @@ class Lockstep:
 
         def branch(own: int) -> Any:
             def run() -> list[list[Any]]:
-                computed = self._variants[own].computed(index, values[own])
+                part = self._variants[own].parts[index]
+                computed = jaxprs.computed(part, values[own])
                 return [
                     [
                         computed[v]
@@ -140,15 +141,6 @@ class _Variant:
         needed.update(jaxprs.variables(self.results))
         return [var for var in made if var in needed]
 
-    def computed(self, index: int, values: dict[Any, Any]) -> dict[Any, Any]:
-        """Runs a part; returns its values and those from before."""
-        values = dict(values)
-        for equation in self.parts[index]:
-            inputs = [_value(atom, values) for atom in equation.invars]
-            results = jaxprs.bind(equation, inputs)
-            values.update(zip(equation.outvars, results, strict=True))
-        return values
-
     def result_keys(self) -> list[Any]:
         """Returns a key for each result, equal where it is computed alike."""
         keys: dict[Any, Any] = {
@@ -167,14 +159,10 @@ class _Variant:
         return [atom_key(atom, keys) for atom in self.results]
 
 
-def _value(atom: Any, values: Mapping[Any, Any]) -> Any:
-    return atom.val if isinstance(atom, Literal) else values[atom]
-
-
 def _selected(variant: Any, atoms: Any, values: list[Any]) -> list[Any]:
     """Selects the values of atoms, on each device those of its variant."""
     each = [
-        [_value(atom, own) for atom in of_variant]
+        [jaxprs.value_of(atom, own) for atom in of_variant]
         for of_variant, own in zip(atoms, values, strict=True)
     ]
     return [_select(variant, column) for column in zip(*each, strict=True)]

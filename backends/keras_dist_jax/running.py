@@ -24,7 +24,7 @@ from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.slots import Slot
+from keras_dist_jax.slots import SlotInFit
 from keras_dist_jax.slots import slot_in_fit
 
 Values = list[list[Any]]
@@ -63,7 +63,7 @@ class Running:
         self.stepping = False
         self.suspect = False  # a step has raised
         self._variables: list[list[keras.Variable]] = []
-        self._slots: list[list[Slot]] = []
+        self._slots: list[list[SlotInFit]] = []
         self._fallback: Values = []
         self._epoch_start: Values | None = None
         self._spoiled: BaseException | None = None
@@ -186,7 +186,7 @@ class Running:
         return internals.array_of(variable)
 
 
-def _taken(slot: Slot) -> Any:
+def _taken(slot: SlotInFit) -> Any:
     array = slot.refresh()
     return slot.variable.value if array is None else array
 

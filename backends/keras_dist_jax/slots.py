@@ -77,13 +77,6 @@ class Slot(ABC):
         self.seen = self.array = None
         internals.take_away(self.variable, on_read)
 
-    def give_back(self, array: Any) -> None:
-        """Undoes `take_away`; of a NumPy array, it is this worker's part."""
-        if shards.is_sharded(self.variable):
-            shards.give_back(self.variable, array)
-        else:
-            internals.give_back(self.variable, array)
-
 
 class WholeSlot(Slot):
     """A variable that is whole on one device, or on each."""
@@ -128,9 +121,14 @@ class WholeSlot(Slot):
         return copy
 
     def give_back(self, array: Any) -> None:
-        super().give_back(array)
+        """Undoes `take_away`; the array may be one of NumPy."""
+        variable = self.variable
+        if shards.is_sharded(variable):
+            shards.give_back(variable, array)
+            return
+        internals.give_back(variable, array)
         if self._layout is not None:
-            place(self.variable, self._layout)
+            place(variable, self._layout)
 
 
 class ShardedSlot(Slot):
@@ -152,6 +150,10 @@ class ShardedSlot(Slot):
 
     def outside(self, value: Any) -> Any:
         return self._shards.stored(value)
+
+    def give_back(self, array: Any) -> None:
+        """Undoes `take_away`; a NumPy array is this worker's part."""
+        shards.give_back(self.variable, array)
 
 
 class CopiedSlot(WholeSlot):
@@ -233,6 +235,10 @@ def combine(variable: Any) -> None:
                 raise
 
 
+# The slot of a variable whose array is in the hands of `fit`.
+SlotInFit = WholeSlot | ShardedSlot
+
+
 class Slots:
     """The slots of one compiler, each kept as long as programs use it."""
 
@@ -253,7 +259,7 @@ class Slots:
         return slot
 
 
-def slot_in_fit(variable: keras.Variable, home: Layout) -> Slot:
+def slot_in_fit(variable: keras.Variable, home: Layout) -> SlotInFit:
     """Returns a slot for the steps of a model; the variable rests at `home`."""
     if shards.is_sharded(variable):
         return ShardedSlot(variable)
