@@ -1,7 +1,4 @@
-"""Binds a model to a strategy by instance attributes.
-
-The model's class stays untouched: `isinstance`, saving and names stay.
-"""
+"""Binds a model to a strategy by attributes of the instance only."""
 
 import contextlib
 import functools
@@ -59,10 +56,7 @@ def claim_variable(variable: keras.Variable, strategy: StrategyBase) -> None:
 def claim_variables(
     variables: Sequence[keras.Variable], strategy: StrategyBase
 ) -> None:
-    """Makes `strategy` the owner of several variables and places their values.
-
-    Several workers take the chief's values in one broadcast.
-    """
+    """Makes `strategy` the owner of variables and places their values."""
     for variable in variables:
         check_owner(variable, strategy)
         if "distribute_strategy" not in vars(variable):
@@ -166,10 +160,7 @@ class Binding:
         executor.prepare(self.model)
 
     def _share_out(self) -> None:
-        """Divides variables' values among the per-replica components again.
-
-        `fit` changes the combined value of a metric state, not its components.
-        """
+        """Divides what `fit` has combined among components again."""
         for variable in keras_internals.all_variables(self.model):
             if id(variable) in self.strategy.has_components:
                 variable.share_out()

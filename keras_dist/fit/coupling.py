@@ -1,9 +1,7 @@
 """Warns of layers in which the rows of a batch depend on each other.
 
-A replica calls such a layer on its own rows only, which gives other numbers
-than one device. So in the first step, each layer with code of the user is
-called again, on a few rows and on both halves of them, and the results are
-compared.
+A replica has its own rows only. So in the first step, each layer with code of
+the user is called again on a few rows and on both halves of them.
 """
 
 import contextlib
@@ -76,10 +74,7 @@ def watched(step: ReplicaStep) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hooked() -> Iterator[None]:
-    """Wraps `keras.Layer.__call__` while any step is watched.
-
-    The wrapper is removed afterwards, because it makes each call slower.
-    """
+    """Wraps the slow `keras.Layer.__call__` only while steps are watched."""
     global _num_watched
     with _lock:
         if not _num_watched:
@@ -190,11 +185,7 @@ def _coupled(
 def _takes_any_lengths(
     call: LayerCall, observed: Callable[[slice, int], list[Any]]
 ) -> bool:
-    """Returns whether several inputs may have different numbers of rows.
-
-    `observed` returns the layer's outputs for a slice of one input, given by
-    its position among the leaves of the arguments.
-    """
+    """Returns whether several inputs may have different numbers of rows."""
     leaves = tree.flatten((call.args, call.kwargs))
     places = [
         place
@@ -221,11 +212,7 @@ def _are_apart(
     second: list[Any],
     keep_values: bool = False,
 ) -> bool:
-    """Returns whether the outputs of two halves differ from those of the whole.
-
-    `tolerance` is relative to the largest number. With `keep_values`, outputs
-    without rows have to be equal too.
-    """
+    """Returns whether two halves' outputs differ from those of the whole."""
     return len(whole) == len(first) == len(second) and any(
         _is_apart(*arrays, tolerance)
         or (keep_values and arrays[0].shape == arrays[1].shape)

@@ -1,8 +1,7 @@
 """Hooks on the creation of models and variables under a strategy.
 
-While at least one scope is open or a replica function runs, in any thread,
-constructors of Keras are wrapped. Each call looks up the strategy of its own
-thread, so other threads are not affected.
+They are there for all threads while any scope is open, and look up the strategy
+of the calling thread.
 """
 
 import contextlib
@@ -90,11 +89,7 @@ HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)
 def _hook_init(
     of_model: bool, original: Callable[..., None]
 ) -> Callable[..., None]:
-    """Wraps the `__init__` of models, or of trainers that are no models.
-
-    A `keras.Model` is bound once it is a layer too. Other classes may
-    initialize the trainer before or after the layer.
-    """
+    """Wraps the `__init__` of models, or of trainers that are no models."""
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -187,11 +182,7 @@ def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _share_new_variables() -> None:
-    """Makes one variable of those that all replicas make at the same point.
-
-    The hook stays for good: a `__new__` can't be removed from a class that had
-    none of its own.
-    """
+    """Makes one variable of those that all replicas make at the same point."""
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         call = current_call()
@@ -219,10 +210,7 @@ def _share_new_variables() -> None:
 
 
 def _check_alike(everyone: list[Any]) -> None:
-    """Refuses variables made at one point that replicas declare differently.
-
-    Initializers may differ.
-    """
+    """Refuses variables that replicas declare differently."""
     declared = [
         (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})
         for args, kwargs in everyone

@@ -31,11 +31,7 @@ _MADE_HERE = "_keras_dist_synchronizes"
 
 
 def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `warnings.warn`.
-
-    If the user's code warns on one replica, the others repeat it from the same
-    place. On one device it is shown once.
-    """
+    """Wraps `warnings.warn`, so that replicas that warn alike show it once."""
 
     @functools.wraps(original)
     def warn(
@@ -95,11 +91,7 @@ _signature_of = functools.cache(inspect.signature)
 
 
 def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `keras.layers.BatchNormalization.__init__`.
-
-    Keras refuses `synchronized=True` on all backends but TensorFlow. Under a
-    strategy it works on each.
-    """
+    """Allows `synchronized=True`, which Keras does on TensorFlow only."""
 
     @functools.wraps(original)
     def __init__(
@@ -122,9 +114,7 @@ def _global_moments(
 ) -> tuple[Any, Any]:
     """Returns the mean and variance over the rows of all replicas.
 
-    The mean comes first, then the mean squared distance from it: two sums
-    rather than one, because a difference of large sums loses precision.
-    Gradients flow through both.
+    Two sums, one after the other: a difference of large sums loses precision.
     """
     what = f"the batch statistics of layer '{layer.name}'"
     axes = layer._reduction_axes

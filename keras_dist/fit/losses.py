@@ -123,9 +123,7 @@ def hook_scaling(
 ) -> Callable[[Any], Any]:
     """Wraps Keras' scaling of mean losses by 1 / replicas, and its inverse.
 
-    The scaling is right in a replica function, because `optimizer.apply` sums
-    there. It is left out in a step of `fit`, under a scope, and on gathered
-    rows. `by` divides by the number of replicas or, for display, multiplies.
+    It is right in replica functions only, where `optimizer.apply` sums.
     """
 
     @functools.wraps(original)
@@ -207,15 +205,11 @@ def _on_gathered_rows(
 
 
 def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
-    """Returns a nested value with the rows of all replicas.
+    """Returns a nest with the rows of all replicas.
 
-    Gradients flow to this replica's own rows only. They are divided by the
-    replica's weight, because they are multiplied by it when replicas' gradients
-    are summed. So other gradients of what is computed, such as those of
-    variables, count once in all.
-
-    Leaves without rows stay this replica's own. `what` names the meeting in
-    errors.
+    Gradients flow to this replica's rows only. They are divided by its weight,
+    by which they are multiplied later, so that other gradients count once in
+    all.
     """
     leaves = nests.flatten(value)
     known = [(id(leaf), _may_have_rows(leaf, step.share)) for leaf in leaves]

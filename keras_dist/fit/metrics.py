@@ -1,8 +1,7 @@
 """Updates metrics once, with the global batch gathered from all replicas.
 
-That is exact for any metric, whatever its state: how states merge need not be
-known. Updates wait until a result is read or the step ends, so that replicas
-meet once for all of them.
+That is exact for any metric. Updates wait until a result is read or the step
+ends, so that replicas meet once for all of them.
 """
 
 import functools
@@ -29,11 +28,7 @@ from keras_dist.replica.state import current_step
 
 @dataclass(frozen=True)
 class MetricUpdate:
-    """One replica's call of a metric's `update_state`.
-
-    `update_state` is the metric's own method. `leaves` are those of all
-    arguments, without gradients.
-    """
+    """One replica's call of `update_state`, with detached leaves."""
 
     metric: keras.metrics.Metric
     update_state: Callable[..., Any]
@@ -145,10 +140,7 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
 
 
 def _place_of_weight(method: Callable[..., Any]) -> int | None:
-    """Returns the position at which a method takes `sample_weight`.
-
-    `None` if it takes it by name only, or not at all.
-    """
+    """Returns the position of `sample_weight`, `None` if it has none."""
     names = [
         parameter.name
         for parameter in inspect.signature(method).parameters.values()
@@ -161,10 +153,7 @@ def _place_of_weight(method: Callable[..., Any]) -> int | None:
 def _with_row_count(
     place: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns a call's arguments with a whole `sample_weight` as `RowCount`.
-
-    `place` is the position at which the weight may be passed.
-    """
+    """Returns a call's arguments with a whole `sample_weight` as `RowCount`."""
     if _is_integer_scalar(kwargs.get("sample_weight")):
         counted = RowCount(kwargs["sample_weight"])
         return args, {**kwargs, "sample_weight": counted}

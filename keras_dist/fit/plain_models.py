@@ -1,13 +1,8 @@
 """Warnings about plain models that were perhaps meant to be distributed.
 
-A model that is loaded, unpickled or made from a configuration outside of any
-scope belongs to no strategy: its data may come from another process. It
-remembers its origin, and warns when it begins to train on one device. A plain
-model that is used while a scope is open warns at once. Each warns once. A
-model that each of several workers would train alone is refused.
-
-A copy that is made in this process, by `copy.deepcopy` or
-`keras.models.clone_model`, belongs to the strategy of its original.
+A plain model that came from a distributed one's configuration remembers it, and
+warns when it begins to train. One that several workers would train alone is
+refused. Copies in this process join the strategy of their original.
 """
 
 import contextlib
@@ -47,11 +42,7 @@ _on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
 
 
 class DistributedConfig(dict[str, Any]):
-    """The configuration of a distributed model, from its `get_config`.
-
-    Attributes:
-        origin: String, the `repr` of the model's strategy.
-    """
+    """A distributed model's configuration, with the `repr` of its strategy."""
 
     def __init__(self, config: dict[str, Any], strategy: Any) -> None:
         super().__init__(config)
@@ -127,10 +118,7 @@ def install() -> None:
 
 
 def strategy_of(thing: Any) -> Any:
-    """Returns the strategy that a model, layer, optimizer or metric belongs to.
-
-    `None` if it belongs to none.
-    """
+    """Returns the strategy of a model or a part of one, or `None`."""
     binding = bound(thing) if isinstance(thing, Trainer) else None
     if binding is not None:
         return binding.strategy
@@ -142,11 +130,7 @@ def strategy_of(thing: Any) -> Any:
 
 
 def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a copying function, so that a copy joins its original's strategy.
-
-    The original is the function's first argument. Under a scope that is open
-    already, a copy belongs to that scope's strategy.
-    """
+    """Wraps a copying function: a copy joins its original's strategy."""
 
     @functools.wraps(method)
     def wrapped(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,20 +190,13 @@ def _reads_origin(deserialize: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remember(model: Any, source: str) -> None:
-    """Has a plain model warn when it is trained.
-
-    `source` is the `repr` of the strategy whose model it was made from.
-    """
+    """Has a plain model warn of its origin when it is trained."""
     if isinstance(model, Trainer) and bound(model) is None:
         object.__setattr__(model, _ATTRIBUTE, source)
 
 
 def watch_training() -> None:
-    """Checks each model that begins to train, if a launcher started workers.
-
-    Called when keras_dist is imported and when a strategy is made: a script may
-    set the variables of its cluster between the two.
-    """
+    """Checks each model that begins to train, if a launcher started workers."""
     found = place()
     if found is not None and found[0].number > 1:
         _install()
@@ -254,10 +231,7 @@ def _checked(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def _check(model: keras.Model, strategy: Any, method: str) -> None:
-    """Refuses to train a model that other workers don't train.
-
-    Under another launcher than `keras-dist run`, it warns once for each model.
-    """
+    """Refuses, or warns of, training a model that other workers don't train."""
     found = None if _on_purpose.get() or is_independent() else place()
     if found is None or found[0].number == 1:
         return

@@ -1,11 +1,8 @@
 """Compares the loss of a user's own step on replicas with one device.
 
-Replicas' gradients are summed as those of means over rows. The loss in a user's
-step may be a sum over rows, or rows may depend on each other in it. A number
-does not show that. So before its first batch counts, the step is rehearsed on
-some rows: by one replica that has all of them, and by all replicas. The first
-is done twice, to notice random numbers. Nothing is updated, and no assignment
-is kept.
+Replicas' gradients are summed as those of means over rows, which a user's loss
+may not be. So before its first batch counts, the step runs on some rows, twice
+by one replica (to notice random numbers) and once by all. Nothing is kept.
 """
 
 import contextlib
@@ -46,10 +43,7 @@ _first: "weakref.WeakKeyDictionary[keras.Model, Any]" = (
 
 
 class RehearsedStep(ReplicaStep):
-    """A step that keeps assignments to itself and updates nothing.
-
-    `targets` are the losses that were differentiated.
-    """
+    """A step that updates nothing and keeps assignments to itself."""
 
     is_rehearsal = True
 
@@ -70,10 +64,7 @@ class RehearsedStep(ReplicaStep):
 
 @dataclass(frozen=True)
 class _Parted:
-    """A loss that differs between replicas and one device.
-
-    `mean` is over the rows of all replicas, and `rows` were compared.
-    """
+    """A loss that differs between replicas and one device."""
 
     alone: float
     mean: float
@@ -93,10 +84,7 @@ class Rehearsal:
         self._attempts = _ATTEMPTS
 
     def look(self, data: Any) -> None:
-        """Warns if losses of the first batch differ; later calls do nothing.
-
-        `data` is the global batch, or a symbolic one in a graph.
-        """
+        """Warns if losses of the first batch differ; later calls do nothing."""
         if not self._attempts:
             return
         model = self._model()

@@ -1,8 +1,7 @@
 """Runs each of a model's three steps once for each replica.
 
-`train_step`, `test_step` and `predict_step` on the instance take the global
-batch, run the class' own step (also a user's) on each replica's rows, and
-return what one device would have returned. The rest of the trainer is Keras'.
+The steps on the instance take the global batch, run the class' own on each
+replica's rows, and return what one device would have returned.
 """
 
 from collections.abc import Callable
@@ -55,10 +54,7 @@ def step_overrides(
 
 
 def prepare_steps(model: keras.Model) -> None:
-    """Prepares a model's metrics for steps on replicas.
-
-    Layers that keep a state for each row of the batch are refused.
-    """
+    """Hooks a model's metrics; refuses layers with a state for each row."""
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise UnsupportedModelError(
@@ -92,13 +88,7 @@ def _run(
 
 
 def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
-    """Ends a step: commits replicas' assignments and joins their results.
-
-    `result` is the step's result on this replica. With `join_rows`, results
-    have rows of the batch, as predictions do. Else they are logs: numbers are
-    averaged over rows, and anything else is the same on each replica. Returns
-    the result that one device would have returned.
-    """
+    """Ends a step: commits assignments, and joins rows or averages logs."""
     flush(step)
     known = [id(leaf) in step.results for leaf in nests.flatten(result)]
 

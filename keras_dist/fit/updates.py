@@ -1,7 +1,4 @@
-"""Updates by optimizers: replicas meet, sum their gradients, update once.
-
-An update outside of all replicas may belong to a loop that is not distributed.
-"""
+"""Updates by optimizers: replicas meet, sum their gradients, update once."""
 
 import functools
 import threading
@@ -37,12 +34,7 @@ def update(
     grads: Any,
     variables: list[keras.Variable] | None,
 ) -> None:
-    """Sums gradients over replicas, then updates variables once.
-
-    `apply` is the optimizer's method as Keras has it. `grads` are this
-    replica's gradients of `variables`, where `None` stands for all that the
-    optimizer was built for.
-    """
+    """Sums gradients over replicas, then calls Keras' `apply` once."""
 
     grads = list(grads)
     warn_if_changed(step, optimizer, grads, variables)
@@ -113,12 +105,7 @@ def warn_if_changed(
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable] | None,
 ) -> None:
-    """Warns, once for each optimizer, of gradients that `train_step` changed.
-
-    A replica's gradients are those of its own rows. Changes that are not
-    linear, such as clipping by norm, give other numbers there than on one
-    device.
-    """
+    """Warns, once an optimizer, of gradients that `train_step` changed."""
     if not isinstance(step, ReplicaStep) or optimizer in _known:
         return
     if not step.looks_at_gradients:
@@ -185,8 +172,7 @@ def install() -> None:
 def _look_at(optimizer: Any, variables: Any) -> None:
     """Warns once of a loop that trains without ever running a replica.
 
-    A single update does not count: a program may make an optimizer's slots by
-    it.
+    A single update does not count: it may be for making an optimizer's slots.
     """
     if (
         context.in_replica_function()

@@ -198,10 +198,7 @@ def _reduce_in_graph(
     initial_state: Any,
     reduce_func: Callable[[Any, Any], Any],
 ) -> Any:
-    """Implements `DistributedDataset.reduce` in a loop of the graph.
-
-    Raises `NotImplementedError` if a graph can't read the data.
-    """
+    """Implements `DistributedDataset.reduce` in a loop of the graph."""
     data = feed.trace() if isinstance(feed, GlobalFeed) else None
     if not isinstance(feed, GlobalFeed) or data is None:
         raise NotImplementedError(
@@ -234,11 +231,7 @@ def _reduce_in_graph(
 def distribute_dataset(
     strategy: StrategyBase, dataset: Any, options: InputOptions | None = None
 ) -> DistributedDataset:
-    """Implements `strategy.experimental_distribute_dataset`.
-
-    With one replica nothing is split, and elements may be any objects. Raises
-    `NotImplementedError` if the options ask for a dataset for each replica.
-    """
+    """Implements `strategy.experimental_distribute_dataset`."""
     _refuse_distributed(dataset)
     checked = check_input_options(options)
     mode = checked.experimental_replication_mode
@@ -258,13 +251,7 @@ def distribute_from_function(
     dataset_fn: Callable[[InputContext], Any],
     options: InputOptions | None = None,
 ) -> DistributedDataset:
-    """Implements `strategy.distribute_datasets_from_function`.
-
-    Each element is one replica's batch; nothing is split or batched. In an
-    incomplete last step, the replicas without an element get arrays with 0
-    rows. If all batches have one static number of rows
-    (`drop_remainder=True`), that step is left out.
-    """
+    """Implements `strategy.distribute_datasets_from_function`."""
     checked = check_input_options(options)
     num_replicas = strategy.num_replicas_in_sync
 
@@ -279,12 +266,7 @@ def distribute_from_function(
 
 
 def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
-    """Converts the data of `fit`, so that each worker reads the same rows.
-
-    A `DistributedDataset` is replaced by its global batches, and so is a
-    `tf.data.Dataset` with the policy `HINT`. Other data is returned as it is,
-    since `fit` reads it with the other policies as on one device.
-    """
+    """Converts the data of `fit`, so that each worker reads the same rows."""
     if isinstance(data, DistributedDataset):
         return data.global_batches()
     count = strategy.plan.num_workers

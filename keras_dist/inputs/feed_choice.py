@@ -1,9 +1,4 @@
-"""The policies by which workers share the rows of a `tf.data.Dataset`.
-
-Every worker is given the same data. By default each reads all of it and takes
-its own rows of each global batch, which needs no communication and gives the
-same numbers as one device.
-"""
+"""The policies by which workers share the rows of a `tf.data.Dataset`."""
 
 import enum
 from collections.abc import Callable
@@ -127,11 +122,7 @@ def feed_of_function(
     source_of: Callable[[int, int], Source],
     mode: InputReplicationMode,
 ) -> Feed:
-    """Returns the feed of data that a function makes for each pipeline.
-
-    `source_of` returns a pipeline's `Source`, given the number of pipelines
-    and the pipeline's position.
-    """
+    """Returns the feed of data that a function makes for each pipeline."""
     plan = strategy.plan
     parts = plan.num_local_replicas
 
@@ -150,11 +141,7 @@ def _agreed(
     feed_of: Callable[[int], Feed],
     refusal: str | None = None,
 ) -> Feed:
-    """Returns this worker's feed, with the same number of steps on all.
-
-    `feed_of` returns the `Feed` of a worker, given its index; `refusal` is the
-    error message of `fit` for data that only one worker can read.
-    """
+    """Returns this worker's feed, with the same number of steps on all."""
     plan, workers = strategy.plan, strategy.executor.workers
     if plan.num_workers == 1:
         return feed_of(0)
@@ -190,12 +177,9 @@ class _State(enum.IntFlag):
 class AgreedFeed(Feed):
     """A feed of a worker's own data, with the same number of steps on all.
 
-    In each step every worker tells the others whether it has data, or an
-    error. A worker at its end gets arrays with 0 rows until all are at their
-    end. All workers have to create the feed and to take its steps.
-
-    `everyone` returns the `Feed` of all workers' replicas, and `parts` is the
-    number of a worker's replicas.
+    In each step workers tell each other whether they have data or an error. One
+    at its end gets 0 rows until all are. `everyone` makes the feed of all
+    workers.
     """
 
     def __init__(
@@ -292,11 +276,7 @@ class AgreedFeed(Feed):
     def _at_end(
         self, step: list[Any] | None
     ) -> tuple[list[Any] | None, _State]:
-        """Returns this worker's parts and flags for steps after its last one.
-
-        The parts have 0 rows, and are made from those of the first `step`, or
-        from the spec if that is `None`. They are `None` if they can't be made.
-        """
+        """Returns this worker's parts of 0 rows, if any, and its flags."""
         leaves_out = self._own.leaves_out
         state = _State.LEAVES_OUT if leaves_out else _State(0)
         try:
@@ -322,10 +302,7 @@ class AgreedFeed(Feed):
 
 
 def _of_no_rows(leaf: Any) -> Any:
-    """Returns an array with 0 rows for a `keras.KerasTensor`.
-
-    Raises `ValueError` for a sparse or ragged one, or another object.
-    """
+    """Returns an array with 0 rows for a `keras.KerasTensor`."""
     if leaf is None:
         return None
     if not isinstance(leaf, keras.KerasTensor) or leaf.sparse or leaf.ragged:

@@ -31,11 +31,7 @@ from keras_dist.inputs.sources.source import own_memory
 
 
 class Feed(ABC):
-    """Steps of data, each with a nest of arrays for every replica.
-
-    Attributes:
-        restarts: Boolean, true if each pass starts anew.
-    """
+    """Steps of data, each with a nest of arrays for every replica."""
 
     restarts: bool
 
@@ -65,20 +61,13 @@ class Feed(ABC):
 
     @property
     def leaves_out(self) -> bool:
-        """True if steps in which a replica has no data are left out.
-
-        Otherwise the replicas without data get arrays with 0 rows.
-        """
+        """True if an incomplete last step is left out, not filled up."""
         return False
 
 
 @final
 class GlobalFeed(Feed):
-    """A feed of global batches, split over replicas in order.
-
-    With one part, elements are not split. `own` is the slice of this worker's
-    replicas.
-    """
+    """A feed of global batches, split over replicas if there are several."""
 
     def __init__(
         self, source: Source, parts: int, own: slice = slice(None)
@@ -128,9 +117,8 @@ class GlobalFeed(Feed):
 class ShardFeed(Feed):
     """A feed of a worker's own batches, which have the global size.
 
-    Each batch is split as if over all workers, and this worker takes one part
-    after another, each in a step. A smaller batch gives fewer steps rather
-    than smaller ones. `parts` is the number of the worker's replicas.
+    Batches are split as if over all workers, with a step for each part: a
+    smaller batch gives fewer steps, not smaller ones.
     """
 
     def __init__(
@@ -171,10 +159,7 @@ class ShardFeed(Feed):
 
 @final
 class TurnsFeed(Feed):
-    """A feed whose replicas take the elements of one source in turn.
-
-    `source` has batches of the per-replica size, for `parts` replicas.
-    """
+    """A feed whose replicas take the elements of one source in turn."""
 
     def __init__(self, source: Source, parts: int) -> None:
         self.restarts = source.restarts
@@ -247,17 +232,7 @@ class ParallelFeed(Feed):
 
 
 def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
-    """Splits the rows of a global batch over replicas, in order.
-
-    A leaf `None` stays `None` in each part. With fewer rows than replicas, some
-    have arrays with 0 rows. `own` is the slice of the replicas whose parts are
-    returned. Raises `ValueError` if `batch` is no batch.
-
-    Example:
-
-    >>> [part.tolist() for part in cut(np.arange(5), 3)]
-    [[0, 1], [2, 3], [4]]
-    """
+    """Splits the rows of a global batch over replicas, in order."""
     edges = bounds(check_rows(batch), parts)
     batch = map_nest(sliceable, batch)
     shares = list(zip(edges[:-1], edges[1:], strict=True))
@@ -265,10 +240,7 @@ def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
 
 
 def rows_of(batch: Any, rows: slice) -> Any:
-    """Returns some rows of a batch.
-
-    Raises `ValueError` if an array can't be sliced.
-    """
+    """Returns some rows of a batch."""
 
     def own(leaf: Any) -> Any:
         if leaf is None:

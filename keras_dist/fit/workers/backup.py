@@ -1,8 +1,7 @@
 """`keras.callbacks.BackupAndRestore` on several workers.
 
-The chief saves, and every worker goes on from the chief's backup: at the same
-step of the same epoch, with the same weights, optimizer state, seeds and global
-random states, so that data is shuffled as without the interruption.
+The chief saves. All go on from its backup at the same step, with the same
+weights, seeds and random states, so that data is shuffled as without a stop.
 """
 
 import json
@@ -70,10 +69,8 @@ class Restore(keras.callbacks.Callback):
 class Save(keras.callbacks.Callback):
     """The stand-in for a user's `BackupAndRestore` that saves backups.
 
-    It runs after all other callbacks, so that their decisions are saved too,
-    such as a new learning rate. `restore` is the `Restore` of the same
-    callback. `others` are the callbacks that are not told of batches that are
-    skipped.
+    It runs last, so that decisions of other callbacks are saved too. `others`
+    are not told of batches that are skipped.
     """
 
     def __init__(
@@ -218,11 +215,10 @@ class Paths:
 
 
 class Skipping:
-    """A stand-in for a train function that skips the first steps.
+    """A stand-in for a train function that reads the first steps' data only.
 
-    The data of these steps is read, and `callbacks` are not told of them.
-    `then` is called once after the last of them, before any other data is read.
-    It is given the last batch, or `None` if the trainer read it itself.
+    `then` is called before further data is read, with the last batch, or with
+    `None` if the trainer reads batches itself.
     """
 
     def __init__(
@@ -268,8 +264,7 @@ class Skipping:
     def _train(self, *args: Any) -> Any:
         """Stands in for the train function of any backend's trainer.
 
-        The last argument is the data, either a batch or an iterator. The
-        arguments before it are state that the function returns after its logs.
+        The last argument is a batch or an iterator, those before it are state.
         """
         if self._left <= 0:
             self.end()

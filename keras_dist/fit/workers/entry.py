@@ -46,11 +46,7 @@ _NUMBERS = (
 
 
 def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
-    """Returns what has to be the same on every worker, as integers by name.
-
-    The names are the same for each method. -1 stands for what is not given or
-    not known, such as the number of batches of a generator.
-    """
+    """Returns what has to be equal on all workers, as integers by name."""
     validation = arguments.get("validation_data")
     if isinstance(validation, (tuple, list)) and validation:
         validation = validation[0]
@@ -94,11 +90,7 @@ def batches_of(data: Any) -> int:
 def check_agreement(
     own: Mapping[str, int], workers: Workers, code: int
 ) -> bool:
-    """Compares the calls that workers are about to make, in one collective.
-
-    `own` comes from `described`. `code` is an integer that may differ.
-    Returns whether `code` is the same on all workers.
-    """
+    """Compares workers' calls; returns whether all have the same `code`."""
     numbers = workers.concatenate_numbers([*own.values(), code])
     size = len(own) + 1
     everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
@@ -188,10 +180,7 @@ class Entry:
             self._callbacks = quiet_callbacks(self._callbacks, in_parts)
 
     def agree(self) -> None:
-        """Compares the call with those of other workers, before it begins.
-
-        Global random states that differ become the chief's.
-        """
+        """Compares the call, and takes the chief's random states."""
         arguments = self._arguments()
         own = described(self._name, arguments)
         own[_BACKUP_FREQUENCY] = self._backup_frequency()
@@ -285,10 +274,7 @@ def check_batch(
     kwargs: Mapping[str, Any],
     workers: Workers,
 ) -> None:
-    """Compares the data that workers pass to `train_on_batch` or a relative.
-
-    `method` is that of the model's class, and `args` begin with the model.
-    """
+    """Compares the data that workers pass to `train_on_batch` or a relative."""
     if is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments
         check_arrays(_data({**given, **given.get("kwargs", {})}), workers)

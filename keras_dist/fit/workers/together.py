@@ -1,9 +1,4 @@
-"""Several workers as one: the same values, decisions, and files of the chief's.
-
-An optimizer in parts is made whole while the chief saves or loads it: every
-worker enters these contexts together. They do nothing if variables are whole
-anyway. Progress bars and writing are left to the chief.
-"""
+"""Several workers as one: the same values and decisions, one writer."""
 
 import contextlib
 import inspect
@@ -89,11 +84,7 @@ def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 def take_chiefs_values(
     variables: Sequence[keras.Variable], workers: Workers
 ) -> None:
-    """Gives variables the values that they have on the chief.
-
-    Each worker has to pass variables in the same order. Left out are variables
-    with a value for each replica, strings, and variables without a value.
-    """
+    """Gives variables, in one order on all workers, the chief's values."""
     chosen = [
         variable
         for variable in variables
@@ -116,12 +107,9 @@ def take_chiefs_values(
 
 
 class Together(keras.callbacks.Callback):
-    """A callback that makes decisions of callbacks the same on every worker.
+    """A callback that shares decisions of callbacks at both ends of an epoch.
 
-    It does so at both ends of an epoch. If one worker stops training, all stop.
-    Learning rates become the chief's. Workers do not communicate between
-    batches: callbacks of batches may run in threads, and their logs are the
-    same on all workers anyway.
+    Between batches callbacks may run in threads, so workers don't communicate.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -220,12 +208,8 @@ def quiet_callbacks(
 ) -> list[Any]:
     """Returns the callbacks that run on a worker that is not the chief.
 
-    Keras' callbacks that write are left out, and so are subclasses of them.
-    Those that only print stay, without printing. All other callbacks stay as
-    they are, and ask `strategy.extended.should_checkpoint` themselves.
-
-    With `keeps_parts`, saving takes all workers: callbacks that save the model
-    stay too, and write nothing here.
+    Those of Keras that write are left out, those that print become quiet. With
+    `keeps_parts`, saving takes all workers, so that savers stay.
     """
     savers = (keras.callbacks.ModelCheckpoint,) if keeps_parts else ()
     kept = [
@@ -243,11 +227,7 @@ def quiet_callbacks(
 def save(
     model: keras.Model, name: str, workers: Workers, *args: Any, **kwargs: Any
 ) -> None:
-    """Calls a model's saving method, on the chief only.
-
-    `name` is one of `SAVING`. A single local file is complete at any time: the
-    new one is written beside the old one and then replaces it.
-    """
+    """Calls one of a model's `SAVING` methods, on the chief only."""
     if not workers.cluster.is_chief:
         return
     original = getattr(type(model), name)
@@ -262,10 +242,7 @@ def save(
 
 
 def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
-    """Returns the path of a local file that is written without asking.
-
-    `None` if there are several files, or if the user is asked.
-    """
+    """Returns the path of one local file to write without asking, or `None`."""
     path = arguments.get("filepath")
     if name == "export" or not isinstance(path, (str, os.PathLike)):
         return None
@@ -283,9 +260,7 @@ def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
 def written_beside(path: str) -> Iterator[str]:
     """Yields the name of a file to write, which then replaces a local file.
 
-    A process that is killed leaves the old file or the new one. So does a power
-    failure: the new file is on the disk before it replaces the old one, and the
-    folder's entry is on the disk when the context ends.
+    Killed processes and power failures leave the old file or the new one.
     """
     folder, name = os.path.split(path)
     # Keras chooses the format by the suffix. The name is always the same, so

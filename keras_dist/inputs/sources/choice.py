@@ -33,11 +33,7 @@ KINDS = (
 
 
 def source_of(data: Any, where: str) -> Source:
-    """Returns the `Source` of a user's data.
-
-    Raises `ValueError`, which names the method `where`, if the data can't be
-    read, or if it is arrays without a batch size.
-    """
+    """Returns the `Source` of the user's data that method `where` was given."""
     if keras_internals.is_tf_dataset(data):
         return TensorFlowSource(data)
     if isinstance(data, keras.utils.PyDataset):
@@ -119,10 +115,7 @@ class GrainSource(IterableSource):
 
 @final
 class PyDatasetSource(Source):
-    """The source of a `PyDataset`, in the order of its indices.
-
-    If the dataset has worker threads or processes of its own, they read it.
-    """
+    """The source of a `PyDataset`, in the order of its indices."""
 
     is_for_keras = True
 
@@ -188,11 +181,7 @@ class TooFewFilesError(ValueError):
 
 @final
 class TensorFlowSource(Source):
-    """The source of a `tf.data.Dataset`, read eagerly.
-
-    If the dataset is a shard, `whole` is the dataset that was divided among
-    `num_workers` workers.
-    """
+    """The source of a `tf.data.Dataset`, read eagerly."""
 
     is_for_keras = True
 
@@ -236,10 +225,7 @@ class TensorFlowSource(Source):
     def shard(
         self, policy: int, num_workers: int, index: int
     ) -> "TensorFlowSource":
-        """Returns the source of the shard that worker `index` reads.
-
-        Raises `ValueError` if the policy needs files and there are none.
-        """
+        """Returns the source of the shard that worker `index` reads."""
         tf = sys.modules["tensorflow"]
         spec = self._data.element_spec
         tensors = [

@@ -20,14 +20,10 @@ UNKNOWN = -2
 
 
 class Source:
-    """Data that is read in passes, one element after another.
-
-    An element is a nest of NumPy arrays and tensors of the framework. `data` is
-    what the user has given.
+    """Data that is read in passes, one nest of arrays after another.
 
     Attributes:
-        restarts: Boolean, true if each pass starts anew. If false, a pass
-            continues where the previous one stopped.
+        restarts: Boolean, false if a pass continues where the last one stopped.
         is_for_keras: Boolean, true if `fit` reads the data as it is.
     """
 
@@ -50,10 +46,7 @@ class Source:
 
     @property
     def spec(self) -> Any:
-        """Nest like an element, of `keras.KerasTensor`s.
-
-        Raises `ValueError` if there is no element to derive it from.
-        """
+        """Nest like an element, of `keras.KerasTensor`s."""
         spec = self.known_spec()
         if spec is None:
             raise ValueError(
@@ -72,11 +65,7 @@ class Source:
         """Raises `ValueError` if the data's own spec has scalars only."""
 
     def known_spec(self) -> Any:
-        """Returns the spec, or `None` if there is no element to derive it from.
-
-        A source without a spec of its own reads the first element, which the
-        next pass delivers.
-        """
+        """Returns the spec, if need be of the first element, or `None`."""
         if self._seen is None:
             begun = self.read()
             first = list(itertools.islice(begun, 1))
@@ -89,10 +78,7 @@ class Source:
         return self._elements() if begun is None else begun
 
     def peek(self) -> list[Any]:
-        """Returns a list of the first element of a pass, or an empty list.
-
-        Data that can be read only once loses the element.
-        """
+        """Returns a list of the first element of a pass, or an empty list."""
         return list(itertools.islice(self._elements(), 1))
 
     def _elements(self) -> Iterator[Any]:
@@ -144,11 +130,7 @@ def dtype_name(dtype: Any) -> str:
 
 @final
 class RepeatableBatches(keras_internals.GeneratorDataAdapter):
-    """An adapter for batches that each epoch reads anew.
-
-    `read` begins a pass; a negative `cardinality` means that the number of
-    batches is unknown.
-    """
+    """An adapter for batches that each epoch reads anew."""
 
     def __init__(
         self, read: Callable[[], Iterator[Any]], cardinality: int
