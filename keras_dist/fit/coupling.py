@@ -19,9 +19,11 @@ from keras import tree
 
 from keras_dist.core.context import replaced
 from keras_dist.fit.draws import equal_draws
+from keras_dist.fit.hooks import SharedHooks
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.internals.keras_internals import opened
+from keras_dist.internals.overrides import as_hook
 from keras_dist.replica.probe import FEW_ROWS
 from keras_dist.replica.probe import Attempt
 from keras_dist.replica.probe import ProbeScope
@@ -53,65 +55,48 @@ class _Called:
     outputs: list[Any]
 
 
-class _Watching(threading.local):
+class _LayerCalls(threading.local):
     """The step, or the list, that this thread's layer calls are reported to."""
 
     step: ReplicaStep | None = None
     calls: list[_Called] | None = None
 
 
-_watching = _Watching()
-_lock = threading.Lock()
-_num_watched = 0
+_layer_calls = _LayerCalls()
 
 
 @contextlib.contextmanager
 def watched(step: ReplicaStep) -> Iterator[None]:
     """Checks the layers that one replica's step calls inside the context."""
-    with _hooked(), replaced(_watching, step=step):
+    with _hooks_of_steps.installed(), replaced(_layer_calls, step=step):
         yield
 
 
-@contextlib.contextmanager
-def _hooked() -> Iterator[None]:
-    """Wraps the slow `keras.Layer.__call__` only while steps are watched."""
-    global _num_watched
-    with _lock:
-        if not _num_watched:
-            keras.Layer.__call__ = _hook_call(keras.Layer.__call__)
-        _num_watched += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _num_watched -= 1
-            if not _num_watched:
-                keras.Layer.__call__ = keras.Layer.__call__.__wrapped__
-
-
-def _hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls, step = _watching.calls, _watching.step
-        if calls is not None:
-            outputs = original(self, *args, **kwargs)
-            inputs = _to_numpy((args, kwargs))
-            calls.append(_Called(self, inputs, _to_numpy(outputs)))
-            return outputs
-        if (
-            step is None
-            or step is not current_step()
-            or keras_internals.innermost_call() is not None
-        ):
-            return original(self, *args, **kwargs)
+@as_hook
+def _hook_call(
+    original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    calls, step = _layer_calls.calls, _layer_calls.step
+    if calls is not None:
         outputs = original(self, *args, **kwargs)
-        if step.kinds.is_new(self) and _has_code_of_users(self):
-            training = kwargs.get("training")
-            _look(step, LayerCall(self, args, kwargs, training))
+        inputs = _to_numpy((args, kwargs))
+        calls.append(_Called(self, inputs, _to_numpy(outputs)))
         return outputs
+    if (
+        step is None
+        or step is not current_step()
+        or keras_internals.innermost_call() is not None
+    ):
+        return original(self, *args, **kwargs)
+    outputs = original(self, *args, **kwargs)
+    if step.kinds.is_new(self) and _has_code_of_users(self):
+        training = kwargs.get("training")
+        _look(step, LayerCall(self, args, kwargs, training))
+    return outputs
 
-    # `inspect.unwrap` finds Keras' own function by this.
-    __call__.__wrapped__ = original  # type: ignore[attr-defined]
-    return __call__
+
+# Removed when no step is watched, because it makes each call slower.
+_hooks_of_steps = SharedHooks((keras.Layer, "__call__", _hook_call))
 
 
 def _has_code_of_users(layer: keras.Layer) -> bool:
@@ -159,7 +144,7 @@ def _coupled(
 
     def recorded(part: slice) -> list[_Called]:
         calls: list[_Called] = []
-        with replaced(_watching, calls=calls):
+        with replaced(_layer_calls, calls=calls):
             observed(part)
         return calls
 

@@ -24,6 +24,7 @@ from keras_dist.core.rows import scaled
 from keras_dist.core.rows import scaled_gradient
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
+from keras_dist.internals.overrides import as_hook
 from keras_dist.replica.exchange import Entry
 from keras_dist.replica.exchange import detached
 from keras_dist.replica.exchange import is_float
@@ -38,102 +39,88 @@ from keras_dist.replica.state import current_step
 _COUPLES_ROWS = {"dice", "tversky", "circle"}
 
 
-def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Loss.__call__`, to gather rows for losses that couple them."""
-
-    @functools.wraps(original)
-    def __call__(
-        self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-    ) -> Any:
-        step = current_step()
-        if step is None or (
-            treats_rows_one_by_one(self) and not _is_one_row(y_pred)
-        ):
-            return original(self, y_true, y_pred, sample_weight)
-        own = functools.partial(original, self)
-        return _on_gathered_rows(
-            step, own, self, (y_true, y_pred, sample_weight)
-        )
-
-    return __call__
+@as_hook
+def hook_call(
+    original: Callable[..., Any],
+    self: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+) -> Any:
+    """Stands for `Loss.__call__`; gathers rows for losses that couple them."""
+    step = current_step()
+    if step is None or (
+        treats_rows_one_by_one(self) and not _is_one_row(y_pred)
+    ):
+        return original(self, y_true, y_pred, sample_weight)
+    own = functools.partial(original, self)
+    return _on_gathered_rows(step, own, self, (y_true, y_pred, sample_weight))
 
 
-def hook_own_call(original: Any) -> Callable[..., Any]:
-    """Wraps the `__call__` of a user's subclass, to give it gathered rows."""
+@as_hook
+def hook_own_call(
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for a user's own `Loss.__call__`, to give it gathered rows."""
+    step, own = current_step(), original.__get__(self, type(self))
+    if step is None:
+        return own(*args, **kwargs)
+    names = list(kwargs)
 
-    @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        step, own = current_step(), original.__get__(self, type(self))
-        if step is None:
-            return own(*args, **kwargs)
-        names = list(kwargs)
+    def call(*values: Any) -> Any:
+        count = len(args)
+        named = zip(names, values[count:], strict=True)
+        return own(*values[:count], **dict(named))
 
-        def call(*values: Any) -> Any:
-            count = len(args)
-            named = zip(names, values[count:], strict=True)
-            return own(*values[:count], **dict(named))
-
-        return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
-
-    return __call__
+    return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
 
 
-def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function by which all of Keras' losses reduce."""
-
-    @functools.wraps(original)
-    def reduce_weighted_values(
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
-        step = current_step()
-        local = functools.partial(original, values, sample_weight, mask)
-        # The loss function itself may return a scalar.
-        is_whole = not len(getattr(values, "shape", ()))
-        if step is None or is_whole or reduction in (None, "none"):
-            return local(reduction=reduction, dtype=dtype)
-        if reduction == "sum":
-            total = local(reduction="sum", dtype=dtype)
-            return scaled(total, step.share.inverse)
-        weighted = reduction == "mean_with_sample_weight" and (
-            sample_weight is not None
-        )
-        if mask is None and not weighted:
-            # Rows have equally many elements: the replica's own mean will do.
-            return local(reduction=reduction, dtype=dtype)
-        # Keras multiplies the given weights by the mask, on PyTorch in place,
-        # so that metrics see the product: do that exactly once here.
-        mask, divisor = _mask_and_divisor(
-            step, values, sample_weight, mask, reduction
-        )
-        total = original(
-            values, sample_weight, mask, reduction="sum", dtype=dtype
-        )
-        mean = ops.divide_no_nan(total, ops.cast(divisor, total.dtype))
-        return scaled(mean, step.share.inverse)
-
-    return reduce_weighted_values
+@as_hook
+def hook_reduction(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """Stands for the function by which all of Keras' losses reduce."""
+    step = current_step()
+    local = functools.partial(original, values, sample_weight, mask)
+    # The loss function itself may return a scalar.
+    is_whole = not len(getattr(values, "shape", ()))
+    if step is None or is_whole or reduction in (None, "none"):
+        return local(reduction=reduction, dtype=dtype)
+    if reduction == "sum":
+        total = local(reduction="sum", dtype=dtype)
+        return scaled(total, step.share.inverse)
+    weighted = reduction == "mean_with_sample_weight" and (
+        sample_weight is not None
+    )
+    if mask is None and not weighted:
+        # Rows have equally many elements: the replica's own mean will do.
+        return local(reduction=reduction, dtype=dtype)
+    # Keras multiplies the given weights by the mask, on PyTorch in place, so
+    # that metrics see the product: do that exactly once here.
+    mask, divisor = _mask_and_divisor(
+        step, values, sample_weight, mask, reduction
+    )
+    total = original(values, sample_weight, mask, reduction="sum", dtype=dtype)
+    mean = ops.divide_no_nan(total, ops.cast(divisor, total.dtype))
+    return scaled(mean, step.share.inverse)
 
 
-def hook_scaling(
-    by: Callable[[Any, int], Any], original: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """Wraps Keras' scaling of mean losses by 1 / replicas, and its inverse.
+def scale(
+    by: Callable[[Any, int], Any], original: Callable[[Any], Any], value: Any
+) -> Any:
+    """Stands for Keras' scaling of mean losses by 1 / replicas, or its inverse.
 
     It is right in replica functions only, where `optimizer.apply` sums.
     """
-
-    @functools.wraps(original)
-    def scale(value: Any) -> Any:
-        call = current_call()
-        if call is not None:
-            return by(value, call.strategy.num_replicas_in_sync)
-        return value if context.has_strategy() else original(value)
-
-    return scale
+    call = current_call()
+    if call is not None:
+        return by(value, call.strategy.num_replicas_in_sync)
+    return value if context.has_strategy() else original(value)
 
 
 def treats_rows_one_by_one(loss: Any) -> bool:

@@ -27,6 +27,7 @@ from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import has_joined
 from keras_dist.plugin.workers import is_independent
@@ -129,19 +130,15 @@ def strategy_of(thing: Any) -> Any:
     return None
 
 
-def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a copying function: a copy joins its original's strategy."""
-
-    @functools.wraps(method)
-    def wrapped(original: Any, *args: Any, **kwargs: Any) -> Any:
-        is_outside = not (
-            context.has_strategy() or context.in_replica_function()
-        )
-        strategy = strategy_of(original) if is_outside else None
-        with strategy.scope() if strategy else contextlib.nullcontext():
-            return method(original, *args, **kwargs)
-
-    return wrapped
+@as_hook
+def _in_scope(
+    method: Callable[..., Any], copied: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for a copying function: a copy joins its original's strategy."""
+    is_outside = not (context.has_strategy() or context.in_replica_function())
+    strategy = strategy_of(copied) if is_outside else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        return method(copied, *args, **kwargs)
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
@@ -150,43 +147,40 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     return reconstruct(self, memo, *self.__reduce_ex__(4))
 
 
-def _remembers(from_config: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(from_config)
-    def wrapped(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        model = from_config(cls, config, *args, **kwargs)
-        if isinstance(config, DistributedConfig):
-            _remember(model, config.origin)
-        return model
-
-    return wrapped
-
-
-def _writes_origin(serialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that returns a model's configuration as JSON first."""
-
-    @functools.wraps(serialize)
-    def wrapped(model: Any) -> Any:
-        config, *rest = serialize(model)
-        strategy = strategy_of(model)
-        if strategy is not None and not strategy.plan.is_one_device:
-            config = json.dumps({**json.loads(config), _KEY: repr(strategy)})
-        return config, *rest
-
-    return wrapped
+@as_hook
+def _remembers(
+    from_config: Callable[..., Any],
+    cls: Any,
+    config: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    model = from_config(cls, config, *args, **kwargs)
+    if isinstance(config, DistributedConfig):
+        _remember(model, config.origin)
+    return model
 
 
-def _reads_origin(deserialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that makes a model from a configuration in JSON."""
+@as_hook
+def _writes_origin(serialize: Callable[..., Any], model: Any) -> Any:
+    """Stands for what returns a model's configuration as JSON first."""
+    config, *rest = serialize(model)
+    strategy = strategy_of(model)
+    if strategy is not None and not strategy.plan.is_one_device:
+        config = json.dumps({**json.loads(config), _KEY: repr(strategy)})
+    return config, *rest
 
-    @functools.wraps(deserialize)
-    def wrapped(config: Any, *args: Any, **kwargs: Any) -> Any:
-        model = deserialize(config, *args, **kwargs)
-        source = json.loads(config).get(_KEY)
-        if source is not None:
-            _remember(model, source)
-        return model
 
-    return wrapped
+@as_hook
+def _reads_origin(
+    deserialize: Callable[..., Any], config: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for what makes a model from a configuration in JSON."""
+    model = deserialize(config, *args, **kwargs)
+    source = json.loads(config).get(_KEY)
+    if source is not None:
+        _remember(model, source)
+    return model
 
 
 def _remember(model: Any, source: str) -> None:
@@ -215,19 +209,23 @@ def alone_on_purpose() -> Iterator[None]:
 @functools.cache
 def _install() -> None:
     for name in _TRAINING:
-        setattr(Trainer, name, _checked(getattr(Trainer, name), name))
+        hook = as_hook(functools.partial(_hook_training, name))
+        setattr(Trainer, name, hook(getattr(Trainer, name)))
 
 
-def _checked(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        binding = bound(self)
-        strategy = None if binding is None else binding.strategy
-        if strategy is None or strategy.executor.workers is None:
-            _check(self, strategy, name)
-        return original(self, *args, **kwargs)
-
-    return method
+def _hook_training(
+    name: str,
+    original: Callable[..., Any],
+    self: keras.Model,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    binding = bound(self)
+    strategy = None if binding is None else binding.strategy
+    if strategy is None or strategy.executor.workers is None:
+        _check(self, strategy, name)
+    return original(self, *args, **kwargs)
 
 
 def _check(model: keras.Model, strategy: Any, method: str) -> None:
@@ -264,4 +262,4 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
         raise StrategyMismatchError(message)
     if model not in told:
         told.add(model)
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=4)

@@ -15,6 +15,7 @@ from keras_dist.core.context import replaced
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import ReplicaState
@@ -137,24 +138,25 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an optimizer's `apply`, to sum replicas' gradients before it."""
-
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        step = current_replica()
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        if step is None:
-            # Not if another `apply`, a wrapper's, has called this one.
-            if not _here.applies:
-                _look_at(self, trainable_variables)
-            with replaced(_here, applies=True):
-                original(self, grads, trainable_variables)
-        elif not step.is_rehearsal:
-            update(step, self, original, grads, trainable_variables)
-
-    return apply
+@as_hook
+def hook_apply(
+    original: Callable[..., Any],
+    self: Any,
+    grads: Any,
+    trainable_variables: Any = None,
+) -> None:
+    """Stands for an optimizer's `apply`; sums replicas' gradients before it."""
+    step = current_replica()
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    if step is None:
+        # Not if another `apply`, a wrapper's, has called this one.
+        if not _here.applies:
+            _look_at(self, trainable_variables)
+        with replaced(_here, applies=True):
+            original(self, grads, trainable_variables)
+    elif not step.is_rehearsal:
+        update(step, self, original, grads, trainable_variables)
 
 
 @functools.cache
@@ -202,5 +204,5 @@ def _look_at(optimizer: Any, variables: Any) -> None:
         "`strategy.run(step, args=(batch,))`, of a batch from "
         "`strategy.experimental_distribute_dataset`. See "
         f"'{SECTION}' in tutorials/errors.md.",
-        stacklevel=4,
+        stacklevel=5,
     )
