@@ -23,10 +23,9 @@ from keras_dist.core.rows import sliceable
 from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
-from keras_dist.inputs.sources.source import RepeatableBatches
 from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import adapter_of
 from keras_dist.inputs.sources.source import like
-from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.inputs.sources.source import own_memory
 
 
@@ -53,11 +52,9 @@ class Feed(ABC):
         """Returns the same rows in global batches, in a form for `fit`."""
 
         def batches() -> Iterator[Any]:
-            return (_joined(step) for step in self.steps())
+            return map(_joined, self.steps())
 
-        if self.restarts:
-            return RepeatableBatches(batches, self.cardinality)
-        return one_shot_batches(batches())
+        return adapter_of(batches, self.restarts, self.cardinality)
 
     @property
     def leaves_out(self) -> bool:
@@ -104,10 +101,8 @@ class GlobalFeed(Feed):
         if self._parts == 1 or not shape_of(leaf):
             return leaf
         rows, *others = shape_of(leaf)
-        own = None
-        if rows is not None and rows % self._parts == 0:
-            own = rows // self._parts
-        return like(leaf, (own, *others))
+        is_even = rows is not None and rows % self._parts == 0
+        return like(leaf, (rows // self._parts if is_even else None, *others))
 
     def keras_data(self) -> Any:
         return self._source.keras_data()
@@ -179,9 +174,10 @@ class TurnsFeed(Feed):
     @property
     def cardinality(self) -> int:
         count = self._source.cardinality
-        if count < 0 or count % self._parts == 0:
-            return count if count < 0 else count // self._parts
-        return count // self._parts + (not self._source.has_static_rows)
+        if count < 0:
+            return count
+        steps, rest = divmod(count, self._parts)
+        return steps + bool(rest and not self._source.has_static_rows)
 
     @property
     def spec(self) -> Any:

@@ -1,4 +1,4 @@
-"""Choice of the `Source` for a user's data, and a class for each kind."""
+"""Sources: readers of users' data, one class for each kind of data."""
 
 import contextlib
 import itertools
@@ -17,12 +17,10 @@ from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import check_batched
 from keras_dist.core.rows import readable
 from keras_dist.inputs.sources.numpy_data import NumpyDataset
-from keras_dist.inputs.sources.numpy_data import NumpySource
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
-from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.internals import keras_internals
 
 KINDS = (
@@ -68,14 +66,26 @@ def _refuse_arrays(data: Any, where: str) -> None:
         )
 
 
+@final
+class NumpySource(Source):
+    """The source of a `NumpyDataset`."""
+
+    _data: NumpyDataset
+
+    @property
+    def cardinality(self) -> int:
+        return self._data.cardinality
+
+    def known_spec(self) -> Any:
+        return self._data.element_spec
+
+
 class IterableSource(Source):
     """The source of an iterable that can be read again, such as a list."""
 
     @property
     def cardinality(self) -> int:
-        if isinstance(self._data, Sized):
-            return len(self._data)
-        return UNKNOWN
+        return len(self._data) if isinstance(self._data, Sized) else UNKNOWN
 
 
 @final
@@ -95,9 +105,6 @@ class OneShotSource(Source):
     def open(self) -> Iterator[Any]:
         # The chain keeps the user's generator open when a pass is closed.
         return itertools.chain(self._data)
-
-    def keras_data(self) -> Any:
-        return one_shot_batches(self.read())
 
 
 @final

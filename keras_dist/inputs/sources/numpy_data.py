@@ -15,7 +15,6 @@ from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
 from keras_dist.inputs.sources.source import INFINITE
-from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.internals import keras_internals
 
@@ -180,17 +179,3 @@ def _columns(nest: Any) -> Any:
         return type(nest)(*columns) if hasattr(nest, "_fields") else (*columns,)
     # A copy, so that later changes of the user's array have no effect.
     return np.array(readable(nest))
-
-
-@final
-class NumpySource(Source):
-    """The source of a `NumpyDataset`."""
-
-    _data: NumpyDataset
-
-    @property
-    def cardinality(self) -> int:
-        return self._data.cardinality
-
-    def known_spec(self) -> Any:
-        return self._data.element_spec

@@ -96,7 +96,7 @@ class Source:
         """Returns the same batches in a form for `fit`."""
         if self.is_for_keras:
             return self._data
-        return RepeatableBatches(self.read, self.cardinality)
+        return adapter_of(self.read, self.restarts, self.cardinality)
 
 
 def _spec_of(leaf: Any) -> Any:
@@ -160,9 +160,13 @@ class RepeatableBatches(keras_internals.GeneratorDataAdapter):
         return self._cardinality if self._cardinality >= 0 else None
 
 
-def one_shot_batches(batches: Iterator[Any]) -> Any:
-    """Returns an adapter for batches that can be read once."""
-    return keras_internals.GeneratorDataAdapter(_tuples(batches))
+def adapter_of(
+    read: Callable[[], Iterator[Any]], restarts: bool, cardinality: int
+) -> Any:
+    """Returns Keras' adapter of batches, of which `read` begins a pass."""
+    if restarts:
+        return RepeatableBatches(read, cardinality)
+    return keras_internals.GeneratorDataAdapter(_tuples(read()))
 
 
 def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
