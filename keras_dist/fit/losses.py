@@ -49,9 +49,9 @@ def hook_call(
 ) -> Any:
     """Stands for `Loss.__call__`; gathers rows for losses that couple them."""
     step = current_step()
-    if step is None or (
-        treats_rows_one_by_one(self) and not _is_one_row(y_pred)
-    ):
+    # Keras would take a batch of scalars for a single row.
+    is_one_row = len(getattr(y_pred, "shape", ())) == 1
+    if step is None or (treats_rows_one_by_one(self) and not is_one_row):
         return original(self, y_true, y_pred, sample_weight)
     own = functools.partial(original, self)
     return _on_gathered_rows(step, own, self, (y_true, y_pred, sample_weight))
@@ -131,11 +131,6 @@ def treats_rows_one_by_one(loss: Any) -> bool:
     return fn is None or (
         is_of_keras(fn) and getattr(fn, "__name__", None) not in _COUPLES_ROWS
     )
-
-
-def _is_one_row(y_pred: Any) -> bool:
-    """Returns whether Keras would take a batch of scalars for a single row."""
-    return len(getattr(y_pred, "shape", (None, None))) == 1
 
 
 def _mask_and_divisor(

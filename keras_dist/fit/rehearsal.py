@@ -119,7 +119,12 @@ class Rehearsal:
             # The step itself calls the user's code next, and raises there.
             return None
         self._attempts = 0
-        return _first_parted(alone, again, each, _relative_of(model))
+        halves = ("float16", "bfloat16")
+        is_half = any(
+            x.compute_dtype in halves for x in model._flatten_layers()
+        )
+        relative = _OF_HALVES if is_half else _RELATIVE
+        return _first_parted(alone, again, each, relative)
 
     def _run(
         self, model: keras.Model, data: Any, is_whole: bool = False
@@ -207,14 +212,6 @@ def _is_wanted(strategy: StrategyBase, model: keras.Model) -> bool:
 def _cut(leaf: Any, most: int) -> Any:
     is_many = len(getattr(leaf, "shape", ())) and leaf.shape[0] > most
     return leaf[:most] if is_many else leaf
-
-
-def _relative_of(model: keras.Model) -> float:
-    halves = ("float16", "bfloat16")
-    is_half = any(
-        layer.compute_dtype in halves for layer in model._flatten_layers()
-    )
-    return _OF_HALVES if is_half else _RELATIVE
 
 
 def _first_parted(

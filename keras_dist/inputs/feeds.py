@@ -101,8 +101,9 @@ class GlobalFeed(Feed):
         if self._parts == 1 or not shape_of(leaf):
             return leaf
         rows, *others = shape_of(leaf)
-        is_even = rows is not None and rows % self._parts == 0
-        return like(leaf, (rows // self._parts if is_even else None, *others))
+        if rows is not None:
+            rows = None if rows % self._parts else rows // self._parts
+        return like(leaf, (rows, *others))
 
     def keras_data(self) -> Any:
         return self._source.keras_data()

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,18 +51,15 @@ class Restore(keras.callbacks.Callback):
                 f"Received: model '{model.name}', which is not. Build it with "
                 "`model.build(input_shape)`, or call it on a batch."
             )
-        self.notes = self._restored(model) or {}
-        if self.notes:
-            set_initial_epoch(model, self.notes["epoch"])
-
-    def _restored(self, model: keras.Model) -> dict[str, Any] | None:
         paths = self._paths
         if self._workers.cluster.is_chief:
             paths.restore_previous()
         notes = restore_state(model, paths.latest, self._workers)
-        if notes is None or "epoch" in notes:
-            return notes
-        return {"epoch": paths.epoch_of_keras(), "step": 0}
+        if notes is not None and "epoch" not in notes:
+            notes = {"epoch": paths.epoch_of_keras(), "step": 0}
+        self.notes = notes or {}
+        if self.notes:
+            set_initial_epoch(model, self.notes["epoch"])
 
 
 class Save(keras.callbacks.Callback):
@@ -274,15 +270,10 @@ class Skipping:
         *state, data = args
         batch = None
         if hasattr(data, "__next__"):
-            batch = _last_of(data, executions)
+            batch = next(data)
+            for _ in range(executions - 1):
+                # The last execution may have fewer batches.
+                batch = next(data, batch)
         if self._left <= 0:
             self._then(batch)
         return ({}, *state) if state else {}
-
-
-def _last_of(data: Iterator[Any], executions: int) -> Any:
-    """Reads the batches of an execution; the last of data may have fewer."""
-    batch = next(data)
-    for _ in range(executions - 1):
-        batch = next(data, batch)
-    return batch

@@ -14,6 +14,7 @@ from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
 from keras_dist.fit.workers.same_data import check_arrays
 from keras_dist.fit.workers.same_data import data_watched
+from keras_dist.fit.workers.same_data import is_read
 from keras_dist.fit.workers.same_data import is_wanted
 from keras_dist.fit.workers.together import BACKUP
 from keras_dist.fit.workers.together import Together
@@ -54,7 +55,10 @@ def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
     found = {"method": METHODS.index(method)}
     found |= {name: _number(arguments.get(name)) for name in _NUMBERS}
     found["validation_split (in millionths)"] = round(1e6 * split)
-    found["shuffle"] = _choice(arguments.get("shuffle"))
+    # A boolean, a string or `None`, which stands for true.
+    shuffle = arguments.get("shuffle")
+    is_true = shuffle is None or bool(shuffle)
+    found["shuffle"] = 2 if isinstance(shuffle, str) else int(is_true)
     found["rows of the data"] = rows_of(arguments.get("x"))
     found["batches of the data"] = batches_of(arguments.get("x"))
     found["rows of the validation data"] = rows_of(validation)
@@ -64,7 +68,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
 
 def rows_of(data: Any) -> int:
     """Returns the number of rows of arrays, or -1 for a dataset of batches."""
-    if _knows_batches(data):
+    if is_read(data):
         return UNKNOWN
     shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(data)]
     rows = [shape[0] for shape in shapes if shape]
@@ -73,7 +77,7 @@ def rows_of(data: Any) -> int:
 
 def batches_of(data: Any) -> int:
     """Returns the number of batches of a dataset that knows it, else -1."""
-    if not _knows_batches(data):
+    if not is_read(data):
         return UNKNOWN
     for name in ("num_batches", "cardinality", "__len__"):
         try:
@@ -124,27 +128,13 @@ def _named(name: str, value: int) -> str:
     return "unknown or not given" if value == UNKNOWN else str(value)
 
 
-def _knows_batches(data: Any) -> bool:
-    """Returns whether `data` is a dataset of batches rather than arrays."""
-    if isinstance(data, (list, tuple, dict)) or data is None:
-        return False
-    return not hasattr(data, "shape")
-
-
 def _number(value: Any) -> int:
     if value is None or isinstance(value, (list, tuple, set)):
         return UNKNOWN if value is None else len(value)
     return int(value) if 0 <= int(value) <= _LARGEST else UNKNOWN
 
 
-def _choice(value: Any) -> int:
-    """Encodes a Keras argument that is a boolean, a string or `None`."""
-    return 2 if isinstance(value, str) else int(value is None or bool(value))
-
-
 _BACKUP_FREQUENCY = "save_freq of BackupAndRestore (0 for 'epoch')"
-
-
 _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 

@@ -68,8 +68,7 @@ def check_arrays(
     rows = rows if isinstance(rows, int) and rows > 0 else _ROWS
     numbers = []
     for value in arguments.values():
-        is_read = _is_read(value)
-        numbers += fingerprint(None if is_read else value, rows)
+        numbers += fingerprint(None if is_read(value) else value, rows)
     _compare(arguments, numbers, workers)
 
 
@@ -77,7 +76,7 @@ def data_watched(
     data: Mapping[str, Any], executor: Executor, workers: Workers
 ) -> contextlib.AbstractContextManager[None]:
     """Compares the first batches of data that is read inside the context."""
-    waiting = {name: value for name, value in data.items() if _is_read(value)}
+    waiting = {name: value for name, value in data.items() if is_read(value)}
 
     def see(name: str, batch: Any) -> None:
         _compare({name: batch}, fingerprint(batch), workers)
@@ -94,7 +93,7 @@ def data_watched(
     return first_pass_wrapped(wrapping) if waiting else contextlib.nullcontext()
 
 
-def _is_read(data: Any) -> bool:
+def is_read(data: Any) -> bool:
     """Returns whether data must be read to be known, unlike arrays."""
     at_hand = (list, tuple, dict, str, int, float, np.generic, type(None))
     return not isinstance(data, at_hand) and not hasattr(data, "shape")

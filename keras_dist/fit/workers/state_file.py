@@ -11,6 +11,7 @@ from typing import BinaryIO
 import keras
 import numpy as np
 
+from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
@@ -115,12 +116,9 @@ def _build_optimizer(model: keras.Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or optimizer.built:
         return
-    variables = model.trainable_variables
-    strategy = None
-    if variables:
-        strategy = vars(variables[0]).get("distribute_strategy")
+    strategy = strategy_of(model)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
-        optimizer.build(variables)
+        optimizer.build(model.trainable_variables)
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:

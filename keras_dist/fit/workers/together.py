@@ -16,6 +16,7 @@ import numpy as np
 
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.plain_models import strategy_of
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import everyones_texts
@@ -44,32 +45,28 @@ def readable_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
     """Lets the chief alone read a model's optimizer inside the context."""
-    variables, executor = _optimizer_of(model)
-    if executor is None:
-        return contextlib.nullcontext()
-    return executor.readable_by_chief(variables)
+    return _optimizer_made_whole(model, writes=False)
 
 
 def written_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
     """Lets the chief alone assign a model's optimizer inside the context."""
-    variables, executor = _optimizer_of(model)
-    if executor is None:
+    return _optimizer_made_whole(model, writes=True)
+
+
+def _optimizer_made_whole(
+    model: keras.Model, writes: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """Makes an optimizer in parts whole; every worker enters the context."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    executor = getattr(strategy_of(optimizer), "executor", None)
+    if not isinstance(executor, KeepsParts):
         return contextlib.nullcontext()
-    return executor.written_by_chief(variables)
-
-
-def _optimizer_of(
-    model: keras.Model,
-) -> tuple[list[keras.Variable], KeepsParts | None]:
-    optimizer = getattr(model, "optimizer", None)
-    variables = [] if optimizer is None else list(optimizer.variables)
-    strategy = None
-    if variables:
-        strategy = vars(variables[0]).get("distribute_strategy")
-    executor = None if strategy is None else strategy.executor
-    return variables, executor if isinstance(executor, KeepsParts) else None
+    variables = list(optimizer.variables)
+    if writes:
+        return executor.written_by_chief(variables)
+    return executor.readable_by_chief(variables)
 
 
 def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
