@@ -24,16 +24,11 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.overrides import as_hook
-from keras_dist.replica.probe import FEW_ROWS
-from keras_dist.replica.probe import Attempt
-from keras_dist.replica.probe import ProbeScope
-from keras_dist.replica.probe import made_up
-from keras_dist.replica.probe import nothing_kept
-from keras_dist.replica.probe import tolerance_of
+from keras_dist.replica import probe
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 
-_HALF = FEW_ROWS // 2
+_HALF = probe.FEW_ROWS // 2
 _PARTS = (slice(None), slice(None, _HALF), slice(_HALF, None))
 
 # Classes of Keras that run code of the user.
@@ -113,11 +108,11 @@ def _has_code_of_users(layer: keras.Layer) -> bool:
 
 def _look(step: ReplicaStep, call: LayerCall) -> None:
     """Warns if rows depend on each other in a layer."""
-    attempts = [Attempt(shift=False, own=True)]
+    attempts = [probe.Attempt(shift=False, own=True)]
     if keras_internals.in_tf_graph():
         sizes = (8, 32)
-        attempts = [Attempt(shift=False, size=size) for size in sizes]
-    with nothing_kept(step, call.layer), equal_draws():
+        attempts = [probe.Attempt(shift=False, size=size) for size in sizes]
+    with probe.nothing_kept(step, call.layer), equal_draws():
         for attempt in attempts:
             try:
                 found = _coupled(step, call, attempt)
@@ -133,13 +128,15 @@ def _look(step: ReplicaStep, call: LayerCall) -> None:
 
 
 def _coupled(
-    step: ReplicaStep, call: LayerCall, attempt: Attempt
+    step: ReplicaStep, call: LayerCall, attempt: probe.Attempt
 ) -> keras.Layer | None:
     """Returns the innermost layer that couples rows, or `None`."""
 
     def observed(part: slice, alone: int | None = None) -> list[Any]:
-        args, kwargs = made_up(step, call, attempt, FEW_ROWS, part, alone)
-        with opened(ProbeScope(step, call, attempt.shift)):
+        args, kwargs = probe.made_up(
+            step, call, attempt, probe.FEW_ROWS, part, alone
+        )
+        with opened(probe.ProbeScope(step, call, attempt.shift)):
             return _to_numpy(call.again(args, kwargs))
 
     def recorded(part: slice) -> list[_Called]:
@@ -148,7 +145,7 @@ def _coupled(
             observed(part)
         return calls
 
-    are_apart = functools.partial(_are_apart, tolerance_of(call.layer))
+    are_apart = functools.partial(_are_apart, probe.tolerance_of(call.layer))
     whole, first, second = map(observed, _PARTS)
     if not are_apart(whole, first, second):
         return None
@@ -177,7 +174,7 @@ def _takes_any_lengths(
         for place, leaf in enumerate(leaves)
         if ops.is_tensor(leaf) and len(leaf.shape) and leaf.shape[0] is None
     ]
-    tolerance = tolerance_of(call.layer)
+    tolerance = probe.tolerance_of(call.layer)
 
     def keeps_rows(place: int) -> bool:
         whole, first, second = (observed(part, place) for part in _PARTS)

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
-from keras_dist.core.context import replaced
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import hooks
@@ -118,13 +117,13 @@ def _check_declaration(variable: keras.Variable) -> None:
 def _hook_metric_state(
     original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
-    with replaced(_creating, makes_metric_state=True):
+    with context.replaced(_creating, makes_metric_state=True):
         return original(self, *args, **kwargs)
 
 
 def beside(reference: Any) -> contextlib.AbstractContextManager[None]:
     """Places variables made inside the context where `reference` is."""
-    return replaced(_creating, reference=reference)
+    return context.replaced(_creating, reference=reference)
 
 
 @as_hook
@@ -179,7 +178,7 @@ def _share_new_variables() -> None:
             _check_alike(everyone)
             first_args, first_kwargs = everyone[0]
             with (
-                replaced(_creating, makes_metric_state=is_metric_state),
+                context.replaced(_creating, makes_metric_state=is_metric_state),
                 call.runner.building(),
             ):
                 return cls(*first_args, **first_kwargs)

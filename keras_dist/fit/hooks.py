@@ -21,14 +21,11 @@ from keras_dist.fit import updates
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
+from keras_dist.replica import state
 from keras_dist.replica.probe import ProbeScope
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
-from keras_dist.replica.state import ReplicaState
-from keras_dist.replica.state import current_call
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import current_step
 
 # Marks layers that were made with `synchronized` under a strategy.
 _MADE_HERE = "_keras_dist_synchronizes"
@@ -44,11 +41,11 @@ def hook_warn(
     **options: Any,
 ) -> None:
     """Stands for `warnings.warn`; replicas that warn alike show it once."""
-    state = current_replica()
-    if state is not None:
+    step = state.current_replica()
+    if step is not None:
         frame = sys._getframe(2)
         place = frame.f_code.co_filename, frame.f_lineno, str(message)
-        if state.replica.repeats(place):
+        if step.replica.repeats(place):
             return
     # This function and its wrapper add a frame each.
     original(message, category, stacklevel + 2, source, **options)
@@ -59,8 +56,8 @@ def _hook_moments(
     original: Callable[..., Any], self: Any, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
     """Stands for `BatchNormalization._moments`, with all replicas' rows."""
-    step: ReplicaState | None = current_step()
-    call = current_call()
+    step: state.ReplicaState | None = state.current_step()
+    call = state.current_call()
     if call is not None and self.synchronized:
         step = call
     moving = [self.moving_mean, self.moving_variance]
@@ -109,7 +106,7 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _global_moments(
-    step: ReplicaState, layer: Any, inputs: Any, mask: Any
+    step: state.ReplicaState, layer: Any, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
     """Returns the mean and variance over the rows of all replicas.
 
@@ -147,7 +144,7 @@ def _hook_seed(
     original: Callable[..., Any], self: Any, ordered: bool = True
 ) -> Any:
     seed = original(self, ordered)
-    step = current_replica()
+    step = state.current_replica()
     offset = 0 if step is None else step.replica.seed_offset
     if isinstance(offset, int) and not offset:
         return seed
@@ -158,7 +155,7 @@ def _hook_seed(
 
 @as_hook
 def _hook_clear_losses(original: Callable[..., Any], self: Any) -> None:
-    step, scope = current_replica(), keras_internals.stateless_scope()
+    step, scope = state.current_replica(), keras_internals.stateless_scope()
     if isinstance(scope, Overlay):
         scope.clear_losses(self)
     elif step is None:
@@ -170,7 +167,7 @@ def _hook_clear_losses(original: Callable[..., Any], self: Any) -> None:
 
 @as_hook
 def _hook_add_loss(original: Callable[..., Any], self: Any, loss: Any) -> None:
-    scope, step = keras_internals.stateless_scope(), current_step()
+    scope, step = keras_internals.stateless_scope(), state.current_step()
     if isinstance(scope, ProbeScope):
         scope.note(loss)
         return
@@ -184,11 +181,11 @@ def _hook_add_loss(original: Callable[..., Any], self: Any, loss: Any) -> None:
 def _hook_build(
     original: Callable[..., Any], self: Any, call_spec: Any
 ) -> None:
-    call = current_call()
+    call = state.current_call()
     if self.built:
         original(self, call_spec)
         return
-    step = current_step()
+    step = state.current_step()
     if step is not None and step.is_rehearsal:
         raise RuntimeError(f"Layer '{self.name}' is not built yet.")
     if call is None:

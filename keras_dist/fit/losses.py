@@ -25,13 +25,7 @@ from keras_dist.core.rows import scaled_gradient
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.internals.overrides import as_hook
-from keras_dist.replica.exchange import Entry
-from keras_dist.replica.exchange import detached
-from keras_dist.replica.exchange import is_float
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.exchange import join_leaves
-from keras_dist.replica.exchange import may_be_rows
-from keras_dist.replica.exchange import mean_over_rows
+from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_step
@@ -181,7 +175,7 @@ def _on_gathered_rows(
     arguments = gathered(step, f"loss '{name}'", arguments)
     with step.alone():
         value = compute(*arguments)
-    if is_row_shaped(value):
+    if exchange.is_row_shaped(value):
         step.has_global_rows = True
     return value
 
@@ -196,9 +190,9 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
     leaves = nests.flatten(value)
     known = [(id(leaf), _may_have_rows(leaf, step.share)) for leaf in leaves]
 
-    def exchange(
-        everyone: list[tuple[Entry, list[tuple[int, bool]]]],
-    ) -> tuple[list[Entry], list[int]]:
+    def gather(
+        everyone: list[tuple[exchange.Entry, list[tuple[int, bool]]]],
+    ) -> tuple[list[exchange.Entry], list[int]]:
         entries, known = zip(*everyone, strict=True)
         places = [
             place
@@ -209,14 +203,14 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
         return step.exchange(own), places
 
     entries, places = step.replica.meet(
-        what, exchange, ((detached(leaves), step.share), known)
+        what, gather, ((exchange.detached(leaves), step.share), known)
     )
     shares = [share for _, share in entries]
     everyone = [rows for rows, _ in entries]
     everyone[[share is step.share for share in shares].index(True)] = [
         _counted(leaves[place], step.share) for place in places
     ]
-    merged = join_leaves(everyone, shares, mean_over_rows)
+    merged = exchange.join_leaves(everyone, shares, exchange.mean_over_rows)
     for place, rows in zip(places, merged, strict=True):
         leaves[place] = rows
     return nests.pack(value, leaves)
@@ -232,13 +226,13 @@ def _is_rows(each: Sequence[tuple[int, bool]]) -> bool:
 
 def _may_have_rows(leaf: Any, share: Share) -> bool:
     """Returns whether axis 0 may have one or several values for each row."""
-    if isinstance(leaf, keras.Variable) or not is_row_shaped(leaf):
+    if isinstance(leaf, keras.Variable) or not exchange.is_row_shaped(leaf):
         return False
-    return may_be_rows(leaf.shape[0], share.rows)
+    return exchange.may_be_rows(leaf.shape[0], share.rows)
 
 
 def _counted(leaf: Any, share: Share) -> Any:
-    if not is_float(leaf) or not keras.ops.is_tensor(leaf):
+    if not exchange.is_float(leaf) or not keras.ops.is_tensor(leaf):
         return leaf
     mask = keras_internals.get_mask(leaf)
     leaf = scaled_gradient(leaf, share.inverse)

@@ -16,12 +16,7 @@ from keras_dist.core import nests
 from keras_dist.core.packing import places
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
-from keras_dist.replica.exchange import Entry
-from keras_dist.replica.exchange import RowCount
-from keras_dist.replica.exchange import detached
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.exchange import join
-from keras_dist.replica.exchange import mean_or_count
+from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 
@@ -36,10 +31,10 @@ class MetricUpdate:
     kwargs: dict[str, Any]
     leaves: list[Any]
 
-    def run(self, everyone: list[Entry]) -> Any:
+    def run(self, everyone: list[exchange.Entry]) -> Any:
         """Updates the metric with the arguments of all replicas."""
         passed = [*self.args, *self.kwargs.values()]
-        merged = join(passed, everyone, mean_or_count)
+        merged = exchange.join(passed, everyone, exchange.mean_or_count)
         count = len(self.args)
         named = zip(self.kwargs, merged[count:], strict=True)
         return self.update_state(*merged[:count], **dict(named))
@@ -60,8 +55,8 @@ def flush(step: ReplicaStep) -> None:
     if not updates:
         return
 
-    def update_all(everyone: list[Entry]) -> None:
-        everyone = step.exchange(everyone, mean_or_count, alike=True)
+    def update_all(everyone: list[exchange.Entry]) -> None:
+        everyone = step.exchange(everyone, exchange.mean_or_count, alike=True)
         own = places([len(update.leaves) for update in updates])
         for update, place in zip(updates, own, strict=True):
             update.run([(leaves[place], share) for leaves, share in everyone])
@@ -87,11 +82,12 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
             return self.result()
         flush(step)
         args, kwargs = _with_row_count(place, args, kwargs)
-        leaves = detached([*args, *kwargs.values()])
+        leaves = exchange.detached([*args, *kwargs.values()])
         update = MetricUpdate(self, own, args, kwargs, leaves)
 
-        def call_once(everyone: list[Entry]) -> Any:
-            return update.run(step.exchange(everyone, mean_or_count, True))
+        def call_once(everyone: list[exchange.Entry]) -> Any:
+            merge = exchange.mean_or_count
+            return update.run(step.exchange(everyone, merge, alike=True))
 
         what = f"metric '{self.name}'"
         value = step.replica.meet(what, call_once, (leaves, step.share))
@@ -114,7 +110,7 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
             return None
         args, kwargs = _with_row_count(place, args, kwargs)
         step.replica.check_meeting(f"metric '{metric.name}'")
-        leaves = detached([*args, *kwargs.values()])
+        leaves = exchange.detached([*args, *kwargs.values()])
         step.updates.append(
             MetricUpdate(metric, update_state, args, kwargs, leaves)
         )
@@ -155,16 +151,17 @@ def _with_row_count(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns a call's arguments with a whole `sample_weight` as `RowCount`."""
     if _is_integer_scalar(kwargs.get("sample_weight")):
-        counted = RowCount(kwargs["sample_weight"])
+        counted = exchange.RowCount(kwargs["sample_weight"])
         return args, {**kwargs, "sample_weight": counted}
     if place is None or place >= len(args):
         return args, kwargs
     if _is_integer_scalar(args[place]):
-        args = (*args[:place], RowCount(args[place]), *args[place + 1 :])
+        counted = exchange.RowCount(args[place])
+        args = (*args[:place], counted, *args[place + 1 :])
     return args, kwargs
 
 
 def _is_integer_scalar(value: Any) -> bool:
-    if value is None or is_row_shaped(value):
+    if value is None or exchange.is_row_shaped(value):
         return False
     return isinstance(value, int) or "int" in str(getattr(value, "dtype", ""))

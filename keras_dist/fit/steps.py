@@ -20,10 +20,7 @@ from keras_dist.fit.rehearsal import Rehearsal
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
-from keras_dist.replica.exchange import detached
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.exchange import join
-from keras_dist.replica.exchange import mean_over_rows
+from keras_dist.replica import exchange
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.strategy_core import StrategyBase
@@ -97,12 +94,12 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         step.commit(writes, shares)
         if join_rows:
             each = step.exchange(list(zip(leaves, shares, strict=True)))
-            return join(result, each, mean_over_rows)
+            return exchange.join(result, each, exchange.mean_over_rows)
         logs = [list(values) for values in zip(*leaves, strict=True)]
         unknown = [
             index
             for index, values in enumerate(logs)
-            if not known[index] and not is_row_shaped(values[0])
+            if not known[index] and not exchange.is_row_shaped(values[0])
         ]
         means = step.means([(logs[i], list(shares)) for i in unknown])
         found = dict(zip(unknown, means, strict=True))
@@ -111,5 +108,5 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
             [found.get(i, values[0]) for i, values in enumerate(logs)],
         )
 
-    own = (detached(result), step.share, step.writes)
+    own = (exchange.detached(result), step.share, step.writes)
     return step.replica.meet("the end of the step", end, own)

@@ -11,17 +11,13 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
-from keras_dist.core.context import replaced
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import trainable_variables
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.powers import UpdatesParts
-from keras_dist.replica.state import ReplicaState
-from keras_dist.replica.state import ReplicaStep
-from keras_dist.replica.state import Writes
-from keras_dist.replica.state import current_replica
+from keras_dist.replica import state
 
 SECTION = "A loop that is not distributed"
 # Optimizers whose gradients have been checked.
@@ -29,7 +25,7 @@ _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def update(
-    step: ReplicaState,
+    step: state.ReplicaState,
     optimizer: keras.optimizers.Optimizer,
     apply: Callable[[Any, Any, Any], None],
     grads: Any,
@@ -79,7 +75,7 @@ def update(
 
 
 def _check_gradients_add_up(
-    step: ReplicaState, variables: Sequence[keras.Variable]
+    step: state.ReplicaState, variables: Sequence[keras.Variable]
 ) -> None:
     """Refuses variables that are overwritten with their gradients."""
     if step.strategy.plan.num_replicas == 1:
@@ -96,18 +92,18 @@ def _check_gradients_add_up(
             )
 
 
-def _of_trainable(writes: Writes) -> Writes:
+def _of_trainable(writes: state.Writes) -> state.Writes:
     return {key: pair for key, pair in writes.items() if pair[0].trainable}
 
 
 def warn_if_changed(
-    step: ReplicaState,
+    step: state.ReplicaState,
     optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable] | None,
 ) -> None:
     """Warns, once an optimizer, of gradients that `train_step` changed."""
-    if not isinstance(step, ReplicaStep) or optimizer in _known:
+    if not isinstance(step, state.ReplicaStep) or optimizer in _known:
         return
     if not step.looks_at_gradients:
         # The next step remembers its gradients, so that they can be compared.
@@ -146,14 +142,14 @@ def hook_apply(
     trainable_variables: Any = None,
 ) -> None:
     """Stands for an optimizer's `apply`; sums replicas' gradients before it."""
-    step = current_replica()
+    step = state.current_replica()
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
     if step is None:
         # Not if another `apply`, a wrapper's, has called this one.
         if not _here.applies:
             _look_at(self, trainable_variables)
-        with replaced(_here, applies=True):
+        with context.replaced(_here, applies=True):
             original(self, grads, trainable_variables)
     elif not step.is_rehearsal:
         update(step, self, original, grads, trainable_variables)

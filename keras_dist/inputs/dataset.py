@@ -10,11 +10,7 @@ from keras_dist.core.options import InputContext
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
 from keras_dist.core.options import check_input_options
-from keras_dist.inputs.feed_choice import AutoShardPolicy
-from keras_dist.inputs.feed_choice import feed_of_batches
-from keras_dist.inputs.feed_choice import feed_of_function
-from keras_dist.inputs.feed_choice import off_in_fit
-from keras_dist.inputs.feed_choice import policy_of
+from keras_dist.inputs import feed_choice
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import GlobalFeed
 from keras_dist.inputs.iterator import BatchPlacement
@@ -242,7 +238,7 @@ def distribute_dataset(
             f"dataset of its own. Received: {checked!r}."
         )
     source = source_of(dataset, "experimental_distribute_dataset")
-    feed = feed_of_batches(strategy, source)
+    feed = feed_choice.feed_of_batches(strategy, source)
     return DistributedDataset(feed, checked, strategy)
 
 
@@ -261,7 +257,7 @@ def distribute_from_function(
         return source_of(made, "distribute_datasets_from_function")
 
     mode = checked.experimental_replication_mode
-    feed = feed_of_function(strategy, source, mode)
+    feed = feed_choice.feed_of_function(strategy, source, mode)
     return DistributedDataset(feed, checked, strategy)
 
 
@@ -272,10 +268,10 @@ def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
     count = strategy.plan.num_workers
     if count == 1 or not keras_internals.is_tf_dataset(data):
         return data
-    policy = policy_of(TensorFlowSource(data))
-    if policy is AutoShardPolicy.OFF:
-        raise ValueError(off_in_fit(count))
-    if policy is AutoShardPolicy.HINT:
+    policy = feed_choice.policy_of(TensorFlowSource(data))
+    if policy is feed_choice.AutoShardPolicy.OFF:
+        raise ValueError(feed_choice.off_in_fit(count))
+    if policy is feed_choice.AutoShardPolicy.HINT:
         return distribute_dataset(strategy, data).global_batches()
     return data
 

@@ -13,11 +13,7 @@ from typing import Any
 
 import keras
 
-from keras_dist.fit.workers.state_file import is_readable
-from keras_dist.fit.workers.state_file import metric_values
-from keras_dist.fit.workers.state_file import restore_state
-from keras_dist.fit.workers.state_file import set_metric_values
-from keras_dist.fit.workers.state_file import write_state
+from keras_dist.fit.workers import state_file
 from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
@@ -54,7 +50,7 @@ class Restore(keras.callbacks.Callback):
         paths = self._paths
         if self._workers.cluster.is_chief:
             paths.restore_previous()
-        notes = restore_state(model, paths.latest, self._workers)
+        notes = state_file.restore_state(model, paths.latest, self._workers)
         if notes is not None and "epoch" not in notes:
             notes = {"epoch": paths.epoch_of_keras(), "step": 0}
         self.notes = notes or {}
@@ -110,7 +106,7 @@ class Save(keras.callbacks.Callback):
             notes = self._restore.notes
             self._seen = notes["step"]
             set_random_state(self._backend, notes["begin"])
-            self._lacks_metrics = not set_metric_values(
+            self._lacks_metrics = not state_file.set_metric_values(
                 self.model, notes["metrics"]
             )
             # Callbacks have now begun this epoch twice: undo their second
@@ -151,7 +147,7 @@ class Save(keras.callbacks.Callback):
         if self._lacks_metrics and batch is not None:
             # On TensorFlow, metrics are built by the first step otherwise.
             build_from(self.model, batch)
-            set_metric_values(self.model, notes["metrics"])
+            state_file.set_metric_values(self.model, notes["metrics"])
         set_state_of_steps(self._backend, notes["random"])
 
     def _save(self, epoch: int, step: int) -> None:
@@ -167,11 +163,11 @@ class Save(keras.callbacks.Callback):
             "step": step,
             "random": random_state(self._backend),
             "begin": self._begin,
-            "metrics": metric_values(model) if step else [],
+            "metrics": state_file.metric_values(model) if step else [],
             "rates": [float(rate) for rate in learning_rates(model)],
         }
         self._paths.make(self._keeps_previous)
-        write_state(model, self._paths.latest, notes)
+        state_file.write_state(model, self._paths.latest, notes)
         self._paths.write_for_keras(epoch, step)
 
 
@@ -194,7 +190,7 @@ class Paths:
     def restore_previous(self) -> None:
         """Copies the previous file over the latest if that can't be read."""
         has_previous = os.path.exists(self._previous)
-        if has_previous and not is_readable(self.latest):
+        if has_previous and not state_file.is_readable(self.latest):
             shutil.copyfile(self._previous, self.latest)
 
     def write_for_keras(self, epoch: int, step: int) -> None:

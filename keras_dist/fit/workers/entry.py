@@ -10,24 +10,15 @@ from typing import Any
 import keras
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.workers import same_data
+from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
-from keras_dist.fit.workers.same_data import check_arrays
-from keras_dist.fit.workers.same_data import data_watched
-from keras_dist.fit.workers.same_data import is_read
-from keras_dist.fit.workers.same_data import is_wanted
-from keras_dist.fit.workers.together import BACKUP
-from keras_dist.fit.workers.together import Together
-from keras_dist.fit.workers.together import flat_callbacks
-from keras_dist.fit.workers.together import quiet_callbacks
 from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import KeepsParts
-from keras_dist.plugin.randomness import chiefs_text
-from keras_dist.plugin.randomness import code_of
-from keras_dist.plugin.randomness import random_state
-from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.workers import Workers
 
 METHODS = ("fit", "evaluate", "predict")
@@ -68,7 +59,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
 
 def rows_of(data: Any) -> int:
     """Returns the number of rows of arrays, or -1 for a dataset of batches."""
-    if is_read(data):
+    if same_data.is_read(data):
         return UNKNOWN
     shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(data)]
     rows = [shape[0] for shape in shapes if shape]
@@ -77,7 +68,7 @@ def rows_of(data: Any) -> int:
 
 def batches_of(data: Any) -> int:
     """Returns the number of batches of a dataset that knows it, else -1."""
-    if not is_read(data):
+    if not same_data.is_read(data):
         return UNKNOWN
     for name in ("num_batches", "cardinality", "__len__"):
         try:
@@ -161,13 +152,15 @@ class Entry:
         self._given = signature.bind(model, *args, **kwargs)
         given = self._get("callbacks")
         self._is_list = isinstance(given, keras.callbacks.CallbackList)
-        self._callbacks = flat_callbacks(
+        self._callbacks = together.flat_callbacks(
             given.callbacks if self._is_list else given
         )
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
             in_parts = isinstance(executor, KeepsParts)
-            self._callbacks = quiet_callbacks(self._callbacks, in_parts)
+            self._callbacks = together.quiet_callbacks(
+                self._callbacks, in_parts
+            )
 
     def agree(self) -> None:
         """Compares the call, and takes the chief's random states."""
@@ -176,12 +169,13 @@ class Entry:
         own[_BACKUP_FREQUENCY] = self._backup_frequency()
         state, backend = "", get_backend()
         if self._name == "fit":
-            state = random_state(backend)
-        if not check_agreement(own, self._workers, code_of(state)):
-            set_random_state(backend, chiefs_text(state, self._workers))
-        if is_wanted():
+            state = randomness.random_state(backend)
+        if not check_agreement(own, self._workers, randomness.code_of(state)):
+            state = randomness.chiefs_text(state, self._workers)
+            randomness.set_random_state(backend, state)
+        if same_data.is_wanted():
             rows = arguments.get("batch_size")
-            check_arrays(_data(arguments), self._workers, rows)
+            same_data.check_arrays(_data(arguments), self._workers, rows)
         if self._name == "fit":
             self._join()
 
@@ -191,8 +185,8 @@ class Entry:
             self._set("callbacks", self._in_list())
         elif self._callbacks or self._get("callbacks"):
             self._set("callbacks", self._callbacks)
-        data = _data(self._arguments()) if is_wanted() else {}
-        watch = data_watched(data, self._executor, self._workers)
+        data = _data(self._arguments()) if same_data.is_wanted() else {}
+        watch = same_data.data_watched(data, self._executor, self._workers)
         try:
             with watch:
                 return self._method(*self._given.args, **self._given.kwargs)
@@ -207,9 +201,9 @@ class Entry:
     def _join(self) -> None:
         """Adds the callbacks that keep the workers together."""
         workers = self._workers
-        last: list[Any] = [Together(workers)]
+        last: list[Any] = [together.Together(workers)]
         for index, callback in enumerate(self._callbacks):
-            if isinstance(callback, BACKUP):
+            if isinstance(callback, together.BACKUP):
                 restore = Restore(callback, workers)
                 self._callbacks[index] = restore
                 others = self._callbacks
@@ -232,7 +226,7 @@ class Entry:
         return result
 
     def _backup_frequency(self) -> int:
-        found = [c for c in self._callbacks if isinstance(c, BACKUP)]
+        found = [c for c in self._callbacks if isinstance(c, together.BACKUP)]
         if not found:
             return -1
         frequency = found[0].save_freq
@@ -265,9 +259,10 @@ def check_batch(
     workers: Workers,
 ) -> None:
     """Compares the data that workers pass to `train_on_batch` or a relative."""
-    if is_wanted():
+    if same_data.is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments
-        check_arrays(_data({**given, **given.get("kwargs", {})}), workers)
+        data = _data({**given, **given.get("kwargs", {})})
+        same_data.check_arrays(data, workers)
 
 
 def _data(arguments: Mapping[str, Any]) -> dict[str, Any]:
