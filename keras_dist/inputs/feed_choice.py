@@ -4,14 +4,12 @@ import enum
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
 
 from keras_dist.core.nests import map_nest
 from keras_dist.core.options import InputReplicationMode
-from keras_dist.core.plan import Plan
 from keras_dist.errors import WorkerLostError
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import GlobalFeed
@@ -90,15 +88,13 @@ def feed_of_batches(strategy: StrategyBase, source: Source) -> Feed:
     """Returns the feed of data in batches of the global size."""
     plan, policy = strategy.plan, policy_of(source)
     count, parts = plan.num_workers, plan.num_local_replicas
-    if not isinstance(source, TensorFlowSource) or policy in (
-        AutoShardPolicy.AUTO,
-        AutoShardPolicy.DATA,
-    ):
-        return _feed_of_rows(plan, source)
-    if count == 1:
-        is_hint = policy is AutoShardPolicy.HINT
-        whole = source.shard(policy.value, 1, 0) if is_hint else source
-        return _feed_of_rows(plan, whole)
+    reads_all = policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA)
+    if count == 1 or reads_all or not isinstance(source, TensorFlowSource):
+        whole, is_hint = source, policy is AutoShardPolicy.HINT
+        if isinstance(source, TensorFlowSource) and is_hint:
+            whole = source.shard(policy.value, 1, 0)
+        rows = slice(plan.first_replica, plan.first_replica + parts)
+        return GlobalFeed(whole, plan.num_replicas, rows)
     if policy is AutoShardPolicy.OFF:
         own = ShardFeed(source, count, parts)
         return _agreed(strategy, lambda _: own, off_in_fit(count))
@@ -108,13 +104,6 @@ def feed_of_batches(strategy: StrategyBase, source: Source) -> Feed:
         return ShardFeed(shard, count, parts)
 
     return _agreed(strategy, feed_of)
-
-
-def _feed_of_rows(plan: Plan, source: Source) -> Feed:
-    """Returns the feed of all data, from which a worker takes its rows."""
-    first = plan.first_replica
-    own = slice(first, first + plan.num_local_replicas)
-    return GlobalFeed(source, plan.num_replicas, own)
 
 
 def feed_of_function(
@@ -173,7 +162,6 @@ class _State(enum.IntFlag):
     KNOWS_NO_EMPTY = 16
 
 
-@final
 class AgreedFeed(Feed):
     """A feed of a worker's own data, with the same number of steps on all.
 

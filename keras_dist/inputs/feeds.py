@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -62,8 +61,24 @@ class Feed(ABC):
         return False
 
 
-@final
-class GlobalFeed(Feed):
+class SourceFeed(Feed):
+    """A feed that reads one source, for a number of replicas."""
+
+    def __init__(self, source: Source, parts: int) -> None:
+        self.restarts = source.restarts
+        self._source = source
+        self._parts = parts
+
+    @property
+    def cardinality(self) -> int:
+        return self._source.cardinality
+
+    @property
+    def spec(self) -> Any:
+        return self._source.spec
+
+
+class GlobalFeed(SourceFeed):
     """A feed of global batches, split over replicas if there are several."""
 
     def __init__(
@@ -71,9 +86,7 @@ class GlobalFeed(Feed):
     ) -> None:
         if parts > 1:
             source.check_batched()
-        self.restarts = source.restarts
-        self._source = source
-        self._parts = parts
+        super().__init__(source, parts)
         self._own = own
 
     def steps(self) -> Iterator[list[Any]]:
@@ -88,10 +101,6 @@ class GlobalFeed(Feed):
     def trace(self) -> Any:
         """Returns the data to iterate over in a `tf.function`, or `None`."""
         return self._source.trace()
-
-    @property
-    def cardinality(self) -> int:
-        return self._source.cardinality
 
     @property
     def spec(self) -> Any:
@@ -109,22 +118,21 @@ class GlobalFeed(Feed):
         return self._source.keras_data()
 
 
-@final
-class ShardFeed(Feed):
+class ShardFeed(SourceFeed):
     """A feed of a worker's own batches, which have the global size.
 
     Batches are split as if over all workers, with a step for each part: a
     smaller batch gives fewer steps, not smaller ones.
     """
 
+    _source: TensorFlowSource
+
     def __init__(
         self, source: TensorFlowSource, num_workers: int, parts: int
     ) -> None:
         source.check_batched()
-        self.restarts = source.restarts
-        self._source = source
+        super().__init__(source, parts)
         self._num_workers = num_workers
-        self._parts = parts
 
     def steps(self) -> Iterator[list[Any]]:
         # If sizes vary, a whole batch has the largest size so far.
@@ -153,14 +161,8 @@ class ShardFeed(Feed):
         return map_nest(of_any_rows, self._source.spec)
 
 
-@final
-class TurnsFeed(Feed):
+class TurnsFeed(SourceFeed):
     """A feed whose replicas take the elements of one source in turn."""
-
-    def __init__(self, source: Source, parts: int) -> None:
-        self.restarts = source.restarts
-        self._source = source
-        self._parts = parts
 
     def steps(self) -> Iterator[list[Any]]:
         # Copies, because some generators fill one array again and again
@@ -181,16 +183,11 @@ class TurnsFeed(Feed):
         return steps + bool(rest and not self._source.has_static_rows)
 
     @property
-    def spec(self) -> Any:
-        return self._source.spec
-
-    @property
     def leaves_out(self) -> bool:
         is_known = self._source.known_spec() is not None
         return is_known and self._source.has_static_rows
 
 
-@final
 class ParallelFeed(Feed):
     """Several feeds side by side, each for `parts` replicas, in order."""
 
