@@ -242,7 +242,6 @@ def _sorted(array: Any, axis: int) -> Any:
 
 
 def _to_numpy(values: Any) -> list[Any]:
-    """Returns the tensors of a nest as 64-bit NumPy arrays."""
     arrays = []
     for value in tree.flatten(values):
         if ops.is_tensor(value):

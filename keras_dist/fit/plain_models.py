@@ -32,7 +32,6 @@ from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import has_joined
 from keras_dist.plugin.workers import is_independent
 
-SECTION = "A loop that is not distributed"
 _ATTRIBUTE = "_keras_dist_origin"
 # Models that have warned already.
 told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
@@ -89,7 +88,7 @@ def notice_scope(model: keras.Model) -> None:
         "any scope. Expected, to distribute it: make it inside of `with "
         "strategy.scope():`, or call `strategy.distribute(model)` before its "
         "first `fit`. If one device is meant, use it outside of the scope. "
-        f"See '{SECTION}' in tutorials/errors.md.",
+        "See 'A loop that is not distributed' in tutorials/errors.md.",
         stacklevel=_users_level(),
     )
 
@@ -142,7 +141,6 @@ def _in_scope(
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """Copies an object by `__reduce_ex__`, as `copy.deepcopy` does."""
     reconstruct = copy._reconstruct  # type: ignore[attr-defined]
     return reconstruct(self, memo, *self.__reduce_ex__(4))
 

@@ -73,8 +73,6 @@ class _Parted:
 
 
 class Rehearsal:
-    """The rehearsals of one model's step."""
-
     def __init__(
         self, model: keras.Model, runner: StepRunner, strategy: StrategyBase
     ) -> None:

@@ -19,7 +19,6 @@ from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica import state
 
-SECTION = "A loop that is not distributed"
 # Optimizers whose gradients have been checked.
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -126,8 +125,6 @@ def warn_if_changed(
 
 
 class _Here(threading.local):
-    """This thread's flag for an `apply` outside of replicas."""
-
     applies = False
 
 
@@ -199,6 +196,6 @@ def _look_at(optimizer: Any, variables: Any) -> None:
         "computes it all. Put the step into a function, and call it with "
         "`strategy.run(step, args=(batch,))`, of a batch from "
         "`strategy.experimental_distribute_dataset`. See "
-        f"'{SECTION}' in tutorials/errors.md.",
+        "'A loop that is not distributed' in tutorials/errors.md.",
         stacklevel=5,
     )

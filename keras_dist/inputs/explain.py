@@ -261,7 +261,6 @@ def _no_batch(data: Any) -> ValueError:
 def _of_batch(
     strategy: StrategyBase, batch: Any, notes: Sequence[str] = ()
 ) -> Explanation:
-    """Explains how `fit` splits a global batch."""
     check_batched(batch)
     shares = strategy.executor.rows_in_fit(batch)
     lengths = [

@@ -64,7 +64,6 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 def policy_of(source: Source) -> AutoShardPolicy:
-    """Returns the policy that a source's data asks for."""
     if isinstance(source, TensorFlowSource):
         return AutoShardPolicy(source.policy)
     return AutoShardPolicy.AUTO
@@ -290,7 +289,6 @@ class AgreedFeed(Feed):
 
 
 def _of_no_rows(leaf: Any) -> Any:
-    """Returns an array with 0 rows for a `keras.KerasTensor`."""
     if leaf is None:
         return None
     if not isinstance(leaf, keras.KerasTensor) or leaf.sparse or leaf.ragged:

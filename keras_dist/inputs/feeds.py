@@ -234,8 +234,6 @@ def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
 
 
 def rows_of(batch: Any, rows: slice) -> Any:
-    """Returns some rows of a batch."""
-
     def own(leaf: Any) -> Any:
         if leaf is None:
             return None
@@ -258,8 +256,6 @@ def empty(element: Any) -> Any:
 
 
 def _joined(step: list[Any]) -> Any:
-    """Concatenates the parts of a step to a global batch."""
-
     def join(parts: Sequence[Any]) -> Any:
         if parts[0] is None:
             return None

@@ -194,12 +194,10 @@ class Paths:
             shutil.copyfile(self._previous, self.latest)
 
     def write_for_keras(self, epoch: int, step: int) -> None:
-        """Writes the metadata that Keras' `BackupAndRestore` reads."""
         with written_beside(self._metadata) as beside, open(beside, "w") as f:
             json.dump({"epoch": epoch, "batch": step}, f)
 
     def epoch_of_keras(self) -> int:
-        """Returns the epoch in Keras' own metadata, or 0 without any."""
         if not os.path.exists(self._metadata):
             return 0
         with open(self._metadata) as file:

@@ -180,7 +180,6 @@ class Entry:
             self._join()
 
     def run(self) -> Any:
-        """Makes the call."""
         if self._is_list:
             self._set("callbacks", self._in_list())
         elif self._callbacks or self._get("callbacks"):
@@ -266,7 +265,6 @@ def check_batch(
 
 
 def _data(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments, by name, that have to be equal on every worker."""
     found = {name: arguments.get(name) for name in _DATA}
     if isinstance(found["class_weight"], dict):
         found["class_weight"] = sorted(found["class_weight"].items())

@@ -135,7 +135,6 @@ class Together(keras.callbacks.Callback):
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
-    """Returns the learning rates that are variables, not schedules."""
     optimizer = getattr(model, "optimizer", None)
     variables = [] if optimizer is None else optimizer.variables
     return [v for v in variables if v.name == "learning_rate"]

@@ -68,8 +68,6 @@ def _refuse_arrays(data: Any, where: str) -> None:
 
 @final
 class NumpySource(Source):
-    """The source of a `NumpyDataset`."""
-
     _data: NumpyDataset
 
     @property
@@ -109,8 +107,6 @@ class OneShotSource(Source):
 
 @final
 class GrainSource(IterableSource):
-    """The source of one of grain's datasets or loaders."""
-
     is_for_keras = True
 
     @property
@@ -215,7 +211,6 @@ class TensorFlowSource(Source):
 
     @property
     def policy(self) -> int:
-        """The value of the dataset's `auto_shard_policy`."""
         options = self._data.options().experimental_distribute
         return int(options.auto_shard_policy.value)
 
@@ -272,7 +267,6 @@ class TensorFlowSource(Source):
 
 
 def _keras_spec(spec: Any) -> Any:
-    """Converts a `tf.TypeSpec` to a `keras.KerasTensor` where possible."""
     if type(spec).__name__ == "NoneTensorSpec":
         return None
     shape = getattr(spec, "shape", None)

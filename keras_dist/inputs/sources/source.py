@@ -108,7 +108,6 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def like(leaf: Any, shape: Any, dtype: str | None = None) -> Any:
-    """Returns a `keras.KerasTensor` like another one, with a new shape."""
     return keras.KerasTensor(
         shape, dtype or leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
     )
@@ -120,7 +119,6 @@ def own_memory(leaf: Any) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns Keras' name of a dtype of any framework."""
     kind = getattr(dtype, "kind", "")
     if isinstance(kind, str) and kind in "OSU" and kind:
         return "string"
