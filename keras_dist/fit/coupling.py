@@ -68,9 +68,7 @@ def watched(step: ReplicaStep) -> Iterator[None]:
 
 
 @as_hook
-def _hook_call(
-    original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
-) -> Any:
+def _hook_call(original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     calls, step = _layer_calls.calls, _layer_calls.step
     if calls is not None:
         outputs = original(self, *args, **kwargs)

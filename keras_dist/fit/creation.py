@@ -7,7 +7,6 @@ of the calling thread.
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,12 +42,7 @@ _creating = _Creating()
 
 
 def _hook_init(
-    of_model: bool,
-    original: Callable[..., None],
-    self: Any,
-    /,
-    *args: Any,
-    **kwargs: Any,
+    of_model: bool, original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> None:
     """Stands for `__init__` of models, or of trainers that are no models.
 
@@ -67,7 +61,7 @@ def _hook_init(
 
 @as_hook
 def _hook_variable(
-    original: Callable[..., None], self: Any, /, *args: Any, **kwargs: Any
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> None:
     if "distribute_strategy" in vars(self):  # `_share_new_variables`
         return
@@ -115,7 +109,7 @@ def _check_declaration(variable: keras.Variable) -> None:
 
 @as_hook
 def _hook_metric_state(
-    original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     with context.replaced(_creating, makes_metric_state=True):
         return original(self, *args, **kwargs)
@@ -128,7 +122,7 @@ def beside(reference: Any) -> contextlib.AbstractContextManager[None]:
 
 @as_hook
 def _hook_slot(
-    original: Callable[..., Any],
+    original: Any,
     self: Any,
     /,
     reference_variable: Any,
@@ -223,7 +217,7 @@ def install() -> None:
 
 @as_hook
 def _hook_symbolic_build(
-    original: Callable[..., None], self: Any, /, *args: Any, **kwargs: Any
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> None:
     # Slots for a model of no strategy belong to none, in a scope too.
     is_plain = bound(self) is None
@@ -232,10 +226,7 @@ def _hook_symbolic_build(
 
 
 def _hook_make_function(
-    trains: bool,
-    original: Callable[..., Any],
-    self: keras.Model,
-    force: bool = False,
+    trains: bool, original: Any, self: keras.Model, force: bool = False
 ) -> Any:
     """Stands for the method that makes the function of `fit` or a relative."""
     if bound(self) is None:

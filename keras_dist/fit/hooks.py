@@ -33,7 +33,7 @@ _MADE_HERE = "_keras_dist_synchronizes"
 
 @as_hook
 def hook_warn(
-    original: Callable[..., None],
+    original: Any,
     message: Any,
     category: Any = None,
     stacklevel: int = 1,
@@ -53,7 +53,7 @@ def hook_warn(
 
 @as_hook
 def _hook_moments(
-    original: Callable[..., Any], self: Any, inputs: Any, mask: Any
+    original: Any, self: Any, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
     """Stands for `BatchNormalization._moments`, with all replicas' rows."""
     step: state.ReplicaState | None = state.current_step()
@@ -140,9 +140,7 @@ def _global_moments(
 
 
 @as_hook
-def _hook_seed(
-    original: Callable[..., Any], self: Any, ordered: bool = True
-) -> Any:
+def _hook_seed(original: Any, self: Any, ordered: bool = True) -> Any:
     seed = original(self, ordered)
     step = state.current_replica()
     offset = 0 if step is None else step.replica.seed_offset
@@ -154,7 +152,7 @@ def _hook_seed(
 
 
 @as_hook
-def _hook_clear_losses(original: Callable[..., Any], self: Any) -> None:
+def _hook_clear_losses(original: Any, self: Any) -> None:
     step, scope = state.current_replica(), keras_internals.stateless_scope()
     if isinstance(scope, Overlay):
         scope.clear_losses(self)
@@ -166,7 +164,7 @@ def _hook_clear_losses(original: Callable[..., Any], self: Any) -> None:
 
 
 @as_hook
-def _hook_add_loss(original: Callable[..., Any], self: Any, loss: Any) -> None:
+def _hook_add_loss(original: Any, self: Any, loss: Any) -> None:
     scope, step = keras_internals.stateless_scope(), state.current_step()
     if isinstance(scope, ProbeScope):
         scope.note(loss)
@@ -178,9 +176,7 @@ def _hook_add_loss(original: Callable[..., Any], self: Any, loss: Any) -> None:
 
 
 @as_hook
-def _hook_build(
-    original: Callable[..., Any], self: Any, call_spec: Any
-) -> None:
+def _hook_build(original: Any, self: Any, call_spec: Any) -> None:
     call = state.current_call()
     if self.built:
         original(self, call_spec)

@@ -35,7 +35,7 @@ _COUPLES_ROWS = {"dice", "tversky", "circle"}
 
 @as_hook
 def hook_call(
-    original: Callable[..., Any],
+    original: Any,
     self: Any,
     y_true: Any,
     y_pred: Any,
@@ -71,7 +71,7 @@ def hook_own_call(
 
 @as_hook
 def hook_reduction(
-    original: Callable[..., Any],
+    original: Any,
     values: Any,
     sample_weight: Any = None,
     mask: Any = None,

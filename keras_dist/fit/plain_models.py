@@ -14,7 +14,6 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -130,9 +129,7 @@ def strategy_of(thing: Any) -> Any:
 
 
 @as_hook
-def _in_scope(
-    method: Callable[..., Any], copied: Any, /, *args: Any, **kwargs: Any
-) -> Any:
+def _in_scope(method: Any, copied: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Stands for a copying function: a copy joins its original's strategy."""
     is_outside = not (context.has_strategy() or context.in_replica_function())
     strategy = strategy_of(copied) if is_outside else None
@@ -147,11 +144,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
 
 @as_hook
 def _remembers(
-    from_config: Callable[..., Any],
-    cls: Any,
-    config: Any,
-    *args: Any,
-    **kwargs: Any,
+    from_config: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
 ) -> Any:
     model = from_config(cls, config, *args, **kwargs)
     if isinstance(config, DistributedConfig):
@@ -160,7 +153,7 @@ def _remembers(
 
 
 @as_hook
-def _writes_origin(serialize: Callable[..., Any], model: Any) -> Any:
+def _writes_origin(serialize: Any, model: Any) -> Any:
     """Stands for what returns a model's configuration as JSON first."""
     config, *rest = serialize(model)
     strategy = strategy_of(model)
@@ -171,7 +164,7 @@ def _writes_origin(serialize: Callable[..., Any], model: Any) -> Any:
 
 @as_hook
 def _reads_origin(
-    deserialize: Callable[..., Any], config: Any, *args: Any, **kwargs: Any
+    deserialize: Any, config: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stands for what makes a model from a configuration in JSON."""
     model = deserialize(config, *args, **kwargs)
@@ -212,12 +205,7 @@ def _install() -> None:
 
 
 def _hook_training(
-    name: str,
-    original: Callable[..., Any],
-    self: keras.Model,
-    /,
-    *args: Any,
-    **kwargs: Any,
+    name: str, original: Any, self: keras.Model, /, *args: Any, **kwargs: Any
 ) -> Any:
     binding = bound(self)
     strategy = None if binding is None else binding.strategy

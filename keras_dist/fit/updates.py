@@ -133,10 +133,7 @@ _here = _Here()
 
 @as_hook
 def hook_apply(
-    original: Callable[..., Any],
-    self: Any,
-    grads: Any,
-    trainable_variables: Any = None,
+    original: Any, self: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
     """Stands for an optimizer's `apply`; sums replicas' gradients before it."""
     step = state.current_replica()
