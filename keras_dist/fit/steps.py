@@ -104,8 +104,7 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         means = step.means([(logs[i], list(shares)) for i in unknown])
         found = dict(zip(unknown, means, strict=True))
         return nests.pack(
-            result,
-            [found.get(i, values[0]) for i, values in enumerate(logs)],
+            result, [found.get(i, values[0]) for i, values in enumerate(logs)]
         )
 
     own = (exchange.detached(result), step.share, step.writes)

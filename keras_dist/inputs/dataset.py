@@ -61,10 +61,7 @@ class DistributedDataset(StepsOfData):
     """
 
     def __init__(
-        self,
-        feed: Feed,
-        options: InputOptions,
-        strategy: StrategyBase,
+        self, feed: Feed, options: InputOptions, strategy: StrategyBase
     ) -> None:
         self._strategy = strategy
         self._feed = feed
