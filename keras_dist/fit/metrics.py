@@ -81,16 +81,14 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
         if step.is_rehearsal:
             return self.result()
         flush(step)
-        args, kwargs = _with_row_count(place, args, kwargs)
-        leaves = exchange.detached([*args, *kwargs.values()])
-        update = MetricUpdate(self, own, args, kwargs, leaves)
+        update = _update_of(self, own, place, args, kwargs)
 
         def call_once(everyone: list[exchange.Entry]) -> Any:
             merge = exchange.mean_or_count
             return update.run(step.exchange(everyone, merge, alike=True))
 
         what = f"metric '{self.name}'"
-        value = step.replica.meet(what, call_once, (leaves, step.share))
+        value = step.replica.meet(what, call_once, (update.leaves, step.share))
         step.forget(self.variables)
         step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
         return value
@@ -108,12 +106,9 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
             return update_state(*args, **kwargs)
         if step.is_rehearsal:
             return None
-        args, kwargs = _with_row_count(place, args, kwargs)
+        update = _update_of(metric, update_state, place, args, kwargs)
         step.replica.check_meeting(f"metric '{metric.name}'")
-        leaves = exchange.detached([*args, *kwargs.values()])
-        step.updates.append(
-            MetricUpdate(metric, update_state, args, kwargs, leaves)
-        )
+        step.updates.append(update)
         return None
 
     return update_on_replicas
@@ -146,19 +141,26 @@ def _place_of_weight(method: Callable[..., Any]) -> int | None:
     return names.index("sample_weight") if "sample_weight" in names else None
 
 
-def _with_row_count(
-    place: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns a call's arguments with a whole `sample_weight` as `RowCount`."""
+def _update_of(
+    metric: keras.metrics.Metric,
+    update_state: Callable[..., Any],
+    place: int | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> MetricUpdate:
+    """Returns an update with an integer `sample_weight` as `RowCount`."""
     if _is_integer_scalar(kwargs.get("sample_weight")):
         counted = exchange.RowCount(kwargs["sample_weight"])
-        return args, {**kwargs, "sample_weight": counted}
-    if place is None or place >= len(args):
-        return args, kwargs
-    if _is_integer_scalar(args[place]):
+        kwargs = {**kwargs, "sample_weight": counted}
+    elif (
+        place is not None
+        and place < len(args)
+        and _is_integer_scalar(args[place])
+    ):
         counted = exchange.RowCount(args[place])
         args = (*args[:place], counted, *args[place + 1 :])
-    return args, kwargs
+    leaves = exchange.detached([*args, *kwargs.values()])
+    return MetricUpdate(metric, update_state, args, kwargs, leaves)
 
 
 def _is_integer_scalar(value: Any) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sized
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -66,7 +65,6 @@ def _refuse_arrays(data: Any, where: str) -> None:
         )
 
 
-@final
 class NumpySource(Source):
     _data: NumpyDataset
 
@@ -86,7 +84,6 @@ class IterableSource(Source):
         return len(self._data) if isinstance(self._data, Sized) else UNKNOWN
 
 
-@final
 class FunctionSource(Source):
     """The source of a function that returns an iterable for each pass."""
 
@@ -94,7 +91,6 @@ class FunctionSource(Source):
         return iter(self._data())
 
 
-@final
 class OneShotSource(Source):
     """The source of an iterator that can be read once, such as a generator."""
 
@@ -105,7 +101,6 @@ class OneShotSource(Source):
         return itertools.chain(self._data)
 
 
-@final
 class GrainSource(IterableSource):
     is_for_keras = True
 
@@ -116,7 +111,6 @@ class GrainSource(IterableSource):
         return INFINITE if length >= sys.maxsize // 2 else length
 
 
-@final
 class PyDatasetSource(Source):
     """The source of a `PyDataset`, in the order of its indices."""
 
@@ -152,7 +146,6 @@ class PyDatasetSource(Source):
         return INFINITE if num_batches is None else int(num_batches)
 
 
-@final
 class TorchLoaderSource(Source):
     """The source of a `DataLoader`; batches that are lists become tuples."""
 
@@ -182,7 +175,6 @@ class TooFewFilesError(ValueError):
         )
 
 
-@final
 class TensorFlowSource(Source):
     """The source of a `tf.data.Dataset`, read eagerly."""
 

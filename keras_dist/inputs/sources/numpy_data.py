@@ -5,7 +5,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -19,7 +18,6 @@ from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.internals import keras_internals
 
 
-@final
 class NumpyDataset:
     """A dataset of the rows of arrays, one by one or in batches.
 

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -126,7 +125,6 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
-@final
 class RepeatableBatches(keras_internals.GeneratorDataAdapter):
     """An adapter for batches that each epoch reads anew."""
 
