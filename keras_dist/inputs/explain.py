@@ -172,8 +172,8 @@ def explain_data(
     if not leaves_of(arrays):
         raise _no_batch(x)
     is_alone = batch_size is None and all(each is None for each in more)
-    are_batches = isinstance(x, list) and all(isinstance(e, tuple) for e in x)
-    if is_alone and x and are_batches:
+    is_list = isinstance(x, list) and bool(x)
+    if is_alone and is_list and all(isinstance(each, tuple) for each in x):
         return _of_parts(strategy, _first_of(distribute_dataset(strategy, x)))
     if _are_arrays(arrays):
         batch = map_nest(readable, arrays)
