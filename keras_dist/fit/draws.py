@@ -28,7 +28,7 @@ _OF_SHAPE = (
 
 @contextlib.contextmanager
 def equal_draws() -> Iterator[set[str]]:
-    """Makes Keras draw the same for each row; yields who has drawn."""
+    """Makes Keras draw the same for each row; yields what has drawn."""
     drawn: set[str] = set()
     module = keras_internals.random_backend
     # By name, the stand-in, and the function of Keras that draws for it.

@@ -101,7 +101,7 @@ def warn_if_changed(
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable] | None,
 ) -> None:
-    """Warns, once an optimizer, of gradients that `train_step` changed."""
+    """Warns once per optimizer of gradients that `train_step` changed."""
     if not isinstance(step, state.ReplicaStep) or optimizer in _known:
         return
     if not step.looks_at_gradients:

@@ -164,9 +164,8 @@ class _State(enum.IntFlag):
 class AgreedFeed(Feed):
     """A feed of a worker's own data, with the same number of steps on all.
 
-    In each step workers tell each other whether they have data or an error. One
-    at its end gets 0 rows until all are. `everyone` makes the feed of all
-    workers.
+    In each step workers tell each other whether they have data or an error. A
+    worker at its end gets 0 rows. `everyone` makes the feed of all workers.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 def take_chiefs_values(
     variables: Sequence[keras.Variable], workers: Workers
 ) -> None:
-    """Gives variables, in one order on all workers, the chief's values."""
+    """Sets variables to the chief's values; all workers list them alike."""
     chosen = [
         variable
         for variable in variables

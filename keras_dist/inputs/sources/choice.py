@@ -30,7 +30,7 @@ KINDS = (
 
 
 def source_of(data: Any, where: str) -> Source:
-    """Returns the `Source` of the user's data that method `where` was given."""
+    """Returns the `Source` of a user's data; errors name the method `where`."""
     if keras_internals.is_tf_dataset(data):
         return TensorFlowSource(data)
     if isinstance(data, keras.utils.PyDataset):
