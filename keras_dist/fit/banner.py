@@ -30,12 +30,7 @@ def introduce(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Prints how a strategy divides the work of `fit`, once for each strategy.
-
-    `args` and `kwargs` are those of `fit`, without the model. Only the chief
-    prints, and not with `verbose=0`, where Keras' interactive logging is off,
-    or where the environment variable `KERAS_DIST_BANNER` is 0.
-    """
+    """Prints, once for each strategy, how it divides the work of `fit`."""
     if strategy in _introduced or not _is_wanted(strategy):
         return
     try:
@@ -52,11 +47,7 @@ def introduce(
 def banner(
     strategy: StrategyBase, batch_size: int, own: Sequence[str] = ()
 ) -> str:
-    """Returns the line: backend, devices, replicas, workers and rows of each.
-
-    `batch_size` is the rows of a global batch, 0 if not known. `own` names the
-    user's own methods whose rows may depend on each other.
-    """
+    """Returns the line: backend, devices, replicas, workers and their rows."""
     plan = strategy.plan
     parts = [
         f"keras_dist on {keras.backend.backend()}: {str(strategy).strip('<>')}",

@@ -1,7 +1,4 @@
-"""Binds a model to a strategy by instance attributes.
-
-The model's class stays untouched: `isinstance`, saving and names stay.
-"""
+"""Binds a model to a strategy by attributes of the instance only."""
 
 import contextlib
 import functools
@@ -15,7 +12,6 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
-from keras_dist.core.context import check_no_distribution
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit.banner import introduce
 from keras_dist.fit.plain_models import DistributedConfig
@@ -23,14 +19,9 @@ from keras_dist.fit.plain_models import forget
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
+from keras_dist.fit.workers import together
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
-from keras_dist.fit.workers.together import SAVING
-from keras_dist.fit.workers.together import not_taken
-from keras_dist.fit.workers.together import raise_explained
-from keras_dist.fit.workers.together import readable_by_chief
-from keras_dist.fit.workers.together import save
-from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import BOUND
@@ -59,10 +50,7 @@ def claim_variable(variable: keras.Variable, strategy: StrategyBase) -> None:
 def claim_variables(
     variables: Sequence[keras.Variable], strategy: StrategyBase
 ) -> None:
-    """Makes `strategy` the owner of several variables and places their values.
-
-    Several workers take the chief's values in one broadcast.
-    """
+    """Makes `strategy` the owner of variables and places their values."""
     for variable in variables:
         check_owner(variable, strategy)
         if "distribute_strategy" not in vars(variable):
@@ -73,7 +61,7 @@ def claim_variables(
         strategy.executor.home(variable).settle()
     workers = strategy.executor.workers
     if workers is not None:
-        take_chiefs_values(not_taken(variables), workers)
+        together.take_chiefs_values(together.not_taken(variables), workers)
 
 
 def _check_layout(variable: keras.Variable, strategy: StrategyBase) -> None:
@@ -140,7 +128,7 @@ class Binding:
         # A layer with a trainer mixed in has no methods for saving.
         is_saved = isinstance(model, keras.Model)
         if is_saved and executor.workers is not None:
-            for name in SAVING:
+            for name in together.SAVING:
                 replacements[name] = self._saving_method(name)
         if isinstance(executor, StepRunner):
             replacements |= step_overrides(model, executor, self.strategy)
@@ -166,10 +154,7 @@ class Binding:
         executor.prepare(self.model)
 
     def _share_out(self) -> None:
-        """Divides variables' values among the per-replica components again.
-
-        `fit` changes the combined value of a metric state, not its components.
-        """
+        """Divides what `fit` has combined among components again."""
         for variable in keras_internals.all_variables(self.model):
             if id(variable) in self.strategy.has_components:
                 variable.share_out()
@@ -247,8 +232,8 @@ class Binding:
         def method(*args: Any, **kwargs: Any) -> None:
             workers = self.strategy.executor.workers
             assert workers is not None
-            with readable_by_chief(self.model):
-                save(self.model, name, workers, *args, **kwargs)
+            with together.readable_by_chief(self.model):
+                together.save(self.model, name, workers, *args, **kwargs)
 
         method.__name__ = name
         method.__doc__ = getattr(type(self.model), name).__doc__
@@ -272,20 +257,20 @@ class Binding:
                 agree()
             with executor.execution_scope():
                 if is_new:
-                    check_no_distribution(
+                    context.check_no_distribution(
                         self.strategy, f"model '{model.name}'"
                     )
                     self.claim()
                     self._claimed_for = optimizer
                 self._prepare()
                 if executor.workers is not None and not each_batch:
-                    take_chiefs_values(
+                    together.take_chiefs_values(
                         keras_internals.all_variables(model), executor.workers
                     )
                 yield
         except BaseException as error:
             executor.recover(model)
-            raise_explained(error, executor.workers)
+            together.raise_explained(error, executor.workers)
             raise
         finally:
             self._entered.already = False

@@ -1,9 +1,7 @@
 """Warns of layers in which the rows of a batch depend on each other.
 
-A replica calls such a layer on its own rows only, which gives other numbers
-than one device. So in the first step, each layer with code of the user is
-called again, on a few rows and on both halves of them, and the results are
-compared.
+A replica has its own rows only. So in the first step, each layer with code of
+the user is called again on a few rows and on both halves of them.
 """
 
 import contextlib
@@ -21,19 +19,16 @@ from keras import tree
 
 from keras_dist.core.context import replaced
 from keras_dist.fit.draws import equal_draws
+from keras_dist.fit.hooks import SharedHooks
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.internals.keras_internals import opened
-from keras_dist.replica.probe import FEW_ROWS
-from keras_dist.replica.probe import Attempt
-from keras_dist.replica.probe import ProbeScope
-from keras_dist.replica.probe import made_up
-from keras_dist.replica.probe import nothing_kept
-from keras_dist.replica.probe import tolerance_of
+from keras_dist.internals.overrides import as_hook
+from keras_dist.replica import probe
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 
-_HALF = FEW_ROWS // 2
+_HALF = probe.FEW_ROWS // 2
 _PARTS = (slice(None), slice(None, _HALF), slice(_HALF, None))
 
 # Classes of Keras that run code of the user.
@@ -55,68 +50,46 @@ class _Called:
     outputs: list[Any]
 
 
-class _Watching(threading.local):
+class _LayerCalls(threading.local):
     """The step, or the list, that this thread's layer calls are reported to."""
 
     step: ReplicaStep | None = None
     calls: list[_Called] | None = None
 
 
-_watching = _Watching()
-_lock = threading.Lock()
-_num_watched = 0
+_layer_calls = _LayerCalls()
 
 
 @contextlib.contextmanager
 def watched(step: ReplicaStep) -> Iterator[None]:
     """Checks the layers that one replica's step calls inside the context."""
-    with _hooked(), replaced(_watching, step=step):
+    with _hooks_of_steps.installed(), replaced(_layer_calls, step=step):
         yield
 
 
-@contextlib.contextmanager
-def _hooked() -> Iterator[None]:
-    """Wraps `keras.Layer.__call__` while any step is watched.
-
-    The wrapper is removed afterwards, because it makes each call slower.
-    """
-    global _num_watched
-    with _lock:
-        if not _num_watched:
-            keras.Layer.__call__ = _hook_call(keras.Layer.__call__)
-        _num_watched += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _num_watched -= 1
-            if not _num_watched:
-                keras.Layer.__call__ = keras.Layer.__call__.__wrapped__
-
-
-def _hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls, step = _watching.calls, _watching.step
-        if calls is not None:
-            outputs = original(self, *args, **kwargs)
-            inputs = _to_numpy((args, kwargs))
-            calls.append(_Called(self, inputs, _to_numpy(outputs)))
-            return outputs
-        if (
-            step is None
-            or step is not current_step()
-            or keras_internals.innermost_call() is not None
-        ):
-            return original(self, *args, **kwargs)
+@as_hook
+def _hook_call(original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    calls, step = _layer_calls.calls, _layer_calls.step
+    if calls is not None:
         outputs = original(self, *args, **kwargs)
-        if step.kinds.is_new(self) and _has_code_of_users(self):
-            training = kwargs.get("training")
-            _look(step, LayerCall(self, args, kwargs, training))
+        inputs = _to_numpy((args, kwargs))
+        calls.append(_Called(self, inputs, _to_numpy(outputs)))
         return outputs
+    if (
+        step is None
+        or step is not current_step()
+        or keras_internals.innermost_call() is not None
+    ):
+        return original(self, *args, **kwargs)
+    outputs = original(self, *args, **kwargs)
+    if step.kinds.is_new(self) and _has_code_of_users(self):
+        training = kwargs.get("training")
+        _look(step, LayerCall(self, args, kwargs, training))
+    return outputs
 
-    # `inspect.unwrap` finds Keras' own function by this.
-    __call__.__wrapped__ = original  # type: ignore[attr-defined]
-    return __call__
+
+# Removed when no step is watched, because it makes each call slower.
+_hooks_of_steps = SharedHooks((keras.Layer, "__call__", _hook_call))
 
 
 def _has_code_of_users(layer: keras.Layer) -> bool:
@@ -133,11 +106,11 @@ def _has_code_of_users(layer: keras.Layer) -> bool:
 
 def _look(step: ReplicaStep, call: LayerCall) -> None:
     """Warns if rows depend on each other in a layer."""
-    attempts = [Attempt(shift=False, own=True)]
+    attempts = [probe.Attempt(shift=False, own=True)]
     if keras_internals.in_tf_graph():
         sizes = (8, 32)
-        attempts = [Attempt(shift=False, size=size) for size in sizes]
-    with nothing_kept(step, call.layer), equal_draws():
+        attempts = [probe.Attempt(shift=False, size=size) for size in sizes]
+    with probe.nothing_kept(step, call.layer), equal_draws():
         for attempt in attempts:
             try:
                 found = _coupled(step, call, attempt)
@@ -153,22 +126,24 @@ def _look(step: ReplicaStep, call: LayerCall) -> None:
 
 
 def _coupled(
-    step: ReplicaStep, call: LayerCall, attempt: Attempt
+    step: ReplicaStep, call: LayerCall, attempt: probe.Attempt
 ) -> keras.Layer | None:
     """Returns the innermost layer that couples rows, or `None`."""
 
     def observed(part: slice, alone: int | None = None) -> list[Any]:
-        args, kwargs = made_up(step, call, attempt, FEW_ROWS, part, alone)
-        with opened(ProbeScope(step, call, attempt.shift)):
+        args, kwargs = probe.made_up(
+            step, call, attempt, probe.FEW_ROWS, part, alone
+        )
+        with opened(probe.ProbeScope(step, call, attempt.shift)):
             return _to_numpy(call.again(args, kwargs))
 
     def recorded(part: slice) -> list[_Called]:
         calls: list[_Called] = []
-        with replaced(_watching, calls=calls):
+        with replaced(_layer_calls, calls=calls):
             observed(part)
         return calls
 
-    are_apart = functools.partial(_are_apart, tolerance_of(call.layer))
+    are_apart = functools.partial(_are_apart, probe.tolerance_of(call.layer))
     whole, first, second = map(observed, _PARTS)
     if not are_apart(whole, first, second):
         return None
@@ -190,18 +165,14 @@ def _coupled(
 def _takes_any_lengths(
     call: LayerCall, observed: Callable[[slice, int], list[Any]]
 ) -> bool:
-    """Returns whether several inputs may have different numbers of rows.
-
-    `observed` returns the layer's outputs for a slice of one input, given by
-    its position among the leaves of the arguments.
-    """
+    """Returns whether several inputs may have different numbers of rows."""
     leaves = tree.flatten((call.args, call.kwargs))
     places = [
         place
         for place, leaf in enumerate(leaves)
         if ops.is_tensor(leaf) and len(leaf.shape) and leaf.shape[0] is None
     ]
-    tolerance = tolerance_of(call.layer)
+    tolerance = probe.tolerance_of(call.layer)
 
     def keeps_rows(place: int) -> bool:
         whole, first, second = (observed(part, place) for part in _PARTS)
@@ -221,11 +192,7 @@ def _are_apart(
     second: list[Any],
     keep_values: bool = False,
 ) -> bool:
-    """Returns whether the outputs of two halves differ from those of the whole.
-
-    `tolerance` is relative to the largest number. With `keep_values`, outputs
-    without rows have to be equal too.
-    """
+    """Returns whether two halves' outputs differ from those of the whole."""
     return len(whole) == len(first) == len(second) and any(
         _is_apart(*arrays, tolerance)
         or (keep_values and arrays[0].shape == arrays[1].shape)
@@ -273,7 +240,6 @@ def _sorted(array: Any, axis: int) -> Any:
 
 
 def _to_numpy(values: Any) -> list[Any]:
-    """Returns the tensors of a nest as 64-bit NumPy arrays."""
     arrays = []
     for value in tree.flatten(values):
         if ops.is_tensor(value):

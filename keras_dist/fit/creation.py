@@ -1,22 +1,18 @@
 """Hooks on the creation of models and variables under a strategy.
 
-While at least one scope is open or a replica function runs, in any thread,
-constructors of Keras are wrapped. Each call looks up the strategy of its own
-thread, so other threads are not affected.
+They are there for all threads while any scope is open, and look up the strategy
+of the calling thread.
 """
 
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import keras
 
 from keras_dist.core import context
-from keras_dist.core.context import replaced
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import hooks
@@ -27,6 +23,7 @@ from keras_dist.fit.plain_models import notice
 from keras_dist.fit.plain_models import notice_scope
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import all_variables
+from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import KerasHooks
 from keras_dist.plugin.front_end import bound
 from keras_dist.replica.on_read import SyncOnReadVariable
@@ -34,111 +31,61 @@ from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
 from keras_dist.replica.state import current_call
 
-_lock = threading.Lock()
-_open_scopes = 0
-_undo = contextlib.ExitStack()
 
-
-class _Current(threading.local):
+class _Creating(threading.local):
     makes_metric_state = False
     # The variable for which an optimizer is making a slot.
     reference: Any = None
 
 
-_current = _Current()
-
-
-@contextlib.contextmanager
-def creation_hooks() -> Iterator[None]:
-    """Installs the hooks with the first scope; removes them with the last."""
-    global _open_scopes
-    _share_new_variables()
-    hooks.install_normalization()
-    updates.install()
-    with _lock:
-        if _open_scopes == 0:
-            for cls, method, hook in (
-                (keras.Model, "__init__", partial(_hook_init, True)),
-                (Trainer, "__init__", partial(_hook_init, False)),
-                (keras.Variable, "__init__", _hook_variable),
-                (keras.Metric, "add_variable", _hook_metric_state),
-                (
-                    keras.optimizers.Optimizer,
-                    "add_variable_from_reference",
-                    _hook_slot,
-                ),
-                (
-                    keras.layers.BatchNormalization,
-                    "__init__",
-                    hooks.hook_constructor,
-                ),
-            ):
-                _undo.enter_context(_wrapped(cls, method, hook))
-        _open_scopes += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _open_scopes -= 1
-            if _open_scopes == 0:
-                _undo.close()
-
-
-HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)
+_creating = _Creating()
 
 
 def _hook_init(
-    of_model: bool, original: Callable[..., None]
-) -> Callable[..., None]:
-    """Wraps the `__init__` of models, or of trainers that are no models.
+    of_model: bool, original: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> None:
+    """Stands for `__init__` of models, or of trainers that are no models.
 
     A `keras.Model` is bound once it is a layer too. Other classes may
     initialize the trainer before or after the layer.
     """
+    original(self, *args, **kwargs)
+    strategy = context.current_strategy()
+    if (
+        isinstance(self, keras.Model) is of_model
+        and strategy is not None
+        and context.in_cross_replica_context()
+    ):
+        bind_model(self, strategy)
 
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+
+@as_hook
+def _hook_variable(
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> None:
+    if "distribute_strategy" in vars(self):  # `_share_new_variables`
+        return
+    context.check_made_in_time()
+    with suspended():
         strategy = context.current_strategy()
-        if (
-            isinstance(self, keras.Model) is of_model
-            and strategy is not None
-            and context.in_cross_replica_context()
+        # With one device, a replica function may make variables as well.
+        if strategy is None or not (
+            strategy.plan.is_one_device or context.in_cross_replica_context()
         ):
-            bind_model(self, strategy)
-
-    return __init__
-
-
-def _hook_variable(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        if "distribute_strategy" in vars(self):  # `_share_new_variables`
-            return
-        context.check_made_in_time()
-        with suspended():
-            strategy = context.current_strategy()
-            # With one device, a replica function may make variables as well.
-            if strategy is None or not (
-                strategy.plan.is_one_device
-                or context.in_cross_replica_context()
-            ):
-                original(self, *args, **kwargs)
-                return
-            context.check_creation()
-            context.check_no_distribution(strategy, "a new variable")
-            if kwargs.get("synchronization") == "on_read":
-                kwargs.setdefault("trainable", False)
             original(self, *args, **kwargs)
-            _check_declaration(self)
-            reference = _current.reference
-            if reference is not None:
-                strategy.executor.keep_together(self, reference)
-            claim_variable(self, strategy)
-            if isinstance(self, SyncOnReadVariable):
-                self.begin(is_total=_current.makes_metric_state)
-
-    return __init__
+            return
+        context.check_creation()
+        context.check_no_distribution(strategy, "a new variable")
+        if kwargs.get("synchronization") == "on_read":
+            kwargs.setdefault("trainable", False)
+        original(self, *args, **kwargs)
+        _check_declaration(self)
+        reference = _creating.reference
+        if reference is not None:
+            strategy.executor.keep_together(self, reference)
+        claim_variable(self, strategy)
+        if isinstance(self, SyncOnReadVariable):
+            self.begin(is_total=_creating.makes_metric_state)
 
 
 def _check_declaration(variable: keras.Variable) -> None:
@@ -160,38 +107,56 @@ def _check_declaration(variable: keras.Variable) -> None:
         )
 
 
-def _hook_metric_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with replaced(_current, makes_metric_state=True):
-            return original(self, *args, **kwargs)
-
-    return add_variable
+@as_hook
+def _hook_metric_state(
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    with context.replaced(_creating, makes_metric_state=True):
+        return original(self, *args, **kwargs)
 
 
 def beside(reference: Any) -> contextlib.AbstractContextManager[None]:
     """Places variables made inside the context where `reference` is."""
-    return replaced(_current, reference=reference)
+    return context.replaced(_creating, reference=reference)
 
 
-def _hook_slot(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def add_variable_from_reference(
-        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        with beside(reference_variable):
-            return original(self, reference_variable, *args, **kwargs)
+@as_hook
+def _hook_slot(
+    original: Any,
+    self: Any,
+    /,
+    reference_variable: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with beside(reference_variable):
+        return original(self, reference_variable, *args, **kwargs)
 
-    return add_variable_from_reference
+
+_hooks_of_scopes = hooks.SharedHooks(
+    (keras.Model, "__init__", as_hook(partial(_hook_init, True))),
+    (Trainer, "__init__", as_hook(partial(_hook_init, False))),
+    (keras.Variable, "__init__", _hook_variable),
+    (keras.Metric, "add_variable", _hook_metric_state),
+    (keras.optimizers.Optimizer, "add_variable_from_reference", _hook_slot),
+    (keras.layers.BatchNormalization, "__init__", hooks.hook_constructor),
+)
+
+
+def creation_hooks() -> contextlib.AbstractContextManager[None]:
+    """Installs the hooks with the first scope; removes them with the last."""
+    _share_new_variables()
+    hooks.install_normalization()
+    updates.install()
+    return _hooks_of_scopes.installed()
+
+
+HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)
 
 
 @functools.cache
 def _share_new_variables() -> None:
-    """Makes one variable of those that all replicas make at the same point.
-
-    The hook stays for good: a `__new__` can't be removed from a class that had
-    none of its own.
-    """
+    """Makes one variable of those that all replicas make at the same point."""
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         call = current_call()
@@ -201,13 +166,13 @@ def _share_new_variables() -> None:
             or base_scope() is not call.scope
         ):
             return object.__new__(cls)
-        is_metric_state = _current.makes_metric_state
+        is_metric_state = _creating.makes_metric_state
 
         def make(everyone: list[Any]) -> Any:
             _check_alike(everyone)
             first_args, first_kwargs = everyone[0]
             with (
-                replaced(_current, makes_metric_state=is_metric_state),
+                context.replaced(_creating, makes_metric_state=is_metric_state),
                 call.runner.building(),
             ):
                 return cls(*first_args, **first_kwargs)
@@ -219,10 +184,7 @@ def _share_new_variables() -> None:
 
 
 def _check_alike(everyone: list[Any]) -> None:
-    """Refuses variables made at one point that replicas declare differently.
-
-    Initializers may differ.
-    """
+    """Refuses variables that replicas declare differently."""
     declared = [
         (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})
         for args, kwargs in everyone
@@ -243,55 +205,37 @@ def _text(args: Any, kwargs: Any) -> str:
     return f"Variable({', '.join([*map(repr, args), *named])})"
 
 
-@contextlib.contextmanager
-def _wrapped(cls: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
-    inherited = name not in vars(cls)
-    original = getattr(cls, name)
-    setattr(cls, name, hook(original))
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(cls, name)
-        else:
-            setattr(cls, name, original)
-
-
 @functools.cache
 def install() -> None:
     """Wraps the methods of Keras that build and train models, for good."""
-    build = Trainer._symbolic_build
-
-    @functools.wraps(build)
-    def _symbolic_build(self: keras.Model, *args: Any, **kwargs: Any) -> None:
-        # Slots for a model of no strategy belong to none, in a scope too.
-        is_plain = bound(self) is None
-        with context.left() if is_plain else contextlib.nullcontext():
-            build(self, *args, **kwargs)
-
-    Trainer._symbolic_build = _symbolic_build
+    Trainer._symbolic_build = _hook_symbolic_build(Trainer._symbolic_build)
     for name in ("train", "test", "predict"):
         method = f"make_{name}_function"
-        original = getattr(Trainer, method)
-        setattr(Trainer, method, _looks_at_plain(original, name == "train"))
+        hook = as_hook(partial(_hook_make_function, name == "train"))
+        setattr(Trainer, method, hook(getattr(Trainer, method)))
 
 
-def _looks_at_plain(
-    original: Callable[..., Any], trains: bool
-) -> Callable[..., Any]:
-    """Wraps a method that makes the function of `fit` or a relative."""
+@as_hook
+def _hook_symbolic_build(
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> None:
+    # Slots for a model of no strategy belong to none, in a scope too.
+    is_plain = bound(self) is None
+    with context.left() if is_plain else contextlib.nullcontext():
+        original(self, *args, **kwargs)
 
-    @functools.wraps(original)
-    def make_function(self: keras.Model, force: bool = False) -> Any:
-        if bound(self) is None:
-            notice_scope(self)
-            # An existing train function was checked; `compile` removes it.
-            if trains and not self.train_function:
-                _check(self)
-                notice(self)
-        return original(self, force)
 
-    return make_function
+def _hook_make_function(
+    trains: bool, original: Any, self: keras.Model, force: bool = False
+) -> Any:
+    """Stands for the method that makes the function of `fit` or a relative."""
+    if bound(self) is None:
+        notice_scope(self)
+        # An existing train function was checked; `compile` removes it.
+        if trains and not self.train_function:
+            _check(self)
+            notice(self)
+    return original(self, force)
 
 
 def _check(model: keras.Model) -> None:

@@ -1,9 +1,7 @@
 """Random draws that are equal for each row, so for each replica.
 
-Each replica draws for its own rows from its own seeds, which gives other
-numbers than one device. While two runs of a model are compared, a draw has one
-number for each position on the last axis, repeated along all other axes. Then
-the result does not depend on which rows a replica has, or how many.
+While two runs of a model are compared, a draw has one number for each position
+on the last axis, repeated along all others: so rows don't matter.
 """
 
 import contextlib
@@ -30,10 +28,7 @@ _OF_SHAPE = (
 
 @contextlib.contextmanager
 def equal_draws() -> Iterator[set[str]]:
-    """Makes Keras draw the same numbers for each row inside the context.
-
-    Yields the names of the functions that have drawn.
-    """
+    """Makes Keras draw the same for each row; yields what has drawn."""
     drawn: set[str] = set()
     module = keras_internals.random_backend
     # By name, the stand-in, and the function of Keras that draws for it.

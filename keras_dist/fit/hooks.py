@@ -1,11 +1,14 @@
 """Hooks on methods of Keras for replicas, and their installation."""
 
+import contextlib
 import functools
 import inspect
 import operator
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -16,78 +19,67 @@ from keras_dist.core import context
 from keras_dist.fit import losses
 from keras_dist.fit import updates
 from keras_dist.internals import keras_internals
+from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
+from keras_dist.replica import state
 from keras_dist.replica.probe import ProbeScope
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
-from keras_dist.replica.state import ReplicaState
-from keras_dist.replica.state import current_call
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import current_step
 
 # Marks layers that were made with `synchronized` under a strategy.
 _MADE_HERE = "_keras_dist_synchronizes"
 
 
-def hook_warn(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `warnings.warn`.
-
-    If the user's code warns on one replica, the others repeat it from the same
-    place. On one device it is shown once.
-    """
-
-    @functools.wraps(original)
-    def warn(
-        message: Any,
-        category: Any = None,
-        stacklevel: int = 1,
-        source: Any = None,
-        **options: Any,
-    ) -> None:
-        state = current_replica()
-        if state is not None:
-            frame = sys._getframe(1)
-            place = frame.f_code.co_filename, frame.f_lineno, str(message)
-            if state.replica.repeats(place):
-                return
-        # This function adds a frame.
-        original(message, category, stacklevel + 1, source, **options)
-
-    return warn
+@as_hook
+def hook_warn(
+    original: Any,
+    message: Any,
+    category: Any = None,
+    stacklevel: int = 1,
+    source: Any = None,
+    **options: Any,
+) -> None:
+    """Stands for `warnings.warn`; replicas that warn alike show it once."""
+    step = state.current_replica()
+    if step is not None:
+        frame = sys._getframe(2)
+        place = frame.f_code.co_filename, frame.f_lineno, str(message)
+        if step.replica.repeats(place):
+            return
+    # This function and its wrapper add a frame each.
+    original(message, category, stacklevel + 2, source, **options)
 
 
-def hook_moments(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `BatchNormalization._moments`, to use the rows of all replicas."""
-
-    @functools.wraps(original)
-    def _moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        step: ReplicaState | None = current_step()
-        call = current_call()
-        if call is not None and self.synchronized:
-            step = call
-        moving = [self.moving_mean, self.moving_variance]
-        scope = keras_internals.stateless_scope()
-        if isinstance(scope, ProbeScope):
-            # Both halves of a batch need the same statistics, as in training.
-            scope.same_on_all(moving)
-            mean, variance = (ops.cast(x, inputs.dtype) for x in moving)
-            return mean, variance
-        if step is not None:
-            step.same_on_all(moving)
-            return _global_moments(step, self, inputs, mask)
-        if not self.synchronized or _MADE_HERE not in vars(self):
-            mean, variance = original(self, inputs, mask)
-            return mean, variance
-        # This thread has all rows. Keras synchronizes on TensorFlow only.
-        self.synchronized = False
-        try:
-            mean, variance = original(self, inputs, mask)
-        finally:
-            self.synchronized = True
+@as_hook
+def _hook_moments(
+    original: Any, self: Any, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
+    """Stands for `BatchNormalization._moments`, with all replicas' rows."""
+    step: state.ReplicaState | None = state.current_step()
+    call = state.current_call()
+    if call is not None and self.synchronized:
+        step = call
+    moving = [self.moving_mean, self.moving_variance]
+    scope = keras_internals.stateless_scope()
+    if isinstance(scope, ProbeScope):
+        # Both halves of a batch need the same statistics, as in training.
+        scope.same_on_all(moving)
+        mean, variance = (ops.cast(x, inputs.dtype) for x in moving)
         return mean, variance
-
-    return _moments
+    if step is not None:
+        step.same_on_all(moving)
+        return _global_moments(step, self, inputs, mask)
+    if not self.synchronized or _MADE_HERE not in vars(self):
+        mean, variance = original(self, inputs, mask)
+        return mean, variance
+    # This thread has all rows. Keras synchronizes on TensorFlow only.
+    self.synchronized = False
+    try:
+        mean, variance = original(self, inputs, mask)
+    finally:
+        self.synchronized = True
+    return mean, variance
 
 
 # Cached, because it is slow and scopes are entered often.
@@ -95,11 +87,7 @@ _signature_of = functools.cache(inspect.signature)
 
 
 def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
-    """Wraps `keras.layers.BatchNormalization.__init__`.
-
-    Keras refuses `synchronized=True` on all backends but TensorFlow. Under a
-    strategy it works on each.
-    """
+    """Allows `synchronized=True`, which Keras does on TensorFlow only."""
 
     @functools.wraps(original)
     def __init__(
@@ -118,13 +106,11 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _global_moments(
-    step: ReplicaState, layer: Any, inputs: Any, mask: Any
+    step: state.ReplicaState, layer: Any, inputs: Any, mask: Any
 ) -> tuple[Any, Any]:
     """Returns the mean and variance over the rows of all replicas.
 
-    The mean comes first, then the mean squared distance from it: two sums
-    rather than one, because a difference of large sums loses precision.
-    Gradients flow through both.
+    Two sums, one after the other: a difference of large sums loses precision.
     """
     what = f"the batch statistics of layer '{layer.name}'"
     axes = layer._reduction_axes
@@ -153,6 +139,64 @@ def _global_moments(
     return mean, variance
 
 
+@as_hook
+def _hook_seed(original: Any, self: Any, ordered: bool = True) -> Any:
+    seed = original(self, ordered)
+    step = state.current_replica()
+    offset = 0 if step is None else step.replica.seed_offset
+    if isinstance(offset, int) and not offset:
+        return seed
+    # Added to the drawn seed and not to the stored state, which stays the same
+    # on each replica and equals that of one device.
+    return seed + ops.convert_to_tensor([offset, 0], dtype=seed.dtype)
+
+
+@as_hook
+def _hook_clear_losses(original: Any, self: Any) -> None:
+    step, scope = state.current_replica(), keras_internals.stateless_scope()
+    if isinstance(scope, Overlay):
+        scope.clear_losses(self)
+    elif step is None:
+        original(self)
+    else:
+        # Replicas share layers: clear this replica's losses only.
+        step.scope.clear_losses(self)
+
+
+@as_hook
+def _hook_add_loss(original: Any, self: Any, loss: Any) -> None:
+    scope, step = keras_internals.stateless_scope(), state.current_step()
+    if isinstance(scope, ProbeScope):
+        scope.note(loss)
+        return
+    if step is not None and step.counts_losses and base_scope() is step.scope:
+        term = functools.partial(step.kinds.term, step, self)
+        loss = tree.map_structure(term, loss)
+    original(self, loss)
+
+
+@as_hook
+def _hook_build(original: Any, self: Any, call_spec: Any) -> None:
+    call = state.current_call()
+    if self.built:
+        original(self, call_spec)
+        return
+    step = state.current_step()
+    if step is not None and step.is_rehearsal:
+        raise RuntimeError(f"Layer '{self.name}' is not built yet.")
+    if call is None:
+        with suspended():
+            original(self, call_spec)
+        return
+
+    def build_once(specs: list[Any]) -> None:
+        with call.runner.building():
+            original(self, specs[0])
+
+    what = f"the build of layer '{self.name}'"
+    call.replica.meet(what, build_once, call_spec)
+
+
 @functools.cache
 def install() -> None:
     """Installs all hooks; further calls do nothing."""
@@ -161,7 +205,7 @@ def install() -> None:
     module = keras_internals.losses
     _wrap(module, "reduce_weighted_values", losses.hook_reduction)
     for name, by in (("scale", operator.truediv), ("unscale", operator.mul)):
-        hook = functools.partial(losses.hook_scaling, by)
+        hook = as_hook(functools.partial(losses.scale, by))
         _wrap(module, f"{name}_loss_for_distribution", hook)
     install_normalization()
     _wrap(keras.random.SeedGenerator, "next", _hook_seed)
@@ -171,13 +215,11 @@ def install() -> None:
     updates.install()
 
 
-@functools.cache
 def install_normalization() -> None:
     """Installs the hook on batch normalization, needed in a scope too."""
-    _wrap(keras.layers.BatchNormalization, "_moments", hook_moments)
+    _wrap(keras.layers.BatchNormalization, "_moments", _hook_moments)
 
 
-@functools.cache
 def install_for_functions() -> None:
     """Installs the hooks on layers that functions of the user need."""
     _wrap(keras.Layer, "_clear_losses", _hook_clear_losses)
@@ -190,75 +232,41 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     setattr(owner, name, hook(getattr(owner, name)))
 
 
-def _hook_seed(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def next(self: Any, ordered: bool = True) -> Any:
-        seed = original(self, ordered)
-        step = current_replica()
-        offset = 0 if step is None else step.replica.seed_offset
-        if isinstance(offset, int) and not offset:
-            return seed
-        # Added to the drawn seed and not to the stored state, which stays the
-        # same on each replica and equals that of one device.
-        return seed + ops.convert_to_tensor([offset, 0], dtype=seed.dtype)
+class SharedHooks:
+    """Wraps methods of Keras while at least one thread is in a context."""
 
-    return next
+    def __init__(self, *table: tuple[Any, str, Callable[..., Any]]) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+        self._count = 0
+        self._undo = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Installs the hooks with the first; the last context removes them."""
+        with self._lock:
+            if self._count == 0:
+                for owner, name, hook in self._table:
+                    self._undo.enter_context(_wrapped(owner, name, hook))
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                if self._count == 0:
+                    self._undo.close()
 
 
-def _hook_clear_losses(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _clear_losses(self: Any) -> None:
-        step, scope = current_replica(), keras_internals.stateless_scope()
-        if isinstance(scope, Overlay):
-            scope.clear_losses(self)
-        elif step is None:
-            original(self)
+@contextlib.contextmanager
+def _wrapped(owner: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
+    inherited = name not in vars(owner)
+    original = getattr(owner, name)
+    setattr(owner, name, hook(original))
+    try:
+        yield
+    finally:
+        if inherited:
+            delattr(owner, name)
         else:
-            # Replicas share layers: clear this replica's losses only.
-            step.scope.clear_losses(self)
-
-    return _clear_losses
-
-
-def _hook_add_loss(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def add_loss(self: Any, loss: Any) -> None:
-        scope, step = keras_internals.stateless_scope(), current_step()
-        if isinstance(scope, ProbeScope):
-            scope.note(loss)
-            return
-        if (
-            step is not None
-            and step.counts_losses
-            and base_scope() is step.scope
-        ):
-            term = functools.partial(step.kinds.term, step, self)
-            loss = tree.map_structure(term, loss)
-        original(self, loss)
-
-    return add_loss
-
-
-def _hook_build(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _maybe_build(self: Any, call_spec: Any) -> None:
-        call = current_call()
-        if self.built:
-            original(self, call_spec)
-            return
-        step = current_step()
-        if step is not None and step.is_rehearsal:
-            raise RuntimeError(f"Layer '{self.name}' is not built yet.")
-        if call is None:
-            with suspended():
-                original(self, call_spec)
-            return
-
-        def build_once(specs: list[Any]) -> None:
-            with call.runner.building():
-                original(self, specs[0])
-
-        what = f"the build of layer '{self.name}'"
-        call.replica.meet(what, build_once, call_spec)
-
-    return _maybe_build
+            setattr(owner, name, original)

@@ -24,13 +24,8 @@ from keras_dist.core.rows import scaled
 from keras_dist.core.rows import scaled_gradient
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
-from keras_dist.replica.exchange import Entry
-from keras_dist.replica.exchange import detached
-from keras_dist.replica.exchange import is_float
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.exchange import join_leaves
-from keras_dist.replica.exchange import may_be_rows
-from keras_dist.replica.exchange import mean_over_rows
+from keras_dist.internals.overrides import as_hook
+from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_step
@@ -38,104 +33,88 @@ from keras_dist.replica.state import current_step
 _COUPLES_ROWS = {"dice", "tversky", "circle"}
 
 
-def hook_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `Loss.__call__`, to gather rows for losses that couple them."""
-
-    @functools.wraps(original)
-    def __call__(
-        self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-    ) -> Any:
-        step = current_step()
-        if step is None or (
-            treats_rows_one_by_one(self) and not _is_one_row(y_pred)
-        ):
-            return original(self, y_true, y_pred, sample_weight)
-        own = functools.partial(original, self)
-        return _on_gathered_rows(
-            step, own, self, (y_true, y_pred, sample_weight)
-        )
-
-    return __call__
+@as_hook
+def hook_call(
+    original: Any,
+    self: Any,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+) -> Any:
+    """Stands for `Loss.__call__`; gathers rows for losses that couple them."""
+    step = current_step()
+    # Keras would take a batch of scalars for a single row.
+    is_one_row = len(getattr(y_pred, "shape", ())) == 1
+    if step is None or (treats_rows_one_by_one(self) and not is_one_row):
+        return original(self, y_true, y_pred, sample_weight)
+    own = functools.partial(original, self)
+    return _on_gathered_rows(step, own, self, (y_true, y_pred, sample_weight))
 
 
-def hook_own_call(original: Any) -> Callable[..., Any]:
-    """Wraps the `__call__` of a user's subclass, to give it gathered rows."""
+@as_hook
+def hook_own_call(
+    original: Any, self: Any, /, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for a user's own `Loss.__call__`, to give it gathered rows."""
+    step, own = current_step(), original.__get__(self, type(self))
+    if step is None:
+        return own(*args, **kwargs)
+    names = list(kwargs)
 
-    @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        step, own = current_step(), original.__get__(self, type(self))
-        if step is None:
-            return own(*args, **kwargs)
-        names = list(kwargs)
+    def call(*values: Any) -> Any:
+        count = len(args)
+        named = zip(names, values[count:], strict=True)
+        return own(*values[:count], **dict(named))
 
-        def call(*values: Any) -> Any:
-            count = len(args)
-            named = zip(names, values[count:], strict=True)
-            return own(*values[:count], **dict(named))
-
-        return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
-
-    return __call__
+    return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
 
 
-def hook_reduction(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function by which all of Keras' losses reduce."""
-
-    @functools.wraps(original)
-    def reduce_weighted_values(
-        values: Any,
-        sample_weight: Any = None,
-        mask: Any = None,
-        reduction: str | None = "sum_over_batch_size",
-        dtype: Any = None,
-    ) -> Any:
-        step = current_step()
-        local = functools.partial(original, values, sample_weight, mask)
-        # The loss function itself may return a scalar.
-        is_whole = not len(getattr(values, "shape", ()))
-        if step is None or is_whole or reduction in (None, "none"):
-            return local(reduction=reduction, dtype=dtype)
-        if reduction == "sum":
-            total = local(reduction="sum", dtype=dtype)
-            return scaled(total, step.share.inverse)
-        weighted = reduction == "mean_with_sample_weight" and (
-            sample_weight is not None
-        )
-        if mask is None and not weighted:
-            # Rows have equally many elements: the replica's own mean will do.
-            return local(reduction=reduction, dtype=dtype)
-        # Keras multiplies the given weights by the mask, on PyTorch in place,
-        # so that metrics see the product: do that exactly once here.
-        mask, divisor = _mask_and_divisor(
-            step, values, sample_weight, mask, reduction
-        )
-        total = original(
-            values, sample_weight, mask, reduction="sum", dtype=dtype
-        )
-        mean = ops.divide_no_nan(total, ops.cast(divisor, total.dtype))
-        return scaled(mean, step.share.inverse)
-
-    return reduce_weighted_values
+@as_hook
+def hook_reduction(
+    original: Any,
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """Stands for the function by which all of Keras' losses reduce."""
+    step = current_step()
+    local = functools.partial(original, values, sample_weight, mask)
+    # The loss function itself may return a scalar.
+    is_whole = not len(getattr(values, "shape", ()))
+    if step is None or is_whole or reduction in (None, "none"):
+        return local(reduction=reduction, dtype=dtype)
+    if reduction == "sum":
+        total = local(reduction="sum", dtype=dtype)
+        return scaled(total, step.share.inverse)
+    weighted = reduction == "mean_with_sample_weight" and (
+        sample_weight is not None
+    )
+    if mask is None and not weighted:
+        # Rows have equally many elements: the replica's own mean will do.
+        return local(reduction=reduction, dtype=dtype)
+    # Keras multiplies the given weights by the mask, on PyTorch in place, so
+    # that metrics see the product: do that exactly once here.
+    mask, divisor = _mask_and_divisor(
+        step, values, sample_weight, mask, reduction
+    )
+    total = original(values, sample_weight, mask, reduction="sum", dtype=dtype)
+    mean = ops.divide_no_nan(total, ops.cast(divisor, total.dtype))
+    return scaled(mean, step.share.inverse)
 
 
-def hook_scaling(
-    by: Callable[[Any, int], Any], original: Callable[[Any], Any]
-) -> Callable[[Any], Any]:
-    """Wraps Keras' scaling of mean losses by 1 / replicas, and its inverse.
+def scale(
+    by: Callable[[Any, int], Any], original: Callable[[Any], Any], value: Any
+) -> Any:
+    """Stands for Keras' scaling of mean losses by 1 / replicas, or its inverse.
 
-    The scaling is right in a replica function, because `optimizer.apply` sums
-    there. It is left out in a step of `fit`, under a scope, and on gathered
-    rows. `by` divides by the number of replicas or, for display, multiplies.
+    It is right in replica functions only, where `optimizer.apply` sums.
     """
-
-    @functools.wraps(original)
-    def scale(value: Any) -> Any:
-        call = current_call()
-        if call is not None:
-            return by(value, call.strategy.num_replicas_in_sync)
-        return value if context.has_strategy() else original(value)
-
-    return scale
+    call = current_call()
+    if call is not None:
+        return by(value, call.strategy.num_replicas_in_sync)
+    return value if context.has_strategy() else original(value)
 
 
 def treats_rows_one_by_one(loss: Any) -> bool:
@@ -146,11 +125,6 @@ def treats_rows_one_by_one(loss: Any) -> bool:
     return fn is None or (
         is_of_keras(fn) and getattr(fn, "__name__", None) not in _COUPLES_ROWS
     )
-
-
-def _is_one_row(y_pred: Any) -> bool:
-    """Returns whether Keras would take a batch of scalars for a single row."""
-    return len(getattr(y_pred, "shape", (None, None))) == 1
 
 
 def _mask_and_divisor(
@@ -201,28 +175,24 @@ def _on_gathered_rows(
     arguments = gathered(step, f"loss '{name}'", arguments)
     with step.alone():
         value = compute(*arguments)
-    if is_row_shaped(value):
+    if exchange.is_row_shaped(value):
         step.has_global_rows = True
     return value
 
 
 def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
-    """Returns a nested value with the rows of all replicas.
+    """Returns a nest with the rows of all replicas.
 
-    Gradients flow to this replica's own rows only. They are divided by the
-    replica's weight, because they are multiplied by it when replicas' gradients
-    are summed. So other gradients of what is computed, such as those of
-    variables, count once in all.
-
-    Leaves without rows stay this replica's own. `what` names the meeting in
-    errors.
+    Gradients flow to this replica's rows only. They are divided by its weight,
+    by which they are multiplied later, so that other gradients count once in
+    all.
     """
     leaves = nests.flatten(value)
     known = [(id(leaf), _may_have_rows(leaf, step.share)) for leaf in leaves]
 
-    def exchange(
-        everyone: list[tuple[Entry, list[tuple[int, bool]]]],
-    ) -> tuple[list[Entry], list[int]]:
+    def gather(
+        everyone: list[tuple[exchange.Entry, list[tuple[int, bool]]]],
+    ) -> tuple[list[exchange.Entry], list[int]]:
         entries, known = zip(*everyone, strict=True)
         places = [
             place
@@ -233,14 +203,14 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
         return step.exchange(own), places
 
     entries, places = step.replica.meet(
-        what, exchange, ((detached(leaves), step.share), known)
+        what, gather, ((exchange.detached(leaves), step.share), known)
     )
     shares = [share for _, share in entries]
     everyone = [rows for rows, _ in entries]
     everyone[[share is step.share for share in shares].index(True)] = [
         _counted(leaves[place], step.share) for place in places
     ]
-    merged = join_leaves(everyone, shares, mean_over_rows)
+    merged = exchange.join_leaves(everyone, shares, exchange.mean_over_rows)
     for place, rows in zip(places, merged, strict=True):
         leaves[place] = rows
     return nests.pack(value, leaves)
@@ -256,13 +226,13 @@ def _is_rows(each: Sequence[tuple[int, bool]]) -> bool:
 
 def _may_have_rows(leaf: Any, share: Share) -> bool:
     """Returns whether axis 0 may have one or several values for each row."""
-    if isinstance(leaf, keras.Variable) or not is_row_shaped(leaf):
+    if isinstance(leaf, keras.Variable) or not exchange.is_row_shaped(leaf):
         return False
-    return may_be_rows(leaf.shape[0], share.rows)
+    return exchange.may_be_rows(leaf.shape[0], share.rows)
 
 
 def _counted(leaf: Any, share: Share) -> Any:
-    if not is_float(leaf) or not keras.ops.is_tensor(leaf):
+    if not exchange.is_float(leaf) or not keras.ops.is_tensor(leaf):
         return leaf
     mask = keras_internals.get_mask(leaf)
     leaf = scaled_gradient(leaf, share.inverse)

@@ -1,8 +1,7 @@
 """Updates metrics once, with the global batch gathered from all replicas.
 
-That is exact for any metric, whatever its state: how states merge need not be
-known. Updates wait until a result is read or the step ends, so that replicas
-meet once for all of them.
+That is exact for any metric. Updates wait until a result is read or the step
+ends, so that replicas meet once for all of them.
 """
 
 import functools
@@ -17,23 +16,14 @@ from keras_dist.core import nests
 from keras_dist.core.packing import places
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
-from keras_dist.replica.exchange import Entry
-from keras_dist.replica.exchange import RowCount
-from keras_dist.replica.exchange import detached
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.exchange import join
-from keras_dist.replica.exchange import mean_or_count
+from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 
 
 @dataclass(frozen=True)
 class MetricUpdate:
-    """One replica's call of a metric's `update_state`.
-
-    `update_state` is the metric's own method. `leaves` are those of all
-    arguments, without gradients.
-    """
+    """One replica's call of `update_state`, with detached leaves."""
 
     metric: keras.metrics.Metric
     update_state: Callable[..., Any]
@@ -41,10 +31,10 @@ class MetricUpdate:
     kwargs: dict[str, Any]
     leaves: list[Any]
 
-    def run(self, everyone: list[Entry]) -> Any:
+    def run(self, everyone: list[exchange.Entry]) -> Any:
         """Updates the metric with the arguments of all replicas."""
         passed = [*self.args, *self.kwargs.values()]
-        merged = join(passed, everyone, mean_or_count)
+        merged = exchange.join(passed, everyone, exchange.mean_or_count)
         count = len(self.args)
         named = zip(self.kwargs, merged[count:], strict=True)
         return self.update_state(*merged[:count], **dict(named))
@@ -65,8 +55,8 @@ def flush(step: ReplicaStep) -> None:
     if not updates:
         return
 
-    def update_all(everyone: list[Entry]) -> None:
-        everyone = step.exchange(everyone, mean_or_count, alike=True)
+    def update_all(everyone: list[exchange.Entry]) -> None:
+        everyone = step.exchange(everyone, exchange.mean_or_count, alike=True)
         own = places([len(update.leaves) for update in updates])
         for update, place in zip(updates, own, strict=True):
             update.run([(leaves[place], share) for leaves, share in everyone])
@@ -91,15 +81,14 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
         if step.is_rehearsal:
             return self.result()
         flush(step)
-        args, kwargs = _with_row_count(place, args, kwargs)
-        leaves = detached([*args, *kwargs.values()])
-        update = MetricUpdate(self, own, args, kwargs, leaves)
+        update = _update_of(self, own, place, args, kwargs)
 
-        def call_once(everyone: list[Entry]) -> Any:
-            return update.run(step.exchange(everyone, mean_or_count, True))
+        def call_once(everyone: list[exchange.Entry]) -> Any:
+            merge = exchange.mean_or_count
+            return update.run(step.exchange(everyone, merge, alike=True))
 
         what = f"metric '{self.name}'"
-        value = step.replica.meet(what, call_once, (leaves, step.share))
+        value = step.replica.meet(what, call_once, (update.leaves, step.share))
         step.forget(self.variables)
         step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
         return value
@@ -117,12 +106,9 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
             return update_state(*args, **kwargs)
         if step.is_rehearsal:
             return None
-        args, kwargs = _with_row_count(place, args, kwargs)
+        update = _update_of(metric, update_state, place, args, kwargs)
         step.replica.check_meeting(f"metric '{metric.name}'")
-        leaves = detached([*args, *kwargs.values()])
-        step.updates.append(
-            MetricUpdate(metric, update_state, args, kwargs, leaves)
-        )
+        step.updates.append(update)
         return None
 
     return update_on_replicas
@@ -145,10 +131,7 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
 
 
 def _place_of_weight(method: Callable[..., Any]) -> int | None:
-    """Returns the position at which a method takes `sample_weight`.
-
-    `None` if it takes it by name only, or not at all.
-    """
+    """Returns the position of `sample_weight`, `None` if it has none."""
     names = [
         parameter.name
         for parameter in inspect.signature(method).parameters.values()
@@ -158,24 +141,29 @@ def _place_of_weight(method: Callable[..., Any]) -> int | None:
     return names.index("sample_weight") if "sample_weight" in names else None
 
 
-def _with_row_count(
-    place: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns a call's arguments with a whole `sample_weight` as `RowCount`.
-
-    `place` is the position at which the weight may be passed.
-    """
+def _update_of(
+    metric: keras.metrics.Metric,
+    update_state: Callable[..., Any],
+    place: int | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> MetricUpdate:
+    """Returns an update with an integer `sample_weight` as `RowCount`."""
     if _is_integer_scalar(kwargs.get("sample_weight")):
-        counted = RowCount(kwargs["sample_weight"])
-        return args, {**kwargs, "sample_weight": counted}
-    if place is None or place >= len(args):
-        return args, kwargs
-    if _is_integer_scalar(args[place]):
-        args = (*args[:place], RowCount(args[place]), *args[place + 1 :])
-    return args, kwargs
+        counted = exchange.RowCount(kwargs["sample_weight"])
+        kwargs = {**kwargs, "sample_weight": counted}
+    elif (
+        place is not None
+        and place < len(args)
+        and _is_integer_scalar(args[place])
+    ):
+        counted = exchange.RowCount(args[place])
+        args = (*args[:place], counted, *args[place + 1 :])
+    leaves = exchange.detached([*args, *kwargs.values()])
+    return MetricUpdate(metric, update_state, args, kwargs, leaves)
 
 
 def _is_integer_scalar(value: Any) -> bool:
-    if value is None or is_row_shaped(value):
+    if value is None or exchange.is_row_shaped(value):
         return False
     return isinstance(value, int) or "int" in str(getattr(value, "dtype", ""))

@@ -1,13 +1,8 @@
 """Warnings about plain models that were perhaps meant to be distributed.
 
-A model that is loaded, unpickled or made from a configuration outside of any
-scope belongs to no strategy: its data may come from another process. It
-remembers its origin, and warns when it begins to train on one device. A plain
-model that is used while a scope is open warns at once. Each warns once. A
-model that each of several workers would train alone is refused.
-
-A copy that is made in this process, by `copy.deepcopy` or
-`keras.models.clone_model`, belongs to the strategy of its original.
+A plain model that came from a distributed one's configuration remembers it, and
+warns when it begins to train. One that several workers would train alone is
+refused. Copies in this process join the strategy of their original.
 """
 
 import contextlib
@@ -19,7 +14,6 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -32,11 +26,11 @@ from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import has_joined
 from keras_dist.plugin.workers import is_independent
 
-SECTION = "A loop that is not distributed"
 _ATTRIBUTE = "_keras_dist_origin"
 # Models that have warned already.
 told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
@@ -47,11 +41,7 @@ _on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
 
 
 class DistributedConfig(dict[str, Any]):
-    """The configuration of a distributed model, from its `get_config`.
-
-    Attributes:
-        origin: String, the `repr` of the model's strategy.
-    """
+    """A distributed model's configuration, with the `repr` of its strategy."""
 
     def __init__(self, config: dict[str, Any], strategy: Any) -> None:
         super().__init__(config)
@@ -97,7 +87,7 @@ def notice_scope(model: keras.Model) -> None:
         "any scope. Expected, to distribute it: make it inside of `with "
         "strategy.scope():`, or call `strategy.distribute(model)` before its "
         "first `fit`. If one device is meant, use it outside of the scope. "
-        f"See '{SECTION}' in tutorials/errors.md.",
+        "See 'A loop that is not distributed' in tutorials/errors.md.",
         stacklevel=_users_level(),
     )
 
@@ -127,10 +117,7 @@ def install() -> None:
 
 
 def strategy_of(thing: Any) -> Any:
-    """Returns the strategy that a model, layer, optimizer or metric belongs to.
-
-    `None` if it belongs to none.
-    """
+    """Returns the strategy of a model or a part of one, or `None`."""
     binding = bound(thing) if isinstance(thing, Trainer) else None
     if binding is not None:
         return binding.strategy
@@ -141,85 +128,60 @@ def strategy_of(thing: Any) -> Any:
     return None
 
 
-def _in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a copying function, so that a copy joins its original's strategy.
-
-    The original is the function's first argument. Under a scope that is open
-    already, a copy belongs to that scope's strategy.
-    """
-
-    @functools.wraps(method)
-    def wrapped(original: Any, *args: Any, **kwargs: Any) -> Any:
-        is_outside = not (
-            context.has_strategy() or context.in_replica_function()
-        )
-        strategy = strategy_of(original) if is_outside else None
-        with strategy.scope() if strategy else contextlib.nullcontext():
-            return method(original, *args, **kwargs)
-
-    return wrapped
+@as_hook
+def _in_scope(method: Any, copied: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Stands for a copying function: a copy joins its original's strategy."""
+    is_outside = not (context.has_strategy() or context.in_replica_function())
+    strategy = strategy_of(copied) if is_outside else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        return method(copied, *args, **kwargs)
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """Copies an object by `__reduce_ex__`, as `copy.deepcopy` does."""
     reconstruct = copy._reconstruct  # type: ignore[attr-defined]
     return reconstruct(self, memo, *self.__reduce_ex__(4))
 
 
-def _remembers(from_config: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(from_config)
-    def wrapped(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-        model = from_config(cls, config, *args, **kwargs)
-        if isinstance(config, DistributedConfig):
-            _remember(model, config.origin)
-        return model
-
-    return wrapped
-
-
-def _writes_origin(serialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that returns a model's configuration as JSON first."""
-
-    @functools.wraps(serialize)
-    def wrapped(model: Any) -> Any:
-        config, *rest = serialize(model)
-        strategy = strategy_of(model)
-        if strategy is not None and not strategy.plan.is_one_device:
-            config = json.dumps({**json.loads(config), _KEY: repr(strategy)})
-        return config, *rest
-
-    return wrapped
+@as_hook
+def _remembers(
+    from_config: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
+) -> Any:
+    model = from_config(cls, config, *args, **kwargs)
+    if isinstance(config, DistributedConfig):
+        _remember(model, config.origin)
+    return model
 
 
-def _reads_origin(deserialize: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that makes a model from a configuration in JSON."""
+@as_hook
+def _writes_origin(serialize: Any, model: Any) -> Any:
+    """Stands for what returns a model's configuration as JSON first."""
+    config, *rest = serialize(model)
+    strategy = strategy_of(model)
+    if strategy is not None and not strategy.plan.is_one_device:
+        config = json.dumps({**json.loads(config), _KEY: repr(strategy)})
+    return config, *rest
 
-    @functools.wraps(deserialize)
-    def wrapped(config: Any, *args: Any, **kwargs: Any) -> Any:
-        model = deserialize(config, *args, **kwargs)
-        source = json.loads(config).get(_KEY)
-        if source is not None:
-            _remember(model, source)
-        return model
 
-    return wrapped
+@as_hook
+def _reads_origin(
+    deserialize: Any, config: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for what makes a model from a configuration in JSON."""
+    model = deserialize(config, *args, **kwargs)
+    source = json.loads(config).get(_KEY)
+    if source is not None:
+        _remember(model, source)
+    return model
 
 
 def _remember(model: Any, source: str) -> None:
-    """Has a plain model warn when it is trained.
-
-    `source` is the `repr` of the strategy whose model it was made from.
-    """
+    """Has a plain model warn of its origin when it is trained."""
     if isinstance(model, Trainer) and bound(model) is None:
         object.__setattr__(model, _ATTRIBUTE, source)
 
 
 def watch_training() -> None:
-    """Checks each model that begins to train, if a launcher started workers.
-
-    Called when keras_dist is imported and when a strategy is made: a script may
-    set the variables of its cluster between the two.
-    """
+    """Checks each model that begins to train, if a launcher started workers."""
     found = place()
     if found is not None and found[0].number > 1:
         _install()
@@ -238,26 +200,22 @@ def alone_on_purpose() -> Iterator[None]:
 @functools.cache
 def _install() -> None:
     for name in _TRAINING:
-        setattr(Trainer, name, _checked(getattr(Trainer, name), name))
+        hook = as_hook(functools.partial(_hook_training, name))
+        setattr(Trainer, name, hook(getattr(Trainer, name)))
 
 
-def _checked(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def method(self: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        binding = bound(self)
-        strategy = None if binding is None else binding.strategy
-        if strategy is None or strategy.executor.workers is None:
-            _check(self, strategy, name)
-        return original(self, *args, **kwargs)
-
-    return method
+def _hook_training(
+    name: str, original: Any, self: keras.Model, /, *args: Any, **kwargs: Any
+) -> Any:
+    binding = bound(self)
+    strategy = None if binding is None else binding.strategy
+    if strategy is None or strategy.executor.workers is None:
+        _check(self, strategy, name)
+    return original(self, *args, **kwargs)
 
 
 def _check(model: keras.Model, strategy: Any, method: str) -> None:
-    """Refuses to train a model that other workers don't train.
-
-    Under another launcher than `keras-dist run`, it warns once for each model.
-    """
+    """Refuses, or warns of, training a model that other workers don't train."""
     found = None if _on_purpose.get() or is_independent() else place()
     if found is None or found[0].number == 1:
         return
@@ -290,4 +248,4 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
         raise StrategyMismatchError(message)
     if model not in told:
         told.add(model)
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(message, stacklevel=4)

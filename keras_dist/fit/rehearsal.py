@@ -1,11 +1,8 @@
 """Compares the loss of a user's own step on replicas with one device.
 
-Replicas' gradients are summed as those of means over rows. The loss in a user's
-step may be a sum over rows, or rows may depend on each other in it. A number
-does not show that. So before its first batch counts, the step is rehearsed on
-some rows: by one replica that has all of them, and by all replicas. The first
-is done twice, to notice random numbers. Nothing is updated, and no assignment
-is kept.
+Replicas' gradients are summed as those of means over rows, which a user's loss
+may not be. So before its first batch counts, the step runs on some rows, twice
+by one replica (to notice random numbers) and once by all. Nothing is kept.
 """
 
 import contextlib
@@ -46,10 +43,7 @@ _first: "weakref.WeakKeyDictionary[keras.Model, Any]" = (
 
 
 class RehearsedStep(ReplicaStep):
-    """A step that keeps assignments to itself and updates nothing.
-
-    `targets` are the losses that were differentiated.
-    """
+    """A step that updates nothing and keeps assignments to itself."""
 
     is_rehearsal = True
 
@@ -70,10 +64,7 @@ class RehearsedStep(ReplicaStep):
 
 @dataclass(frozen=True)
 class _Parted:
-    """A loss that differs between replicas and one device.
-
-    `mean` is over the rows of all replicas, and `rows` were compared.
-    """
+    """A loss that differs between replicas and one device."""
 
     alone: float
     mean: float
@@ -82,8 +73,6 @@ class _Parted:
 
 
 class Rehearsal:
-    """The rehearsals of one model's step."""
-
     def __init__(
         self, model: keras.Model, runner: StepRunner, strategy: StrategyBase
     ) -> None:
@@ -93,10 +82,7 @@ class Rehearsal:
         self._attempts = _ATTEMPTS
 
     def look(self, data: Any) -> None:
-        """Warns if losses of the first batch differ; later calls do nothing.
-
-        `data` is the global batch, or a symbolic one in a graph.
-        """
+        """Warns if losses of the first batch differ; later calls do nothing."""
         if not self._attempts:
             return
         model = self._model()
@@ -131,7 +117,12 @@ class Rehearsal:
             # The step itself calls the user's code next, and raises there.
             return None
         self._attempts = 0
-        return _first_parted(alone, again, each, _relative_of(model))
+        halves = ("float16", "bfloat16")
+        is_half = any(
+            x.compute_dtype in halves for x in model._flatten_layers()
+        )
+        relative = _OF_HALVES if is_half else _RELATIVE
+        return _first_parted(alone, again, each, relative)
 
     def _run(
         self, model: keras.Model, data: Any, is_whole: bool = False
@@ -219,14 +210,6 @@ def _is_wanted(strategy: StrategyBase, model: keras.Model) -> bool:
 def _cut(leaf: Any, most: int) -> Any:
     is_many = len(getattr(leaf, "shape", ())) and leaf.shape[0] > most
     return leaf[:most] if is_many else leaf
-
-
-def _relative_of(model: keras.Model) -> float:
-    halves = ("float16", "bfloat16")
-    is_half = any(
-        layer.compute_dtype in halves for layer in model._flatten_layers()
-    )
-    return _OF_HALVES if is_half else _RELATIVE
 
 
 def _first_parted(

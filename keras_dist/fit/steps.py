@@ -1,8 +1,7 @@
 """Runs each of a model's three steps once for each replica.
 
-`train_step`, `test_step` and `predict_step` on the instance take the global
-batch, run the class' own step (also a user's) on each replica's rows, and
-return what one device would have returned. The rest of the trainer is Keras'.
+The steps on the instance take the global batch, run the class' own on each
+replica's rows, and return what one device would have returned.
 """
 
 from collections.abc import Callable
@@ -21,10 +20,7 @@ from keras_dist.fit.rehearsal import Rehearsal
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
-from keras_dist.replica.exchange import detached
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.exchange import join
-from keras_dist.replica.exchange import mean_over_rows
+from keras_dist.replica import exchange
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.strategy_core import StrategyBase
@@ -55,10 +51,7 @@ def step_overrides(
 
 
 def prepare_steps(model: keras.Model) -> None:
-    """Prepares a model's metrics for steps on replicas.
-
-    Layers that keep a state for each row of the batch are refused.
-    """
+    """Hooks a model's metrics; refuses layers with a state for each row."""
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise UnsupportedModelError(
@@ -92,13 +85,7 @@ def _run(
 
 
 def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
-    """Ends a step: commits replicas' assignments and joins their results.
-
-    `result` is the step's result on this replica. With `join_rows`, results
-    have rows of the batch, as predictions do. Else they are logs: numbers are
-    averaged over rows, and anything else is the same on each replica. Returns
-    the result that one device would have returned.
-    """
+    """Ends a step: commits assignments, and joins rows or averages logs."""
     flush(step)
     known = [id(leaf) in step.results for leaf in nests.flatten(result)]
 
@@ -107,19 +94,18 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         step.commit(writes, shares)
         if join_rows:
             each = step.exchange(list(zip(leaves, shares, strict=True)))
-            return join(result, each, mean_over_rows)
+            return exchange.join(result, each, exchange.mean_over_rows)
         logs = [list(values) for values in zip(*leaves, strict=True)]
         unknown = [
             index
             for index, values in enumerate(logs)
-            if not known[index] and not is_row_shaped(values[0])
+            if not known[index] and not exchange.is_row_shaped(values[0])
         ]
         means = step.means([(logs[i], list(shares)) for i in unknown])
         found = dict(zip(unknown, means, strict=True))
         return nests.pack(
-            result,
-            [found.get(i, values[0]) for i, values in enumerate(logs)],
+            result, [found.get(i, values[0]) for i, values in enumerate(logs)]
         )
 
-    own = (detached(result), step.share, step.writes)
+    own = (exchange.detached(result), step.share, step.writes)
     return step.replica.meet("the end of the step", end, own)

@@ -1,7 +1,4 @@
-"""Updates by optimizers: replicas meet, sum their gradients, update once.
-
-An update outside of all replicas may belong to a loop that is not distributed.
-"""
+"""Updates by optimizers: replicas meet, sum their gradients, update once."""
 
 import functools
 import threading
@@ -14,35 +11,26 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
-from keras_dist.core.context import replaced
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.powers import UpdatesParts
-from keras_dist.replica.state import ReplicaState
-from keras_dist.replica.state import ReplicaStep
-from keras_dist.replica.state import Writes
-from keras_dist.replica.state import current_replica
+from keras_dist.replica import state
 
-SECTION = "A loop that is not distributed"
 # Optimizers whose gradients have been checked.
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def update(
-    step: ReplicaState,
+    step: state.ReplicaState,
     optimizer: keras.optimizers.Optimizer,
     apply: Callable[[Any, Any, Any], None],
     grads: Any,
     variables: list[keras.Variable] | None,
 ) -> None:
-    """Sums gradients over replicas, then updates variables once.
-
-    `apply` is the optimizer's method as Keras has it. `grads` are this
-    replica's gradients of `variables`, where `None` stands for all that the
-    optimizer was built for.
-    """
+    """Sums gradients over replicas, then calls Keras' `apply` once."""
 
     grads = list(grads)
     warn_if_changed(step, optimizer, grads, variables)
@@ -86,7 +74,7 @@ def update(
 
 
 def _check_gradients_add_up(
-    step: ReplicaState, variables: Sequence[keras.Variable]
+    step: state.ReplicaState, variables: Sequence[keras.Variable]
 ) -> None:
     """Refuses variables that are overwritten with their gradients."""
     if step.strategy.plan.num_replicas == 1:
@@ -103,23 +91,18 @@ def _check_gradients_add_up(
             )
 
 
-def _of_trainable(writes: Writes) -> Writes:
+def _of_trainable(writes: state.Writes) -> state.Writes:
     return {key: pair for key, pair in writes.items() if pair[0].trainable}
 
 
 def warn_if_changed(
-    step: ReplicaState,
+    step: state.ReplicaState,
     optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable] | None,
 ) -> None:
-    """Warns, once for each optimizer, of gradients that `train_step` changed.
-
-    A replica's gradients are those of its own rows. Changes that are not
-    linear, such as clipping by norm, give other numbers there than on one
-    device.
-    """
-    if not isinstance(step, ReplicaStep) or optimizer in _known:
+    """Warns once per optimizer of gradients that `train_step` changed."""
+    if not isinstance(step, state.ReplicaStep) or optimizer in _known:
         return
     if not step.looks_at_gradients:
         # The next step remembers its gradients, so that they can be compared.
@@ -142,32 +125,28 @@ def warn_if_changed(
 
 
 class _Here(threading.local):
-    """This thread's flag for an `apply` outside of replicas."""
-
     applies = False
 
 
 _here = _Here()
 
 
-def hook_apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps an optimizer's `apply`, to sum replicas' gradients before it."""
-
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        step = current_replica()
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        if step is None:
-            # Not if another `apply`, a wrapper's, has called this one.
-            if not _here.applies:
-                _look_at(self, trainable_variables)
-            with replaced(_here, applies=True):
-                original(self, grads, trainable_variables)
-        elif not step.is_rehearsal:
-            update(step, self, original, grads, trainable_variables)
-
-    return apply
+@as_hook
+def hook_apply(
+    original: Any, self: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Stands for an optimizer's `apply`; sums replicas' gradients before it."""
+    step = state.current_replica()
+    if trainable_variables is not None:
+        trainable_variables = list(trainable_variables)
+    if step is None:
+        # Not if another `apply`, a wrapper's, has called this one.
+        if not _here.applies:
+            _look_at(self, trainable_variables)
+        with context.replaced(_here, applies=True):
+            original(self, grads, trainable_variables)
+    elif not step.is_rehearsal:
+        update(step, self, original, grads, trainable_variables)
 
 
 @functools.cache
@@ -185,8 +164,7 @@ def install() -> None:
 def _look_at(optimizer: Any, variables: Any) -> None:
     """Warns once of a loop that trains without ever running a replica.
 
-    A single update does not count: a program may make an optimizer's slots by
-    it.
+    A single update does not count: it may be for making an optimizer's slots.
     """
     if (
         context.in_replica_function()
@@ -215,6 +193,6 @@ def _look_at(optimizer: Any, variables: Any) -> None:
         "computes it all. Put the step into a function, and call it with "
         "`strategy.run(step, args=(batch,))`, of a batch from "
         "`strategy.experimental_distribute_dataset`. See "
-        f"'{SECTION}' in tutorials/errors.md.",
-        stacklevel=4,
+        "'A loop that is not distributed' in tutorials/errors.md.",
+        stacklevel=5,
     )

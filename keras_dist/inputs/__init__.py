@@ -1,9 +1,4 @@
-"""Distributed input: reads data and puts batches on the replicas' devices.
-
-```
-data ──source_of──> Source ──feed──> parts of each replica ──> placed
-```
-"""
+"""Distributed input: reads data and puts batches on the replicas' devices."""
 
 # Keras first: `environment.keras_import` sets up what goes with it.
 import keras  # noqa: F401

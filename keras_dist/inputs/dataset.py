@@ -10,11 +10,7 @@ from keras_dist.core.options import InputContext
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
 from keras_dist.core.options import check_input_options
-from keras_dist.inputs.feed_choice import AutoShardPolicy
-from keras_dist.inputs.feed_choice import feed_of_batches
-from keras_dist.inputs.feed_choice import feed_of_function
-from keras_dist.inputs.feed_choice import off_in_fit
-from keras_dist.inputs.feed_choice import policy_of
+from keras_dist.inputs import feed_choice
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import GlobalFeed
 from keras_dist.inputs.iterator import BatchPlacement
@@ -65,10 +61,7 @@ class DistributedDataset(StepsOfData):
     """
 
     def __init__(
-        self,
-        feed: Feed,
-        options: InputOptions,
-        strategy: StrategyBase,
+        self, feed: Feed, options: InputOptions, strategy: StrategyBase
     ) -> None:
         self._strategy = strategy
         self._feed = feed
@@ -198,10 +191,7 @@ def _reduce_in_graph(
     initial_state: Any,
     reduce_func: Callable[[Any, Any], Any],
 ) -> Any:
-    """Implements `DistributedDataset.reduce` in a loop of the graph.
-
-    Raises `NotImplementedError` if a graph can't read the data.
-    """
+    """Implements `DistributedDataset.reduce` in a loop of the graph."""
     data = feed.trace() if isinstance(feed, GlobalFeed) else None
     if not isinstance(feed, GlobalFeed) or data is None:
         raise NotImplementedError(
@@ -234,11 +224,7 @@ def _reduce_in_graph(
 def distribute_dataset(
     strategy: StrategyBase, dataset: Any, options: InputOptions | None = None
 ) -> DistributedDataset:
-    """Implements `strategy.experimental_distribute_dataset`.
-
-    With one replica nothing is split, and elements may be any objects. Raises
-    `NotImplementedError` if the options ask for a dataset for each replica.
-    """
+    """Implements `strategy.experimental_distribute_dataset`."""
     _refuse_distributed(dataset)
     checked = check_input_options(options)
     mode = checked.experimental_replication_mode
@@ -249,7 +235,7 @@ def distribute_dataset(
             f"dataset of its own. Received: {checked!r}."
         )
     source = source_of(dataset, "experimental_distribute_dataset")
-    feed = feed_of_batches(strategy, source)
+    feed = feed_choice.feed_of_batches(strategy, source)
     return DistributedDataset(feed, checked, strategy)
 
 
@@ -258,13 +244,7 @@ def distribute_from_function(
     dataset_fn: Callable[[InputContext], Any],
     options: InputOptions | None = None,
 ) -> DistributedDataset:
-    """Implements `strategy.distribute_datasets_from_function`.
-
-    Each element is one replica's batch; nothing is split or batched. In an
-    incomplete last step, the replicas without an element get arrays with 0
-    rows. If all batches have one static number of rows
-    (`drop_remainder=True`), that step is left out.
-    """
+    """Implements `strategy.distribute_datasets_from_function`."""
     checked = check_input_options(options)
     num_replicas = strategy.num_replicas_in_sync
 
@@ -274,26 +254,21 @@ def distribute_from_function(
         return source_of(made, "distribute_datasets_from_function")
 
     mode = checked.experimental_replication_mode
-    feed = feed_of_function(strategy, source, mode)
+    feed = feed_choice.feed_of_function(strategy, source, mode)
     return DistributedDataset(feed, checked, strategy)
 
 
 def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
-    """Converts the data of `fit`, so that each worker reads the same rows.
-
-    A `DistributedDataset` is replaced by its global batches, and so is a
-    `tf.data.Dataset` with the policy `HINT`. Other data is returned as it is,
-    since `fit` reads it with the other policies as on one device.
-    """
+    """Converts the data of `fit`, so that each worker reads the same rows."""
     if isinstance(data, DistributedDataset):
         return data.global_batches()
     count = strategy.plan.num_workers
     if count == 1 or not keras_internals.is_tf_dataset(data):
         return data
-    policy = policy_of(TensorFlowSource(data))
-    if policy is AutoShardPolicy.OFF:
-        raise ValueError(off_in_fit(count))
-    if policy is AutoShardPolicy.HINT:
+    policy = feed_choice.policy_of(TensorFlowSource(data))
+    if policy is feed_choice.AutoShardPolicy.OFF:
+        raise ValueError(feed_choice.off_in_fit(count))
+    if policy is feed_choice.AutoShardPolicy.HINT:
         return distribute_dataset(strategy, data).global_batches()
     return data
 

@@ -1,19 +1,19 @@
 """Explanation: the rows of a batch that go to each replica, as a table."""
 
 import contextlib
-import io
 import itertools
-import shutil
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
 import numpy as np
+from rich.console import Console
+from rich.console import ConsoleOptions
+from rich.table import Table
+from rich.text import Text
 
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
@@ -30,13 +30,13 @@ from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.inputs.dataset import distribute_dataset
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.sources.choice import source_of
+from keras_dist.planning.tables import NUMBER
+from keras_dist.planning.tables import WORDS
+from keras_dist.planning.tables import Shown
+from keras_dist.planning.tables import filled_table
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.strategy_core import StrategyBase
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 _COLUMNS = ("Worker", "Replica", "Device", "Rows", "Number", "Shape")
 _READERS = {
@@ -82,7 +82,7 @@ class ReplicaRows:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class Explanation(Shown):
     """The rows of a batch that each replica gets; `print` shows a table.
 
     Args:
@@ -108,28 +108,21 @@ class Explanation:
 
     def show(self) -> None:
         """Prints the table to the terminal."""
-        from rich.console import Console
+        Console(highlight=False).print(self)
 
-        self._print(Console(highlight=False))
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        width = shutil.get_terminal_size().columns
-        file = io.StringIO()
-        self._print(Console(file=file, width=width, highlight=False))
-        return file.getvalue().rstrip()
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[Table | Text]:
+        yield Text(self._title)
+        yield Text()
+        for table in self._tables():
+            table.title = None
+            yield table
+        yield from map(Text, self.notes)
 
     def __repr__(self) -> str:
         counts = ", ".join(str(row.num_rows) for row in self.rows)
         return f"<Explanation of {self.num_rows} rows: {counts}>"
-
-    def _repr_html_(self) -> str:
-        from keras_dist.planning.tables import html_table
-
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        table = html_table(self._title, _COLUMNS, map(_cells, self.rows))
-        return f"<div>{table}{notes}</div>"
 
     @property
     def _title(self) -> str:
@@ -139,23 +132,14 @@ class Explanation:
             f"{_READERS[self.reader]}"
         )
 
-    def _print(self, console: "Console") -> None:
-        from rich.text import Text
-
-        from keras_dist.planning.tables import NUMBER
-        from keras_dist.planning.tables import WORDS
-        from keras_dist.planning.tables import table
-
+    def _tables(self) -> list[Table]:
         kinds = (NUMBER, NUMBER, WORDS, NUMBER, NUMBER, WORDS)
-        made = table("", *zip(_COLUMNS, kinds, strict=True))
-        made.title = None
-        for row in self.rows:
-            made.add_row(*map(Text, _cells(row)))
-        console.print(Text(self._title))
-        console.print()
-        console.print(made)
-        for note in self.notes:
-            console.print(Text(note))
+        columns = list(zip(_COLUMNS, kinds, strict=True))
+        rows = [list(map(Text, _cells(row))) for row in self.rows]
+        return [filled_table(self._title, columns, rows)]
+
+    def _lines(self) -> tuple[str, ...]:
+        return self.notes
 
 
 def _cells(row: ReplicaRows) -> Sequence[str]:
@@ -188,7 +172,8 @@ def explain_data(
     if not leaves_of(arrays):
         raise _no_batch(x)
     is_alone = batch_size is None and all(each is None for each in more)
-    if is_alone and _are_batches(x):
+    is_list = isinstance(x, list) and bool(x)
+    if is_alone and is_list and all(isinstance(each, tuple) for each in x):
         return _of_parts(strategy, _first_of(distribute_dataset(strategy, x)))
     if _are_arrays(arrays):
         batch = map_nest(readable, arrays)
@@ -227,15 +212,6 @@ def _are_arrays(nest: Any) -> bool:
 
     leaves = [leaf for leaf in leaves_of(nest) if leaf is not None]
     return bool(leaves) and all(map(is_array, leaves))
-
-
-def _are_batches(x: Any) -> bool:
-    """Returns true for a list of tuples, which are batches."""
-    return (
-        isinstance(x, list)
-        and bool(x)
-        and all(isinstance(element, tuple) for element in x)
-    )
 
 
 def _check_alone(what: str, more: Sequence[Any], batch_size: Any) -> None:
@@ -285,7 +261,6 @@ def _no_batch(data: Any) -> ValueError:
 def _of_batch(
     strategy: StrategyBase, batch: Any, notes: Sequence[str] = ()
 ) -> Explanation:
-    """Explains how `fit` splits a global batch."""
     check_batched(batch)
     shares = strategy.executor.rows_in_fit(batch)
     lengths = [

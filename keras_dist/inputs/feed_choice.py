@@ -1,22 +1,15 @@
-"""The policies by which workers share the rows of a `tf.data.Dataset`.
-
-Every worker is given the same data. By default each reads all of it and takes
-its own rows of each global batch, which needs no communication and gives the
-same numbers as one device.
-"""
+"""The policies by which workers share the rows of a `tf.data.Dataset`."""
 
 import enum
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
 
 from keras_dist.core.nests import map_nest
 from keras_dist.core.options import InputReplicationMode
-from keras_dist.core.plan import Plan
 from keras_dist.errors import WorkerLostError
 from keras_dist.inputs.feeds import Feed
 from keras_dist.inputs.feeds import GlobalFeed
@@ -71,7 +64,6 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 def policy_of(source: Source) -> AutoShardPolicy:
-    """Returns the policy that a source's data asks for."""
     if isinstance(source, TensorFlowSource):
         return AutoShardPolicy(source.policy)
     return AutoShardPolicy.AUTO
@@ -95,15 +87,13 @@ def feed_of_batches(strategy: StrategyBase, source: Source) -> Feed:
     """Returns the feed of data in batches of the global size."""
     plan, policy = strategy.plan, policy_of(source)
     count, parts = plan.num_workers, plan.num_local_replicas
-    if not isinstance(source, TensorFlowSource) or policy in (
-        AutoShardPolicy.AUTO,
-        AutoShardPolicy.DATA,
-    ):
-        return _feed_of_rows(plan, source)
-    if count == 1:
-        is_hint = policy is AutoShardPolicy.HINT
-        whole = source.shard(policy.value, 1, 0) if is_hint else source
-        return _feed_of_rows(plan, whole)
+    reads_all = policy in (AutoShardPolicy.AUTO, AutoShardPolicy.DATA)
+    if count == 1 or reads_all or not isinstance(source, TensorFlowSource):
+        whole, is_hint = source, policy is AutoShardPolicy.HINT
+        if isinstance(source, TensorFlowSource) and is_hint:
+            whole = source.shard(policy.value, 1, 0)
+        rows = slice(plan.first_replica, plan.first_replica + parts)
+        return GlobalFeed(whole, plan.num_replicas, rows)
     if policy is AutoShardPolicy.OFF:
         own = ShardFeed(source, count, parts)
         return _agreed(strategy, lambda _: own, off_in_fit(count))
@@ -115,23 +105,12 @@ def feed_of_batches(strategy: StrategyBase, source: Source) -> Feed:
     return _agreed(strategy, feed_of)
 
 
-def _feed_of_rows(plan: Plan, source: Source) -> Feed:
-    """Returns the feed of all data, from which a worker takes its rows."""
-    first = plan.first_replica
-    own = slice(first, first + plan.num_local_replicas)
-    return GlobalFeed(source, plan.num_replicas, own)
-
-
 def feed_of_function(
     strategy: StrategyBase,
     source_of: Callable[[int, int], Source],
     mode: InputReplicationMode,
 ) -> Feed:
-    """Returns the feed of data that a function makes for each pipeline.
-
-    `source_of` returns a pipeline's `Source`, given the number of pipelines
-    and the pipeline's position.
-    """
+    """Returns the feed of data that a function makes for each pipeline."""
     plan = strategy.plan
     parts = plan.num_local_replicas
 
@@ -150,11 +129,7 @@ def _agreed(
     feed_of: Callable[[int], Feed],
     refusal: str | None = None,
 ) -> Feed:
-    """Returns this worker's feed, with the same number of steps on all.
-
-    `feed_of` returns the `Feed` of a worker, given its index; `refusal` is the
-    error message of `fit` for data that only one worker can read.
-    """
+    """Returns this worker's feed, with the same number of steps on all."""
     plan, workers = strategy.plan, strategy.executor.workers
     if plan.num_workers == 1:
         return feed_of(0)
@@ -186,16 +161,11 @@ class _State(enum.IntFlag):
     KNOWS_NO_EMPTY = 16
 
 
-@final
 class AgreedFeed(Feed):
     """A feed of a worker's own data, with the same number of steps on all.
 
-    In each step every worker tells the others whether it has data, or an
-    error. A worker at its end gets arrays with 0 rows until all are at their
-    end. All workers have to create the feed and to take its steps.
-
-    `everyone` returns the `Feed` of all workers' replicas, and `parts` is the
-    number of a worker's replicas.
+    In each step workers tell each other whether they have data or an error. A
+    worker at its end gets 0 rows. `everyone` makes the feed of all workers.
     """
 
     def __init__(
@@ -292,11 +262,7 @@ class AgreedFeed(Feed):
     def _at_end(
         self, step: list[Any] | None
     ) -> tuple[list[Any] | None, _State]:
-        """Returns this worker's parts and flags for steps after its last one.
-
-        The parts have 0 rows, and are made from those of the first `step`, or
-        from the spec if that is `None`. They are `None` if they can't be made.
-        """
+        """Returns this worker's parts of 0 rows, if any, and its flags."""
         leaves_out = self._own.leaves_out
         state = _State.LEAVES_OUT if leaves_out else _State(0)
         try:
@@ -322,10 +288,6 @@ class AgreedFeed(Feed):
 
 
 def _of_no_rows(leaf: Any) -> Any:
-    """Returns an array with 0 rows for a `keras.KerasTensor`.
-
-    Raises `ValueError` for a sparse or ragged one, or another object.
-    """
     if leaf is None:
         return None
     if not isinstance(leaf, keras.KerasTensor) or leaf.sparse or leaf.ragged:

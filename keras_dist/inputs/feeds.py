@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -23,19 +22,14 @@ from keras_dist.core.rows import sliceable
 from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
-from keras_dist.inputs.sources.source import RepeatableBatches
 from keras_dist.inputs.sources.source import Source
+from keras_dist.inputs.sources.source import adapter_of
 from keras_dist.inputs.sources.source import like
-from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.inputs.sources.source import own_memory
 
 
 class Feed(ABC):
-    """Steps of data, each with a nest of arrays for every replica.
-
-    Attributes:
-        restarts: Boolean, true if each pass starts anew.
-    """
+    """Steps of data, each with a nest of arrays for every replica."""
 
     restarts: bool
 
@@ -57,37 +51,42 @@ class Feed(ABC):
         """Returns the same rows in global batches, in a form for `fit`."""
 
         def batches() -> Iterator[Any]:
-            return (_joined(step) for step in self.steps())
+            return map(_joined, self.steps())
 
-        if self.restarts:
-            return RepeatableBatches(batches, self.cardinality)
-        return one_shot_batches(batches())
+        return adapter_of(batches, self.restarts, self.cardinality)
 
     @property
     def leaves_out(self) -> bool:
-        """True if steps in which a replica has no data are left out.
-
-        Otherwise the replicas without data get arrays with 0 rows.
-        """
+        """True if an incomplete last step is left out, not filled up."""
         return False
 
 
-@final
-class GlobalFeed(Feed):
-    """A feed of global batches, split over replicas in order.
+class SourceFeed(Feed):
+    """A feed that reads one source, for a number of replicas."""
 
-    With one part, elements are not split. `own` is the slice of this worker's
-    replicas.
-    """
+    def __init__(self, source: Source, parts: int) -> None:
+        self.restarts = source.restarts
+        self._source = source
+        self._parts = parts
+
+    @property
+    def cardinality(self) -> int:
+        return self._source.cardinality
+
+    @property
+    def spec(self) -> Any:
+        return self._source.spec
+
+
+class GlobalFeed(SourceFeed):
+    """A feed of global batches, split over replicas if there are several."""
 
     def __init__(
         self, source: Source, parts: int, own: slice = slice(None)
     ) -> None:
         if parts > 1:
             source.check_batched()
-        self.restarts = source.restarts
-        self._source = source
-        self._parts = parts
+        super().__init__(source, parts)
         self._own = own
 
     def steps(self) -> Iterator[list[Any]]:
@@ -104,10 +103,6 @@ class GlobalFeed(Feed):
         return self._source.trace()
 
     @property
-    def cardinality(self) -> int:
-        return self._source.cardinality
-
-    @property
     def spec(self) -> Any:
         return map_nest(self._part_spec, self._source.spec)
 
@@ -115,32 +110,29 @@ class GlobalFeed(Feed):
         if self._parts == 1 or not shape_of(leaf):
             return leaf
         rows, *others = shape_of(leaf)
-        own = None
-        if rows is not None and rows % self._parts == 0:
-            own = rows // self._parts
-        return like(leaf, (own, *others))
+        if rows is not None:
+            rows = None if rows % self._parts else rows // self._parts
+        return like(leaf, (rows, *others))
 
     def keras_data(self) -> Any:
         return self._source.keras_data()
 
 
-@final
-class ShardFeed(Feed):
+class ShardFeed(SourceFeed):
     """A feed of a worker's own batches, which have the global size.
 
-    Each batch is split as if over all workers, and this worker takes one part
-    after another, each in a step. A smaller batch gives fewer steps rather
-    than smaller ones. `parts` is the number of the worker's replicas.
+    Batches are split as if over all workers, with a step for each part: a
+    smaller batch gives fewer steps, not smaller ones.
     """
+
+    _source: TensorFlowSource
 
     def __init__(
         self, source: TensorFlowSource, num_workers: int, parts: int
     ) -> None:
         source.check_batched()
-        self.restarts = source.restarts
-        self._source = source
+        super().__init__(source, parts)
         self._num_workers = num_workers
-        self._parts = parts
 
     def steps(self) -> Iterator[list[Any]]:
         # If sizes vary, a whole batch has the largest size so far.
@@ -169,17 +161,8 @@ class ShardFeed(Feed):
         return map_nest(of_any_rows, self._source.spec)
 
 
-@final
-class TurnsFeed(Feed):
-    """A feed whose replicas take the elements of one source in turn.
-
-    `source` has batches of the per-replica size, for `parts` replicas.
-    """
-
-    def __init__(self, source: Source, parts: int) -> None:
-        self.restarts = source.restarts
-        self._source = source
-        self._parts = parts
+class TurnsFeed(SourceFeed):
+    """A feed whose replicas take the elements of one source in turn."""
 
     def steps(self) -> Iterator[list[Any]]:
         # Copies, because some generators fill one array again and again
@@ -194,13 +177,10 @@ class TurnsFeed(Feed):
     @property
     def cardinality(self) -> int:
         count = self._source.cardinality
-        if count < 0 or count % self._parts == 0:
-            return count if count < 0 else count // self._parts
-        return count // self._parts + (not self._source.has_static_rows)
-
-    @property
-    def spec(self) -> Any:
-        return self._source.spec
+        if count < 0:
+            return count
+        steps, rest = divmod(count, self._parts)
+        return steps + bool(rest and not self._source.has_static_rows)
 
     @property
     def leaves_out(self) -> bool:
@@ -208,7 +188,6 @@ class TurnsFeed(Feed):
         return is_known and self._source.has_static_rows
 
 
-@final
 class ParallelFeed(Feed):
     """Several feeds side by side, each for `parts` replicas, in order."""
 
@@ -247,17 +226,7 @@ class ParallelFeed(Feed):
 
 
 def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
-    """Splits the rows of a global batch over replicas, in order.
-
-    A leaf `None` stays `None` in each part. With fewer rows than replicas, some
-    have arrays with 0 rows. `own` is the slice of the replicas whose parts are
-    returned. Raises `ValueError` if `batch` is no batch.
-
-    Example:
-
-    >>> [part.tolist() for part in cut(np.arange(5), 3)]
-    [[0, 1], [2, 3], [4]]
-    """
+    """Splits the rows of a global batch over replicas, in order."""
     edges = bounds(check_rows(batch), parts)
     batch = map_nest(sliceable, batch)
     shares = list(zip(edges[:-1], edges[1:], strict=True))
@@ -265,11 +234,6 @@ def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
 
 
 def rows_of(batch: Any, rows: slice) -> Any:
-    """Returns some rows of a batch.
-
-    Raises `ValueError` if an array can't be sliced.
-    """
-
     def own(leaf: Any) -> Any:
         if leaf is None:
             return None
@@ -292,8 +256,6 @@ def empty(element: Any) -> Any:
 
 
 def _joined(step: list[Any]) -> Any:
-    """Concatenates the parts of a step to a global batch."""
-
     def join(parts: Sequence[Any]) -> Any:
         if parts[0] is None:
             return None

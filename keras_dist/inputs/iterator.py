@@ -30,10 +30,7 @@ HOST = Device("cpu", 0)
 
 
 class OptionalElement:
-    """An element of distributed data, or the end of the data.
-
-    `elements` is a list of one element, or empty at the end.
-    """
+    """An element of distributed data, or the end of the data."""
 
     def __init__(self, elements: list[Any], spec: Callable[[], Any]) -> None:
         self._elements = elements
@@ -200,11 +197,7 @@ class DistributedIterator:
 
 
 def check_place(what: str) -> None:
-    """Raises where each replica, or a trace, would read data.
-
-    It raises `ValueError` in a replica function, and `NotImplementedError`
-    inside of a `tf.function`.
-    """
+    """Raises where each replica, or a trace, would read data."""
     if context.in_replica_function():
         raise ValueError(
             f"{what} should be called from outside of replica_fn. Call it "
@@ -232,11 +225,7 @@ class BatchPlacement:
         self._devices = devices if is_on_devices else (HOST,) * len(devices)
 
     def __call__(self, parts: Sequence[Any]) -> Any:
-        """Joins the replicas' nests to a nest of `PerReplica` values.
-
-        With one replica, the result is a nest of tensors. Raises `ValueError`,
-        which names the leaf, if the backend can't hold an array.
-        """
+        """Joins the replicas' nests to a nest of `PerReplica` values."""
         placed = [
             self._part(part, device)
             for part, device in zip(parts, self._devices, strict=True)

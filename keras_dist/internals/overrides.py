@@ -16,6 +16,21 @@ from keras_dist.internals.keras_internals import is_of_keras
 _HOOKED = "_keras_dist_hooked"
 
 
+def as_hook(
+    replacement: Callable[..., Any],
+) -> Callable[[Any], Callable[..., Any]]:
+    """Makes a hook of a function that is given the original, then its call."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        return method
+
+    return hook
+
+
 def hook_overrides(
     base: Any, name: str, hook: Callable[[Any], Callable[..., Any]]
 ) -> None:

@@ -1,25 +1,19 @@
 """`keras.callbacks.BackupAndRestore` on several workers.
 
-The chief saves, and every worker goes on from the chief's backup: at the same
-step of the same epoch, with the same weights, optimizer state, seeds and global
-random states, so that data is shuffled as without the interruption.
+The chief saves. All go on from its backup at the same step, with the same
+weights, seeds and random states, so that data is shuffled as without a stop.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_dist.fit.workers.state_file import is_readable
-from keras_dist.fit.workers.state_file import metric_values
-from keras_dist.fit.workers.state_file import restore_state
-from keras_dist.fit.workers.state_file import set_metric_values
-from keras_dist.fit.workers.state_file import write_state
+from keras_dist.fit.workers import state_file
 from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
@@ -53,27 +47,22 @@ class Restore(keras.callbacks.Callback):
                 f"Received: model '{model.name}', which is not. Build it with "
                 "`model.build(input_shape)`, or call it on a batch."
             )
-        self.notes = self._restored(model) or {}
-        if self.notes:
-            set_initial_epoch(model, self.notes["epoch"])
-
-    def _restored(self, model: keras.Model) -> dict[str, Any] | None:
         paths = self._paths
         if self._workers.cluster.is_chief:
             paths.restore_previous()
-        notes = restore_state(model, paths.latest, self._workers)
-        if notes is None or "epoch" in notes:
-            return notes
-        return {"epoch": paths.epoch_of_keras(), "step": 0}
+        notes = state_file.restore_state(model, paths.latest, self._workers)
+        if notes is not None and "epoch" not in notes:
+            notes = {"epoch": paths.epoch_of_keras(), "step": 0}
+        self.notes = notes or {}
+        if self.notes:
+            set_initial_epoch(model, self.notes["epoch"])
 
 
 class Save(keras.callbacks.Callback):
     """The stand-in for a user's `BackupAndRestore` that saves backups.
 
-    It runs after all other callbacks, so that their decisions are saved too,
-    such as a new learning rate. `restore` is the `Restore` of the same
-    callback. `others` are the callbacks that are not told of batches that are
-    skipped.
+    It runs last, so that decisions of other callbacks are saved too. `others`
+    are not told of batches that are skipped.
     """
 
     def __init__(
@@ -117,7 +106,7 @@ class Save(keras.callbacks.Callback):
             notes = self._restore.notes
             self._seen = notes["step"]
             set_random_state(self._backend, notes["begin"])
-            self._lacks_metrics = not set_metric_values(
+            self._lacks_metrics = not state_file.set_metric_values(
                 self.model, notes["metrics"]
             )
             # Callbacks have now begun this epoch twice: undo their second
@@ -158,7 +147,7 @@ class Save(keras.callbacks.Callback):
         if self._lacks_metrics and batch is not None:
             # On TensorFlow, metrics are built by the first step otherwise.
             build_from(self.model, batch)
-            set_metric_values(self.model, notes["metrics"])
+            state_file.set_metric_values(self.model, notes["metrics"])
         set_state_of_steps(self._backend, notes["random"])
 
     def _save(self, epoch: int, step: int) -> None:
@@ -174,11 +163,11 @@ class Save(keras.callbacks.Callback):
             "step": step,
             "random": random_state(self._backend),
             "begin": self._begin,
-            "metrics": metric_values(model) if step else [],
+            "metrics": state_file.metric_values(model) if step else [],
             "rates": [float(rate) for rate in learning_rates(model)],
         }
         self._paths.make(self._keeps_previous)
-        write_state(model, self._paths.latest, notes)
+        state_file.write_state(model, self._paths.latest, notes)
         self._paths.write_for_keras(epoch, step)
 
 
@@ -201,16 +190,14 @@ class Paths:
     def restore_previous(self) -> None:
         """Copies the previous file over the latest if that can't be read."""
         has_previous = os.path.exists(self._previous)
-        if has_previous and not is_readable(self.latest):
+        if has_previous and not state_file.is_readable(self.latest):
             shutil.copyfile(self._previous, self.latest)
 
     def write_for_keras(self, epoch: int, step: int) -> None:
-        """Writes the metadata that Keras' `BackupAndRestore` reads."""
         with written_beside(self._metadata) as beside, open(beside, "w") as f:
             json.dump({"epoch": epoch, "batch": step}, f)
 
     def epoch_of_keras(self) -> int:
-        """Returns the epoch in Keras' own metadata, or 0 without any."""
         if not os.path.exists(self._metadata):
             return 0
         with open(self._metadata) as file:
@@ -218,11 +205,10 @@ class Paths:
 
 
 class Skipping:
-    """A stand-in for a train function that skips the first steps.
+    """A stand-in for a train function that reads the first steps' data only.
 
-    The data of these steps is read, and `callbacks` are not told of them.
-    `then` is called once after the last of them, before any other data is read.
-    It is given the last batch, or `None` if the trainer read it itself.
+    `then` is called before further data is read, with the last batch, or with
+    `None` if the trainer reads batches itself.
     """
 
     def __init__(
@@ -268,8 +254,7 @@ class Skipping:
     def _train(self, *args: Any) -> Any:
         """Stands in for the train function of any backend's trainer.
 
-        The last argument is the data, either a batch or an iterator. The
-        arguments before it are state that the function returns after its logs.
+        The last argument is a batch or an iterator, those before it are state.
         """
         if self._left <= 0:
             self.end()
@@ -279,15 +264,10 @@ class Skipping:
         *state, data = args
         batch = None
         if hasattr(data, "__next__"):
-            batch = _last_of(data, executions)
+            batch = next(data)
+            for _ in range(executions - 1):
+                # The last execution may have fewer batches.
+                batch = next(data, batch)
         if self._left <= 0:
             self._then(batch)
         return ({}, *state) if state else {}
-
-
-def _last_of(data: Iterator[Any], executions: int) -> Any:
-    """Reads the batches of an execution; the last of data may have fewer."""
-    batch = next(data)
-    for _ in range(executions - 1):
-        batch = next(data, batch)
-    return batch

@@ -10,23 +10,15 @@ from typing import Any
 import keras
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.workers import same_data
+from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
-from keras_dist.fit.workers.same_data import check_arrays
-from keras_dist.fit.workers.same_data import data_watched
-from keras_dist.fit.workers.same_data import is_wanted
-from keras_dist.fit.workers.together import BACKUP
-from keras_dist.fit.workers.together import Together
-from keras_dist.fit.workers.together import flat_callbacks
-from keras_dist.fit.workers.together import quiet_callbacks
 from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import KeepsParts
-from keras_dist.plugin.randomness import chiefs_text
-from keras_dist.plugin.randomness import code_of
-from keras_dist.plugin.randomness import random_state
-from keras_dist.plugin.randomness import set_random_state
 from keras_dist.plugin.workers import Workers
 
 METHODS = ("fit", "evaluate", "predict")
@@ -46,11 +38,7 @@ _NUMBERS = (
 
 
 def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
-    """Returns what has to be the same on every worker, as integers by name.
-
-    The names are the same for each method. -1 stands for what is not given or
-    not known, such as the number of batches of a generator.
-    """
+    """Returns what has to be equal on all workers, as integers by name."""
     validation = arguments.get("validation_data")
     if isinstance(validation, (tuple, list)) and validation:
         validation = validation[0]
@@ -58,7 +46,10 @@ def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
     found = {"method": METHODS.index(method)}
     found |= {name: _number(arguments.get(name)) for name in _NUMBERS}
     found["validation_split (in millionths)"] = round(1e6 * split)
-    found["shuffle"] = _choice(arguments.get("shuffle"))
+    # A boolean, a string or `None`, which stands for true.
+    shuffle = arguments.get("shuffle")
+    is_true = shuffle is None or bool(shuffle)
+    found["shuffle"] = 2 if isinstance(shuffle, str) else int(is_true)
     found["rows of the data"] = rows_of(arguments.get("x"))
     found["batches of the data"] = batches_of(arguments.get("x"))
     found["rows of the validation data"] = rows_of(validation)
@@ -68,7 +59,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
 
 def rows_of(data: Any) -> int:
     """Returns the number of rows of arrays, or -1 for a dataset of batches."""
-    if _knows_batches(data):
+    if same_data.is_read(data):
         return UNKNOWN
     shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(data)]
     rows = [shape[0] for shape in shapes if shape]
@@ -77,7 +68,7 @@ def rows_of(data: Any) -> int:
 
 def batches_of(data: Any) -> int:
     """Returns the number of batches of a dataset that knows it, else -1."""
-    if not _knows_batches(data):
+    if not same_data.is_read(data):
         return UNKNOWN
     for name in ("num_batches", "cardinality", "__len__"):
         try:
@@ -94,11 +85,7 @@ def batches_of(data: Any) -> int:
 def check_agreement(
     own: Mapping[str, int], workers: Workers, code: int
 ) -> bool:
-    """Compares the calls that workers are about to make, in one collective.
-
-    `own` comes from `described`. `code` is an integer that may differ.
-    Returns whether `code` is the same on all workers.
-    """
+    """Compares workers' calls; returns whether all have the same `code`."""
     numbers = workers.concatenate_numbers([*own.values(), code])
     size = len(own) + 1
     everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
@@ -132,27 +119,13 @@ def _named(name: str, value: int) -> str:
     return "unknown or not given" if value == UNKNOWN else str(value)
 
 
-def _knows_batches(data: Any) -> bool:
-    """Returns whether `data` is a dataset of batches rather than arrays."""
-    if isinstance(data, (list, tuple, dict)) or data is None:
-        return False
-    return not hasattr(data, "shape")
-
-
 def _number(value: Any) -> int:
     if value is None or isinstance(value, (list, tuple, set)):
         return UNKNOWN if value is None else len(value)
     return int(value) if 0 <= int(value) <= _LARGEST else UNKNOWN
 
 
-def _choice(value: Any) -> int:
-    """Encodes a Keras argument that is a boolean, a string or `None`."""
-    return 2 if isinstance(value, str) else int(value is None or bool(value))
-
-
 _BACKUP_FREQUENCY = "save_freq of BackupAndRestore (0 for 'epoch')"
-
-
 _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
@@ -179,41 +152,40 @@ class Entry:
         self._given = signature.bind(model, *args, **kwargs)
         given = self._get("callbacks")
         self._is_list = isinstance(given, keras.callbacks.CallbackList)
-        self._callbacks = flat_callbacks(
+        self._callbacks = together.flat_callbacks(
             given.callbacks if self._is_list else given
         )
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
             in_parts = isinstance(executor, KeepsParts)
-            self._callbacks = quiet_callbacks(self._callbacks, in_parts)
+            self._callbacks = together.quiet_callbacks(
+                self._callbacks, in_parts
+            )
 
     def agree(self) -> None:
-        """Compares the call with those of other workers, before it begins.
-
-        Global random states that differ become the chief's.
-        """
+        """Compares the call, and takes the chief's random states."""
         arguments = self._arguments()
         own = described(self._name, arguments)
         own[_BACKUP_FREQUENCY] = self._backup_frequency()
         state, backend = "", get_backend()
         if self._name == "fit":
-            state = random_state(backend)
-        if not check_agreement(own, self._workers, code_of(state)):
-            set_random_state(backend, chiefs_text(state, self._workers))
-        if is_wanted():
+            state = randomness.random_state(backend)
+        if not check_agreement(own, self._workers, randomness.code_of(state)):
+            state = randomness.chiefs_text(state, self._workers)
+            randomness.set_random_state(backend, state)
+        if same_data.is_wanted():
             rows = arguments.get("batch_size")
-            check_arrays(_data(arguments), self._workers, rows)
+            same_data.check_arrays(_data(arguments), self._workers, rows)
         if self._name == "fit":
             self._join()
 
     def run(self) -> Any:
-        """Makes the call."""
         if self._is_list:
             self._set("callbacks", self._in_list())
         elif self._callbacks or self._get("callbacks"):
             self._set("callbacks", self._callbacks)
-        data = _data(self._arguments()) if is_wanted() else {}
-        watch = data_watched(data, self._executor, self._workers)
+        data = _data(self._arguments()) if same_data.is_wanted() else {}
+        watch = same_data.data_watched(data, self._executor, self._workers)
         try:
             with watch:
                 return self._method(*self._given.args, **self._given.kwargs)
@@ -228,9 +200,9 @@ class Entry:
     def _join(self) -> None:
         """Adds the callbacks that keep the workers together."""
         workers = self._workers
-        last: list[Any] = [Together(workers)]
+        last: list[Any] = [together.Together(workers)]
         for index, callback in enumerate(self._callbacks):
-            if isinstance(callback, BACKUP):
+            if isinstance(callback, together.BACKUP):
                 restore = Restore(callback, workers)
                 self._callbacks[index] = restore
                 others = self._callbacks
@@ -253,7 +225,7 @@ class Entry:
         return result
 
     def _backup_frequency(self) -> int:
-        found = [c for c in self._callbacks if isinstance(c, BACKUP)]
+        found = [c for c in self._callbacks if isinstance(c, together.BACKUP)]
         if not found:
             return -1
         frequency = found[0].save_freq
@@ -285,17 +257,14 @@ def check_batch(
     kwargs: Mapping[str, Any],
     workers: Workers,
 ) -> None:
-    """Compares the data that workers pass to `train_on_batch` or a relative.
-
-    `method` is that of the model's class, and `args` begin with the model.
-    """
-    if is_wanted():
+    """Compares the data that workers pass to `train_on_batch` or a relative."""
+    if same_data.is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments
-        check_arrays(_data({**given, **given.get("kwargs", {})}), workers)
+        data = _data({**given, **given.get("kwargs", {})})
+        same_data.check_arrays(data, workers)
 
 
 def _data(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments, by name, that have to be equal on every worker."""
     found = {name: arguments.get(name) for name in _DATA}
     if isinstance(found["class_weight"], dict):
         found["class_weight"] = sorted(found["class_weight"].items())

@@ -1,8 +1,7 @@
 """Checks that workers that train together read the same batches.
 
-Each worker takes its own rows of a global batch. If workers read different
-data, the rows that others should have taken are lost without a sign. So workers
-compare a fingerprint of the first batch that each of them reads.
+Each takes its own rows of a global batch, so rows would be lost without a sign.
+Workers compare a fingerprint of the first batch that each of them reads.
 """
 
 import contextlib
@@ -42,11 +41,10 @@ def is_wanted() -> bool:
 
 
 def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
-    """Returns numbers that tell one batch from another.
+    """Returns four integers below 2**31 that tell one batch from another.
 
-    Floats count by weighted means, so that rounding on other hardware does
-    not matter; everything else counts exactly. At most `rows` of the first
-    rows count, and as many of the last. They are four integers below 2**31.
+    Floats count by weighted means, since other hardware rounds differently.
+    Only the first and last `rows` rows count.
     """
     form, exact, means = 0, 0, np.zeros(2)
     leaves = keras.tree.flatten(data)
@@ -66,27 +64,19 @@ def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
 def check_arrays(
     arguments: Mapping[str, Any], workers: Workers, rows: int | None = None
 ) -> None:
-    """Compares arrays that workers are about to use, in one collective.
-
-    Data that must be read to be known is left out. `rows` is the batch size, or
-    `None` for Keras' default.
-    """
+    """Compares arrays that workers are about to use, in one collective."""
     rows = rows if isinstance(rows, int) and rows > 0 else _ROWS
     numbers = []
     for value in arguments.values():
-        is_read = _is_read(value)
-        numbers += fingerprint(None if is_read else value, rows)
+        numbers += fingerprint(None if is_read(value) else value, rows)
     _compare(arguments, numbers, workers)
 
 
 def data_watched(
     data: Mapping[str, Any], executor: Executor, workers: Workers
 ) -> contextlib.AbstractContextManager[None]:
-    """Compares the first batches of data that is read inside the context.
-
-    `data` has arguments of `fit` or a relative, by name. Arrays are left out.
-    """
-    waiting = {name: value for name, value in data.items() if _is_read(value)}
+    """Compares the first batches of data that is read inside the context."""
+    waiting = {name: value for name, value in data.items() if is_read(value)}
 
     def see(name: str, batch: Any) -> None:
         _compare({name: batch}, fingerprint(batch), workers)
@@ -103,7 +93,7 @@ def data_watched(
     return first_pass_wrapped(wrapping) if waiting else contextlib.nullcontext()
 
 
-def _is_read(data: Any) -> bool:
+def is_read(data: Any) -> bool:
     """Returns whether data must be read to be known, unlike arrays."""
     at_hand = (list, tuple, dict, str, int, float, np.generic, type(None))
     return not isinstance(data, at_hand) and not hasattr(data, "shape")

@@ -11,6 +11,7 @@ from typing import BinaryIO
 import keras
 import numpy as np
 
+from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
@@ -28,12 +29,7 @@ _CHUNK = 1 << 20
 def write_state(
     model: keras.Model, path: str, notes: Mapping[str, Any]
 ) -> None:
-    """Writes a model's weights, optimizer state, seeds and some notes.
-
-    Keras can read the file as weights. A process that is killed meanwhile
-    leaves the previous file. `path` ends with ".weights.h5", in an existing
-    folder. `notes` must be JSON.
-    """
+    """Writes weights, optimizer state, seeds and JSON notes, atomically."""
     seeds = [_listed(seed) for seed in _seeds(model)]
     text = json.dumps({**notes, _SEEDS: seeds})
     with written_beside(path) as beside:
@@ -48,9 +44,7 @@ def restore_state(
 ) -> dict[str, Any] | None:
     """Restores a model on every worker from the chief's file.
 
-    `path` comes from `write_state`, or has weights that Keras wrote. Only
-    the chief needs the file. Returns the notes, empty for a file of Keras',
-    or `None` without a file.
+    Returns the notes, empty for a file of Keras', or `None` without a file.
     """
     is_chief = workers is None or workers.cluster.is_chief
     found = os.path.exists(path) if is_chief else None
@@ -81,10 +75,7 @@ def restore_state(
 
 
 def is_readable(path: str) -> bool:
-    """Returns whether a file exists and is undamaged.
-
-    A file that Keras wrote has no checksum, and HDF5 must be able to open it.
-    """
+    """Returns whether a file, of Keras or ours, exists and is undamaged."""
     try:
         with _opened(path, "r"):
             return not is_damaged(path)
@@ -98,10 +89,7 @@ def metric_values(model: keras.Model) -> list[Any]:
 
 
 def set_metric_values(model: keras.Model, values: list[Any]) -> bool:
-    """Restores the values from `metric_values`, if the metrics are built.
-
-    Returns whether they are.
-    """
+    """Restores the values from `metric_values`, if the metrics are built."""
     variables = _metric_variables(model)
     if len(variables) != len(values):
         return False
@@ -128,12 +116,9 @@ def _build_optimizer(model: keras.Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or optimizer.built:
         return
-    variables = model.trainable_variables
-    strategy = None
-    if variables:
-        strategy = vars(variables[0]).get("distribute_strategy")
+    strategy = strategy_of(model)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
-        optimizer.build(variables)
+        optimizer.build(model.trainable_variables)
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
@@ -159,10 +144,7 @@ def seal(path: str) -> None:
 
 
 def is_damaged(path: str) -> bool:
-    """Returns whether a local file's content differs from its checksum.
-
-    A file without a checksum is not damaged.
-    """
+    """Returns whether a local file's content differs from its checksum."""
     size = os.path.getsize(path) - _SIZE
     if size < 0:
         return False

@@ -1,9 +1,4 @@
-"""Several workers as one: the same values, decisions, and files of the chief's.
-
-An optimizer in parts is made whole while the chief saves or loads it: every
-worker enters these contexts together. They do nothing if variables are whole
-anyway. Progress bars and writing are left to the chief.
-"""
+"""Several workers as one: the same values and decisions, one writer."""
 
 import contextlib
 import inspect
@@ -21,6 +16,7 @@ import numpy as np
 
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.plain_models import strategy_of
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import everyones_texts
@@ -49,32 +45,28 @@ def readable_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
     """Lets the chief alone read a model's optimizer inside the context."""
-    variables, executor = _optimizer_of(model)
-    if executor is None:
-        return contextlib.nullcontext()
-    return executor.readable_by_chief(variables)
+    return _optimizer_made_whole(model, writes=False)
 
 
 def written_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
     """Lets the chief alone assign a model's optimizer inside the context."""
-    variables, executor = _optimizer_of(model)
-    if executor is None:
+    return _optimizer_made_whole(model, writes=True)
+
+
+def _optimizer_made_whole(
+    model: keras.Model, writes: bool
+) -> contextlib.AbstractContextManager[Any]:
+    """Makes an optimizer in parts whole; every worker enters the context."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    executor = getattr(strategy_of(optimizer), "executor", None)
+    if not isinstance(executor, KeepsParts):
         return contextlib.nullcontext()
-    return executor.written_by_chief(variables)
-
-
-def _optimizer_of(
-    model: keras.Model,
-) -> tuple[list[keras.Variable], KeepsParts | None]:
-    optimizer = getattr(model, "optimizer", None)
-    variables = [] if optimizer is None else list(optimizer.variables)
-    strategy = None
-    if variables:
-        strategy = vars(variables[0]).get("distribute_strategy")
-    executor = None if strategy is None else strategy.executor
-    return variables, executor if isinstance(executor, KeepsParts) else None
+    variables = list(optimizer.variables)
+    if writes:
+        return executor.written_by_chief(variables)
+    return executor.readable_by_chief(variables)
 
 
 def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
@@ -89,11 +81,7 @@ def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
 def take_chiefs_values(
     variables: Sequence[keras.Variable], workers: Workers
 ) -> None:
-    """Gives variables the values that they have on the chief.
-
-    Each worker has to pass variables in the same order. Left out are variables
-    with a value for each replica, strings, and variables without a value.
-    """
+    """Sets variables to the chief's values; all workers list them alike."""
     chosen = [
         variable
         for variable in variables
@@ -116,12 +104,9 @@ def take_chiefs_values(
 
 
 class Together(keras.callbacks.Callback):
-    """A callback that makes decisions of callbacks the same on every worker.
+    """A callback that shares decisions of callbacks at both ends of an epoch.
 
-    It does so at both ends of an epoch. If one worker stops training, all stop.
-    Learning rates become the chief's. Workers do not communicate between
-    batches: callbacks of batches may run in threads, and their logs are the
-    same on all workers anyway.
+    Between batches callbacks may run in threads, so workers don't communicate.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -150,7 +135,6 @@ class Together(keras.callbacks.Callback):
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
-    """Returns the learning rates that are variables, not schedules."""
     optimizer = getattr(model, "optimizer", None)
     variables = [] if optimizer is None else optimizer.variables
     return [v for v in variables if v.name == "learning_rate"]
@@ -220,12 +204,8 @@ def quiet_callbacks(
 ) -> list[Any]:
     """Returns the callbacks that run on a worker that is not the chief.
 
-    Keras' callbacks that write are left out, and so are subclasses of them.
-    Those that only print stay, without printing. All other callbacks stay as
-    they are, and ask `strategy.extended.should_checkpoint` themselves.
-
-    With `keeps_parts`, saving takes all workers: callbacks that save the model
-    stay too, and write nothing here.
+    Those of Keras that write are left out, those that print become quiet. With
+    `keeps_parts`, saving takes all workers, so that savers stay.
     """
     savers = (keras.callbacks.ModelCheckpoint,) if keeps_parts else ()
     kept = [
@@ -243,11 +223,7 @@ def quiet_callbacks(
 def save(
     model: keras.Model, name: str, workers: Workers, *args: Any, **kwargs: Any
 ) -> None:
-    """Calls a model's saving method, on the chief only.
-
-    `name` is one of `SAVING`. A single local file is complete at any time: the
-    new one is written beside the old one and then replaces it.
-    """
+    """Calls one of a model's `SAVING` methods, on the chief only."""
     if not workers.cluster.is_chief:
         return
     original = getattr(type(model), name)
@@ -262,10 +238,7 @@ def save(
 
 
 def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
-    """Returns the path of a local file that is written without asking.
-
-    `None` if there are several files, or if the user is asked.
-    """
+    """Returns the path of one local file to write without asking, or `None`."""
     path = arguments.get("filepath")
     if name == "export" or not isinstance(path, (str, os.PathLike)):
         return None
@@ -283,9 +256,7 @@ def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
 def written_beside(path: str) -> Iterator[str]:
     """Yields the name of a file to write, which then replaces a local file.
 
-    A process that is killed leaves the old file or the new one. So does a power
-    failure: the new file is on the disk before it replaces the old one, and the
-    folder's entry is on the disk when the context ends.
+    Killed processes and power failures leave the old file or the new one.
     """
     folder, name = os.path.split(path)
     # Keras chooses the format by the suffix. The name is always the same, so

@@ -1,4 +1,4 @@
-"""Choice of the `Source` for a user's data, and a class for each kind."""
+"""Sources: readers of users' data, one class for each kind of data."""
 
 import contextlib
 import itertools
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sized
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -17,12 +16,10 @@ from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import check_batched
 from keras_dist.core.rows import readable
 from keras_dist.inputs.sources.numpy_data import NumpyDataset
-from keras_dist.inputs.sources.numpy_data import NumpySource
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
-from keras_dist.inputs.sources.source import one_shot_batches
 from keras_dist.internals import keras_internals
 
 KINDS = (
@@ -33,11 +30,7 @@ KINDS = (
 
 
 def source_of(data: Any, where: str) -> Source:
-    """Returns the `Source` of a user's data.
-
-    Raises `ValueError`, which names the method `where`, if the data can't be
-    read, or if it is arrays without a batch size.
-    """
+    """Returns the `Source` of a user's data; errors name the method `where`."""
     if keras_internals.is_tf_dataset(data):
         return TensorFlowSource(data)
     if isinstance(data, keras.utils.PyDataset):
@@ -72,17 +65,25 @@ def _refuse_arrays(data: Any, where: str) -> None:
         )
 
 
+class NumpySource(Source):
+    _data: NumpyDataset
+
+    @property
+    def cardinality(self) -> int:
+        return self._data.cardinality
+
+    def known_spec(self) -> Any:
+        return self._data.element_spec
+
+
 class IterableSource(Source):
     """The source of an iterable that can be read again, such as a list."""
 
     @property
     def cardinality(self) -> int:
-        if isinstance(self._data, Sized):
-            return len(self._data)
-        return UNKNOWN
+        return len(self._data) if isinstance(self._data, Sized) else UNKNOWN
 
 
-@final
 class FunctionSource(Source):
     """The source of a function that returns an iterable for each pass."""
 
@@ -90,7 +91,6 @@ class FunctionSource(Source):
         return iter(self._data())
 
 
-@final
 class OneShotSource(Source):
     """The source of an iterator that can be read once, such as a generator."""
 
@@ -100,14 +100,8 @@ class OneShotSource(Source):
         # The chain keeps the user's generator open when a pass is closed.
         return itertools.chain(self._data)
 
-    def keras_data(self) -> Any:
-        return one_shot_batches(self.read())
 
-
-@final
 class GrainSource(IterableSource):
-    """The source of one of grain's datasets or loaders."""
-
     is_for_keras = True
 
     @property
@@ -117,12 +111,8 @@ class GrainSource(IterableSource):
         return INFINITE if length >= sys.maxsize // 2 else length
 
 
-@final
 class PyDatasetSource(Source):
-    """The source of a `PyDataset`, in the order of its indices.
-
-    If the dataset has worker threads or processes of its own, they read it.
-    """
+    """The source of a `PyDataset`, in the order of its indices."""
 
     is_for_keras = True
 
@@ -156,7 +146,6 @@ class PyDatasetSource(Source):
         return INFINITE if num_batches is None else int(num_batches)
 
 
-@final
 class TorchLoaderSource(Source):
     """The source of a `DataLoader`; batches that are lists become tuples."""
 
@@ -186,13 +175,8 @@ class TooFewFilesError(ValueError):
         )
 
 
-@final
 class TensorFlowSource(Source):
-    """The source of a `tf.data.Dataset`, read eagerly.
-
-    If the dataset is a shard, `whole` is the dataset that was divided among
-    `num_workers` workers.
-    """
+    """The source of a `tf.data.Dataset`, read eagerly."""
 
     is_for_keras = True
 
@@ -219,7 +203,6 @@ class TensorFlowSource(Source):
 
     @property
     def policy(self) -> int:
-        """The value of the dataset's `auto_shard_policy`."""
         options = self._data.options().experimental_distribute
         return int(options.auto_shard_policy.value)
 
@@ -236,10 +219,7 @@ class TensorFlowSource(Source):
     def shard(
         self, policy: int, num_workers: int, index: int
     ) -> "TensorFlowSource":
-        """Returns the source of the shard that worker `index` reads.
-
-        Raises `ValueError` if the policy needs files and there are none.
-        """
+        """Returns the source of the shard that worker `index` reads."""
         tf = sys.modules["tensorflow"]
         spec = self._data.element_spec
         tensors = [
@@ -279,7 +259,6 @@ class TensorFlowSource(Source):
 
 
 def _keras_spec(spec: Any) -> Any:
-    """Converts a `tf.TypeSpec` to a `keras.KerasTensor` where possible."""
     if type(spec).__name__ == "NoneTensorSpec":
         return None
     shape = getattr(spec, "shape", None)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -15,25 +14,14 @@ from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
 from keras_dist.inputs.sources.source import INFINITE
-from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.internals import keras_internals
 
 
-@final
 class NumpyDataset:
     """A dataset of the rows of arrays, one by one or in batches.
 
-    `strategy.experimental_make_numpy_dataset` creates it. It can be read any
-    number of times. Where TensorFlow is installed, it has the other methods of
-    a `tf.data.Dataset`, such as `shuffle`, which return one.
-
-    Args:
-        columns: Nest of NumPy arrays with one number of rows.
-        repeats: Integer, number of times that the rows are read, or `None` for
-            ever.
-        batch_size: Integer, or `None` for single rows.
-        drop_remainder: Boolean, true to leave out an incomplete last batch.
+    With TensorFlow, it has the other methods of a `tf.data.Dataset`.
 
     Example:
 
@@ -60,21 +48,7 @@ class NumpyDataset:
     def batch(
         self, batch_size: int, drop_remainder: bool = False
     ) -> "NumpyDataset":
-        """Groups consecutive rows to batches.
-
-        Args:
-            batch_size: Integer, at least 1; for a distributed dataset the
-                global batch size.
-            drop_remainder: Boolean, true to leave out an incomplete last
-                batch.
-
-        Returns:
-            A `NumpyDataset` of batches.
-
-        Raises:
-            ValueError: If the size is not positive, or rows are in batches
-                already.
-        """
+        """Groups consecutive rows to batches of the global size."""
         if self.batch_size is not None:
             raise ValueError(
                 f"The dataset is in batches of {self.batch_size} already. "
@@ -90,18 +64,7 @@ class NumpyDataset:
         )
 
     def repeat(self, count: int | None = None) -> "NumpyDataset":
-        """Repeats the rows; has to be called before `batch`.
-
-        Args:
-            count: Integer, number of repetitions; `None` or -1 for ever.
-
-        Returns:
-            A `NumpyDataset` of rows.
-
-        Raises:
-            ValueError: If rows are in batches already, or if `count` is below
-                -1.
-        """
+        """Repeats the rows, for ever with `None` or -1, before `batch`."""
         if count is not None and count < -1:
             raise ValueError(
                 f"`count` must be at least 0, or -1 or None to repeat for "
@@ -119,15 +82,7 @@ class NumpyDataset:
     def reduce(
         self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
     ) -> Any:
-        """Combines all elements.
-
-        Args:
-            initial_state: Any object, the state before the first element.
-            reduce_func: Callable from a state and an element to a state.
-
-        Returns:
-            The last state.
-        """
+        """Combines all elements; `reduce_func` takes a state and an element."""
         state = initial_state
         for element in self:
             state = reduce_func(state, element)
@@ -203,17 +158,7 @@ class NumpyDataset:
 
 
 def numpy_dataset(numpy_input: Any) -> NumpyDataset:
-    """Creates a `NumpyDataset` of the rows of arrays.
-
-    `numpy_input` is a NumPy array, or tuples and dicts of arrays, with one
-    number of rows. A list is stacked to one array, as in `tf.data`. Raises
-    `ValueError` if numbers of rows differ, or for a scalar.
-
-    Example:
-
-    >>> numpy_dataset(np.ones(10)).reduce(0.0, lambda a, b: float(a + b))
-    10.0
-    """
+    """Creates a `NumpyDataset` of copies of arrays; a list is stacked."""
     columns = _columns(numpy_input)
     shapes = [shape_of(column) for column in leaves_of(columns)]
     if not shapes or () in shapes or len({s[0] for s in shapes}) > 1:
@@ -232,17 +177,3 @@ def _columns(nest: Any) -> Any:
         return type(nest)(*columns) if hasattr(nest, "_fields") else (*columns,)
     # A copy, so that later changes of the user's array have no effect.
     return np.array(readable(nest))
-
-
-@final
-class NumpySource(Source):
-    """The source of a `NumpyDataset`."""
-
-    _data: NumpyDataset
-
-    @property
-    def cardinality(self) -> int:
-        return self._data.cardinality
-
-    def known_spec(self) -> Any:
-        return self._data.element_spec

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
-from typing import final
 
 import keras
 import numpy as np
@@ -20,14 +19,10 @@ UNKNOWN = -2
 
 
 class Source:
-    """Data that is read in passes, one element after another.
-
-    An element is a nest of NumPy arrays and tensors of the framework. `data` is
-    what the user has given.
+    """Data that is read in passes, one nest of arrays after another.
 
     Attributes:
-        restarts: Boolean, true if each pass starts anew. If false, a pass
-            continues where the previous one stopped.
+        restarts: Boolean, false if a pass continues where the last one stopped.
         is_for_keras: Boolean, true if `fit` reads the data as it is.
     """
 
@@ -50,10 +45,7 @@ class Source:
 
     @property
     def spec(self) -> Any:
-        """Nest like an element, of `keras.KerasTensor`s.
-
-        Raises `ValueError` if there is no element to derive it from.
-        """
+        """Nest like an element, of `keras.KerasTensor`s."""
         spec = self.known_spec()
         if spec is None:
             raise ValueError(
@@ -72,11 +64,7 @@ class Source:
         """Raises `ValueError` if the data's own spec has scalars only."""
 
     def known_spec(self) -> Any:
-        """Returns the spec, or `None` if there is no element to derive it from.
-
-        A source without a spec of its own reads the first element, which the
-        next pass delivers.
-        """
+        """Returns the spec, if need be of the first element, or `None`."""
         if self._seen is None:
             begun = self.read()
             first = list(itertools.islice(begun, 1))
@@ -89,10 +77,7 @@ class Source:
         return self._elements() if begun is None else begun
 
     def peek(self) -> list[Any]:
-        """Returns a list of the first element of a pass, or an empty list.
-
-        Data that can be read only once loses the element.
-        """
+        """Returns a list of the first element of a pass, or an empty list."""
         return list(itertools.islice(self._elements(), 1))
 
     def _elements(self) -> Iterator[Any]:
@@ -110,7 +95,7 @@ class Source:
         """Returns the same batches in a form for `fit`."""
         if self.is_for_keras:
             return self._data
-        return RepeatableBatches(self.read, self.cardinality)
+        return adapter_of(self.read, self.restarts, self.cardinality)
 
 
 def _spec_of(leaf: Any) -> Any:
@@ -122,7 +107,6 @@ def _spec_of(leaf: Any) -> Any:
 
 
 def like(leaf: Any, shape: Any, dtype: str | None = None) -> Any:
-    """Returns a `keras.KerasTensor` like another one, with a new shape."""
     return keras.KerasTensor(
         shape, dtype or leaf.dtype, sparse=leaf.sparse, ragged=leaf.ragged
     )
@@ -134,7 +118,6 @@ def own_memory(leaf: Any) -> Any:
 
 
 def dtype_name(dtype: Any) -> str:
-    """Returns Keras' name of a dtype of any framework."""
     kind = getattr(dtype, "kind", "")
     if isinstance(kind, str) and kind in "OSU" and kind:
         return "string"
@@ -142,13 +125,8 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
-@final
 class RepeatableBatches(keras_internals.GeneratorDataAdapter):
-    """An adapter for batches that each epoch reads anew.
-
-    `read` begins a pass; a negative `cardinality` means that the number of
-    batches is unknown.
-    """
+    """An adapter for batches that each epoch reads anew."""
 
     def __init__(
         self, read: Callable[[], Iterator[Any]], cardinality: int
@@ -178,9 +156,13 @@ class RepeatableBatches(keras_internals.GeneratorDataAdapter):
         return self._cardinality if self._cardinality >= 0 else None
 
 
-def one_shot_batches(batches: Iterator[Any]) -> Any:
-    """Returns an adapter for batches that can be read once."""
-    return keras_internals.GeneratorDataAdapter(_tuples(batches))
+def adapter_of(
+    read: Callable[[], Iterator[Any]], restarts: bool, cardinality: int
+) -> Any:
+    """Returns Keras' adapter of batches, of which `read` begins a pass."""
+    if restarts:
+        return RepeatableBatches(read, cardinality)
+    return keras_internals.GeneratorDataAdapter(_tuples(read()))
 
 
 def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
