@@ -1,9 +1,5 @@
-"""Distributed values: values with a component on each replica.
-
-In replica context their operators work on the replica's own component. In
-cross-replica context they raise, since a per-replica value is neither a number
-nor an array; the error says what to write instead.
-"""
+"""Distributed values: values with a component on each replica. Their operators
+use a replica's own component, and raise outside of replicas."""
 
 import operator
 from abc import ABC
@@ -137,10 +133,7 @@ def misused(name: str, value: Any) -> str:
 
 
 def own_component(value: Any, name: str) -> tuple[bool, Any]:
-    """Returns whether this thread runs a replica, and its component.
-
-    Raises `TraceError` while one program is traced for all replicas.
-    """
+    """Returns whether this thread runs a replica, and its component."""
     replica = context.current_replica_context()
     if replica is None:
         return False, None
@@ -160,11 +153,7 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
 
 
 def install(cls: type, name: str) -> None:
-    """Adds all operators to a class of distributed values.
-
-    Arithmetic operators that the class defines itself stay. `name` is the
-    class's name in messages.
-    """
+    """Adds all operators to a class of distributed values."""
     install_arithmetic(cls, name)
     for key, do in _OF_CONTAINERS.items():
         setattr(cls, f"__{key}__", _method(do, name))
@@ -178,11 +167,7 @@ def install(cls: type, name: str) -> None:
 
 
 def install_arithmetic(cls: type, name: str) -> None:
-    """Adds arithmetic operators that a class does not define itself.
-
-    It suits a class of the framework too, since without them the operations
-    fail anyway. `name` is the class's name in messages.
-    """
+    """Adds arithmetic operators that a class, also a framework's, lacks."""
 
     def give(method: str, do: Callable[..., Any]) -> None:
         defined = getattr(cls, method, None)

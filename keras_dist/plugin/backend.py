@@ -1,9 +1,4 @@
-"""Backend: the plugin interface for one framework.
-
-A plugin is a package that registers a `Backend` subclass under the entry-point
-group `keras_dist.backends`, with the name that `keras.backend.backend()`
-returns. keras_dist loads it at the first request for a device or a strategy.
-"""
+"""Backend: the plugin interface for one framework."""
 
 import contextlib
 import functools

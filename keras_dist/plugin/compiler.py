@@ -35,10 +35,7 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a function, compiled, in the context that the caller is in.
-
-        In cross-replica context, arguments may be per-replica values.
-        """
+        """Calls a function, compiled, in the context that the caller is in."""
 
     @abstractmethod
     def run(
@@ -48,10 +45,7 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        """Implements `strategy.run` of, or inside, a compiled function.
-
-        `fn` is a `Function`, or, where `is_tracing`, any callable.
-        """
+        """Implements `strategy.run` of, or inside, a compiled function."""
 
     def call_in_replica(
         self,
@@ -60,11 +54,8 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a compiled function from a replica function that is not.
-
-        By default replicas wait for each other, and one compiled call runs
-        the function for all of them.
-        """
+        """Calls a compiled function from a replica function that is not:
+        replicas meet, and one call runs the function for all of them."""
         strategy: Any = call.strategy
 
         def run_together(everyone: list[Any]) -> Any:
@@ -81,18 +72,8 @@ class Compiler(ABC):
         function: CompiledFunction,
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
-        """Runs a function for one batch after another.
-
-        Args:
-            strategy: The `Strategy` that runs the function.
-            function: The `Function` of one step.
-            batches: Sequence with the arguments of each step: per-replica
-                values, or tensors with one replica, of equal shapes.
-
-        Returns:
-            Nest like the function's result. Each leaf, on each replica, has
-            the steps stacked along a new first axis.
-        """
+        """Runs a function for one batch after another; each leaf of its results
+        is stacked along a new first axis."""
         results = [
             snapshot(self.run(strategy, function, each, None))
             for each in batches
@@ -106,10 +87,7 @@ class Compiler(ABC):
 
 
 def snapshot(result: Any) -> Any:
-    """Copies a step's result, so that later steps can't change it.
-
-    On some frameworks a returned tensor shares a variable's memory.
-    """
+    """Copies a step's result, which may share a variable's memory."""
 
     def copy(leaf: Any) -> Any:
         if isinstance(leaf, (PerReplica, Mirrored)):
@@ -120,18 +98,12 @@ def snapshot(result: Any) -> Any:
 
 
 def stack_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
-    """Stacks what each step returned along a new first axis.
-
-    Raises `ValueError` if structures or shapes differ.
-    """
+    """Stacks what each step returned along a new first axis."""
     return _joined(strategy, results, ops.stack)
 
 
 def concatenate_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
-    """Joins results of several steps each along their first axis.
-
-    Raises `ValueError` if structures, or shapes beyond that axis, differ.
-    """
+    """Joins results of several steps each along their first axis."""
     if len(results) == 1:
         return results[0]
     return _joined(strategy, results, ops.concatenate)
@@ -194,11 +166,7 @@ def _structure(nest: Any) -> Any:
 
 
 def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
-    """Refuses what is neither traced nor comparable by a later call.
-
-    Raises `TypeError` if an argument that is no tensor can't be hashed, or
-    holds tensors or per-replica values.
-    """
+    """Refuses arguments that can't be traced or compared by a later call."""
     if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
         for leaf in leaves_of((args, kwargs)):
             if hasattr(leaf, "shape"):
@@ -263,21 +231,14 @@ VARIABLE = "KERAS_DIST_EXPLAIN_TRACES"
 
 
 class TraceLog:
-    """A log of one function's traces on standard error, with reasons.
-
-    It is written if the environment variable `KERAS_DIST_EXPLAIN_TRACES` is
-    set to anything but 0.
-    """
+    """Logs a function's traces on standard error, if `VARIABLE` is set."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._last: str | None = None
 
     def note(self, leaves: Sequence[Any], why: str | None = None) -> None:
-        """Logs a trace with its traced arguments.
-
-        `why` is the reason, unless it follows from the arguments.
-        """
+        """Logs a trace, and `why`, unless the arguments tell it."""
         if os.environ.get(VARIABLE, "0") in ("", "0"):
             return
         described = ", ".join(map(_described, leaves)) or "nothing"

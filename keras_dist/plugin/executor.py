@@ -295,10 +295,7 @@ def _is_equal(first: np.ndarray, other: np.ndarray) -> bool:
 
 
 def with_first_seen(batches: Any, see: Callable[[Any], None]) -> Iterator[Any]:
-    """Yields all batches, and passes the first to `see` before it is used.
-
-    `see` gets `None` if there are no batches.
-    """
+    """Yields all batches, and shows the first, or `None`, to `see`."""
     iterator = iter(batches)
     first = list(_one(iterator))
     see(first[0] if first else None)

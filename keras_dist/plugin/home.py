@@ -86,10 +86,7 @@ class Home(ABC):
 
 
 class ShardedHome(Home):
-    """The home of an optimizer's variable of which each device has a part.
-
-    A variable without a value is whole until it is settled.
-    """
+    """The home of an optimizer's variable of which each device has a part."""
 
     kind = "sharded"
 

@@ -18,21 +18,14 @@ if TYPE_CHECKING:
 
 
 def share_random_state(backend: "Backend", workers: "Workers") -> None:
-    """Gives all workers the chief's global random states, if they differ.
-
-    States that are equal already stay: a script that sets its seeds draws the
-    same numbers as on one device.
-    """
+    """Gives all workers the chief's global random states, if they differ."""
     state = random_state(backend)
     if len(set(workers.concatenate_numbers([code_of(state)]))) > 1:
         set_random_state(backend, chiefs_text(state, workers))
 
 
 def random_state(backend: "Backend") -> str:
-    """Returns the random states of Python, NumPy, Keras and the framework.
-
-    The text is JSON.
-    """
+    """Returns the random states of Python, NumPy, Keras and the framework."""
     return json.dumps(
         {
             "python": random.getstate(),
@@ -54,12 +47,8 @@ def set_random_state(backend: "Backend", state: str) -> None:
 
 
 def set_state_of_steps(backend: "Backend", state: str) -> None:
-    """Restores the states of Keras and the framework only.
-
-    Python's and NumPy's are for shuffling and changing data. Data may be read
-    ahead in other threads, so in the middle of an epoch these two states don't
-    belong to a particular step.
-    """
+    """Restores the states of Keras and the framework only. Data, which may be
+    read ahead, draws from Python's and NumPy's."""
     states = json.loads(state)
     keras_internals.set_global_seed(states["keras"])
     backend.set_random_state(states["framework"])

@@ -36,11 +36,7 @@ SEED_STRIDE = 0x2545F491
 
 
 def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
-    """Returns the error of replicas that meet at different points.
-
-    `places` has, for each replica, the name of its meeting, or `None` if the
-    replica has ended.
-    """
+    """Returns the error of replicas at different places, `None` for ended."""
     where = "; ".join(
         f"replica {index} had already ended"
         if place is None
@@ -69,21 +65,12 @@ def named(index: int, total: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """The workers that take part in a step, and each one's rows.
-
-    Args:
-        workers: `Workers`, or `None` without others.
-        first: Integer, the position of this worker's first replica among all.
-        shares: Tuple with each worker's `Share` of the step's batch.
-
-    Attributes:
-        said: Dict from each warning to the index of the first replica that gave
-            it.
-    """
+    """The workers that take part in a step, and each one's rows."""
 
     workers: "Workers | None" = None
-    first: int = 0
-    shares: tuple[Share, ...] = ()
+    first: int = 0  # of this worker's replicas, among all
+    shares: tuple[Share, ...] = ()  # of each worker
+    # By warning, the first replica that gave it.
     said: dict[Any, int] = field(default_factory=dict, compare=False)
 
 
@@ -93,11 +80,7 @@ ALONE = ReplicaGroup()
 def group_of(
     plan: "Plan", workers: "Workers | None", edges: Sequence[Any]
 ) -> ReplicaGroup:
-    """Returns the workers of a step's replicas, and the rows of each.
-
-    `edges` has, for each replica of all workers, the row where its share
-    begins, and at the end the number of rows.
-    """
+    """Returns a step's workers and their rows, given all shares' edges."""
     if workers is None:
         return ReplicaGroup()
     each = plan.num_local_replicas
@@ -307,10 +290,7 @@ class Replica(ABC):
 
 
 class OnlyReplica(Replica):
-    """The identity: a single replica, which meets no others.
-
-    `outside` returns a context manager in which the thread runs no replica.
-    """
+    """A single replica, which meets no others."""
 
     def __init__(
         self, outside: Callable[[], contextlib.AbstractContextManager[Any]]

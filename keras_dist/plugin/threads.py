@@ -22,11 +22,8 @@ class _Aborted(BaseException):
 
 
 class _Gate:
-    """A barrier for one thread that another thread opens, once for each turn.
-
-    An interrupt may arrive after a wait has ended and before its caller knows.
-    So turns are counted: waiting for a turn that has passed returns at once.
-    """
+    """A barrier for one thread, which another opens once for each turn. Turns
+    are counted, since an interrupt may hide that a wait has ended."""
 
     def __init__(self) -> None:
         self.turn = 0
@@ -166,11 +163,7 @@ class Round:
 
 
 class Baton:
-    """Replica threads that are kept between rounds and end with this object.
-
-    `enter` is run in the caller's thread at the start of each round. It returns
-    a callable that gives another thread the caller's thread-local state.
-    """
+    """Replica threads that are kept between rounds and end with this object."""
 
     def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
         self._enter = enter
@@ -179,12 +172,7 @@ class Baton:
         weakref.finalize(self, _end, self._workers)
 
     def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Runs `fns` as replicas 0, 1, ... and returns their results.
-
-        Raises:
-            BaseException: The error of the first replica that failed, with a
-                note that names the replica, once all the others have unwound.
-        """
+        """Runs `fns` as replicas 0, 1, ... and returns their results."""
         inherit = self._enter()
         while len(self._workers) < len(fns) - 1:
             self._workers.append(_start(len(self._workers) + 1))

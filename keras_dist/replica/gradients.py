@@ -73,11 +73,7 @@ def differentiating() -> Iterator[None]:
 
 
 def check_run_counts(strategy: Any) -> None:
-    """Refuses `strategy.run` where a derivative would not reach the replicas.
-
-    Replicas read the variables themselves, in threads or in programs of their
-    own, so that a tape or replaced values outside of `run` have no effect.
-    """
+    """Refuses `strategy.run` where no derivative would reach replicas."""
     if current.depth:
         raise UnsupportedModelError(
             "`strategy.run` was called in a function that is being "

@@ -1,9 +1,4 @@
-"""Tells whether numbers that layers add or assign are sums or means over rows.
-
-Each replica sees its own rows. A mean over them is weighted by its rows; a sum
-counts fully. A number does not show which it is, so `probe` calls the layer
-again on a few rows.
-"""
+"""Tells sums from means over rows, in what layers add and assign."""
 
 import re
 import warnings
@@ -30,10 +25,7 @@ _PROVE = "`strategy.verify(model, x, y)` compares with one device."
 
 
 class Known:
-    """Facts about objects, by their identity, for as long as the objects live.
-
-    An object that is made later may get the id of one that is gone.
-    """
+    """Facts about objects, by identity, for as long as the objects live."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Any], Any]] = {}
@@ -53,13 +45,7 @@ class Known:
 
 
 class Kinds:
-    """The kinds of a model's losses and variables, as they become known.
-
-    Attributes:
-        variables: `Known` with the `Kind` of each variable.
-        looks_at_gradients: Boolean, whether the next step remembers its
-            gradients when they are computed.
-    """
+    """The kinds of a model's losses and variables, as they become known."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = weakref.ref(model)
@@ -67,16 +53,14 @@ class Kinds:
             keras.Layer, dict[bool | None, Found]
         ] = weakref.WeakKeyDictionary()
         self.variables = Known()
+        # Whether the next step remembers gradients when they are computed.
         self.looks_at_gradients = True
         self._told = Known()
         self._watched: set[str] = set()
         self._looked_at = Known()
 
     def term(self, step: ReplicaStep, owner: keras.Layer, loss: Any) -> Any:
-        """Scales a layer's loss so that its mean over rows is the global loss.
-
-        `owner` is the layer whose `add_loss` was called.
-        """
+        """Scales a layer's loss; the mean over rows is then the global loss."""
         call = keras_internals.innermost_call()
         kind = Kind.UNKNOWN
         if call is not None:
@@ -165,10 +149,7 @@ class Kinds:
         layer: keras.Layer,
         found: Found,
     ) -> None:
-        """Gives all workers what any of them has found, in place.
-
-        Own rows may be zero or alike, and not show what another's do.
-        """
+        """Gives all workers what any of them has found."""
         model = self._model()
         assert model is not None
         of_model = keras_internals.all_variables(model)

@@ -119,11 +119,7 @@ class ReplicaContext:
         return self._strategy.executor.snapshot(tensor)
 
     def _own_copy(self, nest: Any) -> Any:
-        """Copies a result that all replicas share to tensors of this replica.
-
-        Otherwise all replicas would return the same object, from which `run`
-        would make one value instead of a `PerReplica`.
-        """
+        """Copies a shared result, of which `run` would else make one value."""
         if self.num_replicas_in_sync == 1:
             return nest
 
@@ -238,10 +234,7 @@ class ReplicaContext:
         return combine(op, [everyone[i] for i in range(everyone.shape[0])])
 
     def _all_reduce_together(self, op: ReduceOp, nest: Any) -> Any:
-        """All-reduces a nest with the strategy's `CrossDeviceOps`.
-
-        Gradients flow as in `_all_reduce`.
-        """
+        """All-reduces a nest with the strategy's `CrossDeviceOps`."""
         for leaf in leaves_of(nest):
             refuse_sparse(leaf, "all_reduce")
         tensors: list[Any] = []
@@ -308,11 +301,7 @@ def refuse_sparse(value: Any, method: str) -> None:
 
 
 def _each(fn: Callable[[Any, str], Any], nest: Any, path: str = "") -> Any:
-    """Calls `fn` with each leaf and its path, and returns the nest of results.
-
-    Replicas may have the keys of a mapping in another order. They go through
-    them in the same one, or leaves of different keys would meet.
-    """
+    """Calls `fn(leaf, path)`; keys are sorted, so that equal ones meet."""
     if isinstance(nest, (Mapping, list, tuple)):
         path = path or " of "
     if isinstance(nest, Mapping):

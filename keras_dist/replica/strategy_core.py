@@ -61,11 +61,7 @@ class StrategyBase:
         """Returns a context in which the strategy is current."""
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Combines the replicas' tensors or numbers, all of one shape.
-
-        The result is where variables are. Raises `ValueError` if shapes
-        differ.
-        """
+        """Combines the replicas' values of one shape to one on the primary."""
         if self._cross_device_ops is None:
             return self.executor.combine(op, values)
         with self.cross_replica():

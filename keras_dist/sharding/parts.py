@@ -7,29 +7,7 @@ from keras import ops
 
 
 class Parts:
-    """The division of a tensor of one shape into equal parts.
-
-    The tensor is flattened and padded with zeros, so that all parts have one
-    size.
-
-    Args:
-        shape: Tuple of integers.
-        num_parts: Integer from 1.
-
-    Attributes:
-        num_parts: Integer, as given.
-        size: Integer, elements of each part; 0 for an empty tensor.
-
-    Example:
-
-    >>> from keras_dist.sharding.parts import Parts
-    >>> parts = Parts((3,), num_parts=2)
-    >>> cut = parts.split(keras.ops.array([1.0, 2.0, 3.0]))
-    >>> keras.ops.convert_to_numpy(cut).tolist()
-    [[1.0, 2.0], [3.0, 0.0]]
-    >>> keras.ops.convert_to_numpy(parts.join(cut)).tolist()
-    [1.0, 2.0, 3.0]
-    """
+    """The division of a flattened, zero-padded tensor into equal parts."""
 
     def __init__(self, shape: tuple[int, ...], num_parts: int) -> None:
         self.shape = tuple(shape)

@@ -22,33 +22,14 @@ _ACCUMULATOR = "gradient_accumulator"
 
 @dataclass(frozen=True)
 class OptimizerSlot:
-    """An optimizer's variable that belongs to a variable that it updates.
+    """An optimizer's variable that belongs to a variable that it updates."""
 
-    Args:
-        index: Integer, the index of the trainable variable.
-        name: String, the optimizer's name for this kind of slot.
-    """
-
-    index: int
-    name: str
+    index: int  # of the trainable variable
+    name: str  # of this kind of slot
 
 
 class Shadow:
-    """A copy of an optimizer, built for flat parts of its variables.
-
-    Its variables have no values: they are passed to its `stateless_apply`.
-    `clip` clips a list of gradients, and `is_finite` says whether all of them
-    are finite.
-
-    Attributes:
-        optimizer: The new optimizer; its variables are at the same positions.
-        inner: The new optimizer, without loss scaling around it.
-        slots: Dict with the `OptimizerSlot` at each position that has one.
-        accumulators: Dict from the index of each trainable variable to the
-            position of its accumulated gradient.
-        left_out: List of variables of the original that are not among its
-            `variables`; here they are, at the end.
-    """
+    """A copy of an optimizer, built for flat parts, that holds no values."""
 
     def __init__(
         self,
@@ -74,8 +55,10 @@ class Shadow:
                     name=optimizer.name,
                 )
             made = self._build(flat)
+        # Variables at the end of ours that are not in the original's.
         self.left_out = self._track_left_out(own)
         positions = {id(v): i for i, v in enumerate(self.optimizer.variables)}
+        # By position; accumulators' positions by index.
         self.slots = {positions[id(v)]: slot for v, slot in made}
         self.accumulators = {
             slot.index: position
@@ -103,11 +86,7 @@ class Shadow:
         gradients: Sequence[Any],
         parameters: Sequence[Any],
     ) -> None:
-        """Updates the given tensors in place.
-
-        `values` are those of the optimizer's variables, `parameters` those of
-        the variables that it updates.
-        """
+        """Updates the optimizer's values and the parameters in place."""
         variables = [*self.optimizer.variables, *self._flat]
         try:
             for variable, tensor in zip(
@@ -120,11 +99,7 @@ class Shadow:
                 keras_internals.set_value(variable, None)
 
     def follow(self, optimizer: Any, rate: Any = None) -> None:
-        """Copies settings of the original that may have changed.
-
-        `rate` replaces a learning rate that is no variable, unless it is
-        `None`.
-        """
+        """Copies settings of the original that may have changed."""
         pairs = [(inner_of(optimizer), self.inner)]
         if self.scales_loss:
             pairs.append((optimizer, self.optimizer))
@@ -167,10 +142,7 @@ class Shadow:
         return made
 
     def _track_left_out(self, own: Any) -> list[keras.Variable]:
-        """Tracks variables that the optimizer keeps outside of its `variables`.
-
-        Nadam has one, a product of momenta.
-        """
+        """Tracks variables outside of `variables`; Nadam has one."""
         known = {id(variable) for variable in own.variables}
         left_out = []
         for name, value in vars(own).items():

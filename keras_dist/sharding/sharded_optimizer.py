@@ -1,10 +1,5 @@
-"""An optimizer that updates one part of each variable.
-
-Keras' optimizers work on any shape, so a second one, built for flat parts, does
-to these elements what the first would do. Steps that need more than one element
-are replaced: norms for clipping and the check for finite gradients are first
-summed over all parts.
-"""
+"""An optimizer that updates one part of each variable. Norms and checks that
+need more than one element are first summed over all parts."""
 
 import contextlib
 import threading
@@ -33,36 +28,8 @@ class _Current(threading.local):
 
 
 class ShardedOptimizer:
-    """One optimizer's update of one part of each of its variables.
-
-    Make it outside of functions that the framework traces, because it makes
-    variables. Their values are dropped, so it takes no memory.
-
-    Args:
-        optimizer: A `keras.optimizers.Optimizer` that is built.
-        num_parts: Integer from 1.
-
-    Attributes:
-        optimizer: The optimizer, as given.
-        parts: List with the `Parts` of each variable that it updates.
-        variables: List of the optimizer's variables, and, after them, those
-            that it leaves out of `optimizer.variables`.
-
-    Raises:
-        UnsupportedModelError: If the optimizer can't be divided into parts.
-
-    Example:
-
-    >>> from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
-    >>> variable = keras.Variable([1.0, 2.0, 3.0])
-    >>> optimizer = keras.optimizers.SGD(momentum=0.9)
-    >>> optimizer.build([variable])
-    >>> sharded = ShardedOptimizer(optimizer, num_parts=2)
-    >>> [sharded.is_sharded(i) for i in range(len(optimizer.variables))]
-    [False, False, True]
-    >>> sharded.parts_of(2).size
-    2
-    """
+    """One optimizer's update of one part of each of its variables. It makes
+    variables, so create it outside of traced functions."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, num_parts: int
@@ -88,11 +55,7 @@ class ShardedOptimizer:
         )
 
     def is_sharded(self, position: int) -> bool:
-        """Returns whether the variable at a position is in parts.
-
-        Positions are those of `variables`. Other variables are whole on all
-        replicas.
-        """
+        """Returns whether `variables[position]` is in parts."""
         return position in self._shadow.slots
 
     def index_of(self, position: int) -> int:
@@ -108,13 +71,7 @@ class ShardedOptimizer:
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
-        """Returns a gradient or `None` for each variable that is updated.
-
-        `variables` are those of the gradients; `None` stands for all.
-
-        Raises:
-            ValueError: If a variable is not one of the optimizer's.
-        """
+        """Returns a gradient or `None` for each variable that is updated."""
         trained = self.trainable_variables
         of = trained if variables is None else list(variables)
         check_gradients(self.optimizer, gradients, of, trained)
@@ -129,12 +86,7 @@ class ShardedOptimizer:
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
-        """Aligns gradients, and warns of missing ones, as Keras does.
-
-        Raises:
-            ValueError: If there is no gradient at all, or if a variable is not
-                one of the optimizer's.
-        """
+        """Aligns gradients; warns of missing ones, or raises, as Keras does."""
         found = self.aligned(gradients, variables)
         of = self.trainable_variables if variables is None else variables
         keras_internals.with_gradients(self.optimizer, gradients, of)
@@ -143,14 +95,7 @@ class ShardedOptimizer:
     def amounts(
         self, optimizer_values: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
-        """Returns numbers of one part to sum over all parts before an update.
-
-        Arguments are as for `stateless_apply`.
-
-        Returns:
-            List of float32 scalars; empty if the optimizer is elementwise
-            throughout.
-        """
+        """Returns float32 scalars of one part, to sum over all parts."""
         self._shadow.follow(self.optimizer, self._current.rate)
         inner = self._shadow.inner
         amounts = []
@@ -181,10 +126,7 @@ class ShardedOptimizer:
         parameters: Sequence[Any],
         totals: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """Updates one part, given the sums of `amounts` over all parts.
-
-        Other arguments and results are as for `stateless_apply`.
-        """
+        """Updates one part, given the sums of `amounts` over all parts."""
         shadow = self._shadow
         shadow.follow(self.optimizer, self._current.rate)
         values = list(optimizer_values)
@@ -202,10 +144,7 @@ class ShardedOptimizer:
 
     @contextlib.contextmanager
     def at_rate(self, rate: Any) -> Iterator[None]:
-        """Uses a learning rate's value for this thread's updates inside.
-
-        `rate` is a number, a scalar tensor, or `None` for the optimizer's own.
-        """
+        """Uses a learning rate's value for this thread's updates inside."""
         before, self._current.rate = self._current.rate, rate
         try:
             yield
@@ -219,12 +158,7 @@ class ShardedOptimizer:
         parameters: Sequence[Any],
         totals: Sequence[Any],
     ) -> None:
-        """Updates one part by writing into the given tensors.
-
-        This is for a framework whose variables write into their tensors.
-        Arguments are as for `apply`; `optimizer_values` and `parameters` get
-        new values.
-        """
+        """Updates one part by writing into the given tensors."""
         self._shadow.follow(self.optimizer, self._current.rate)
         self._current.totals = totals
         try:
@@ -239,32 +173,14 @@ class ShardedOptimizer:
         parameters: Sequence[Any],
         total: Total,
     ) -> tuple[list[Any], list[Any]]:
-        """Updates one part.
-
-        Args:
-            optimizer_values: Sequence of tensors, aligned with `variables`,
-                or with `optimizer.variables`: this part of those that are
-                sharded, of shape `(size,)`, and the others whole.
-            gradients: Sequence of tensors of shape `(size,)`, this part of
-                each trainable variable's gradient, or `None`.
-            parameters: Sequence of tensors of shape `(size,)`, this part of
-                each trainable variable.
-            total: Callable from a list of float32 scalars to the list of
-                their sums over all parts. Called once, or not at all.
-
-        Returns:
-            The new parameters, and the new optimizer values.
-        """
+        """Updates one part, of tensors of shape `(size,)`; `total` sums scalars
+        over all parts. Returns the new parameters and optimizer values."""
         amounts = self.amounts(optimizer_values, gradients)
         totals = total(amounts) if amounts else []
         return self.apply(optimizer_values, gradients, parameters, totals)
 
     def constrain(self, index: int, value: Any) -> Any:
-        """Applies a trainable variable's constraint to its whole new value.
-
-        To be called in every step, for variables with a gradient, once their
-        parts are joined.
-        """
+        """Applies a trainable variable's constraint to its whole new value."""
         constraint = self.trainable_variables[index].constraint
         return value if constraint is None else constraint(value)
 
@@ -339,11 +255,7 @@ def check_gradients(
     variables: Sequence[keras.Variable],
     trained: Sequence[keras.Variable],
 ) -> None:
-    """Refuses gradients of other variables than the optimizer's `trained`.
-
-    Raises:
-        ValueError: If a variable is unknown, or their number is another one.
-    """
+    """Refuses gradients of other variables than the optimizer's `trained`."""
     known = set(map(id, trained))
     unknown = [v.path for v in variables if id(v) not in known]
     if unknown or len(gradients) != len(variables):
