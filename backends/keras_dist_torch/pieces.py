@@ -9,7 +9,7 @@ import torch
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.home import ShardedHome
-from keras_dist.sharding.parts import Parts
+from keras_dist.sharding.sharded_optimizer import Parts
 from keras_dist_torch.keras_internals import forget_parameter
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.keras_internals import tensor_of

@@ -141,8 +141,7 @@ def left() -> contextlib.AbstractContextManager[None]:
     return replaced(_stack, scopes=[])
 
 
-@contextlib.contextmanager
-def default_entered() -> Iterator[None]:
+def default_entered() -> contextlib.AbstractContextManager[None]:
     """Marks the default strategy's scope as open; refused under another's."""
     if has_strategy():
         raise RuntimeError(
@@ -150,11 +149,7 @@ def default_entered() -> Iterator[None]:
             "strategy's scope was entered inside of the scope of "
             f"{current_strategy()!r}. Leave that first."
         )
-    _stack.default_scopes += 1
-    try:
-        yield
-    finally:
-        _stack.default_scopes -= 1
+    return replaced(_stack, default_scopes=_stack.default_scopes + 1)
 
 
 @contextlib.contextmanager
@@ -235,22 +230,17 @@ def check_creation() -> None:
         )
 
 
-@contextlib.contextmanager
 def in_replica(
     strategy: object | None, replica: object | None = None
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Marks this thread as running one replica; with `None`, no strategy."""
-    before = (_stack.scopes, _stack.in_replica, _stack.replica)
-    merging = _stack.default_merge
-    _stack.scopes = [] if strategy is None else [strategy]
-    _stack.in_replica = strategy is not None
-    _stack.replica = replica
-    _stack.default_merge = False
-    try:
-        yield
-    finally:
-        _stack.scopes, _stack.in_replica, _stack.replica = before
-        _stack.default_merge = merging
+    return replaced(
+        _stack,
+        scopes=[] if strategy is None else [strategy],
+        in_replica=strategy is not None,
+        replica=replica,
+        default_merge=False,
+    )
 
 
 _default: list[Callable[[], Any]] = []

@@ -22,12 +22,7 @@ from keras_dist.errors import TraceError
 _NESTS = "lists, tuples, dicts and named tuples"
 _VALUES = (PerReplica, Mirrored)
 # These objects have state that is meant to change.
-_ALIVE = (
-    keras.Layer,
-    keras.Metric,
-    keras.optimizers.Optimizer,
-    keras.Variable,
-)
+_ALIVE = (keras.Layer, keras.Metric, keras.optimizers.Optimizer, keras.Variable)
 
 
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
@@ -78,19 +73,11 @@ def check_counts(nest: Any, num_replicas: int) -> None:
     map_nest(check, nest)
 
 
-def _never(leaf: Any) -> bool:
-    return False
-
-
-def _as_it_is(leaf: Any, index: int) -> Any:
-    return leaf
-
-
 def regroup(
     nests: Sequence[Any],
     wrap: Callable[[Sequence[Any]], Any] = PerReplica,
-    always: Callable[[Any], bool] = _never,
-    own: Callable[[Any, int], Any] = _as_it_is,
+    always: Callable[[Any], bool] = lambda leaf: False,
+    own: Callable[[Any, int], Any] = lambda leaf, index: leaf,
 ) -> Any:
     """Joins all replicas' nests, leaf by leaf. What is one object, or the
     components of one variable, stays, unless `always(leaf)`."""

@@ -4,29 +4,12 @@ import enum
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import Protocol
 
 import keras
 import numpy as np
 from keras import ops
 
 _SMALL = ("bool", "int8", "int16", "uint8", "uint16")
-
-
-class Reducer(Protocol):
-    """Combines replicas' values in place of an executor."""
-
-    def reduce(
-        self, reduce_op: "ReduceOp", per_replica_value: Any, destinations: Any
-    ) -> Any:
-        """Returns one combined value."""
-
-    def batch_reduce(
-        self,
-        reduce_op: "ReduceOp",
-        value_destination_pairs: Sequence[tuple[Any, Any]],
-    ) -> list[Any]:
-        """Returns several combined values."""
 
 
 class ReduceOp(enum.Enum):

@@ -94,11 +94,7 @@ def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
 OLDEST_KERAS = (3, 14)
 FIRST_KERAS_TOO_NEW = (3, 16)
 
-_NOT_INHERITED = {
-    "stateless_scope",
-    "current_call_ctx",
-    "torch_device",
-}
+_NOT_INHERITED = {"stateless_scope", "current_call_ctx", "torch_device"}
 _NAMES = "name_scope_stack"
 _NAME_COUNTS = "object_name_uids"
 _GLOBAL_SEED = "global_seed_generator"
@@ -222,8 +218,11 @@ class LayerCall:
 
     def again(self, args: Any, kwargs: Any) -> Any:
         """Calls the layer with other arguments, in the same context."""
-        with kept_call_context():
+        before = global_state.get_global_attribute(_CALL_CONTEXT)
+        try:
             return self.layer(*args, **kwargs)
+        finally:
+            global_state.set_global_attribute(_CALL_CONTEXT, before)
 
 
 def innermost_call() -> LayerCall | None:
@@ -238,16 +237,6 @@ def innermost_call() -> LayerCall | None:
     training = None if context is None else context.get_value("training")
     training = names["kwargs"].get("training", training)
     return LayerCall(names["self"], names["args"], names["kwargs"], training)
-
-
-@contextlib.contextmanager
-def kept_call_context() -> Iterator[None]:
-    """Restores this thread's context of layer calls at the end."""
-    before = global_state.get_global_attribute(_CALL_CONTEXT)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(_CALL_CONTEXT, before)
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
@@ -379,9 +368,7 @@ def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
         set_stateless_scope(before)
 
 
-def set_uninitialized(
-    variables: list[keras.Variable],
-) -> list[keras.Variable]:
+def set_uninitialized(variables: list[keras.Variable]) -> list[keras.Variable]:
     """Replaces the variables that Keras initializes at the end of a scope."""
     name = "uninitialized_variables"
     before: list[keras.Variable] = global_state.get_global_attribute(name, [])

@@ -61,11 +61,11 @@ def hook_override(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:
 Wrap = Callable[[Any], Callable[[Any], Any] | None]
 
 
-class _Watching(threading.local):
+class _WrapOfThread(threading.local):
     wrap: Wrap | None = None
 
 
-_watching = _Watching()
+_watching = _WrapOfThread()
 
 
 def first_pass_wrapped(wrap: Wrap) -> contextlib.AbstractContextManager[None]:

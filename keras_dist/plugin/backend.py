@@ -108,11 +108,7 @@ class Backend(ABC):
         return None
 
     def print(
-        self,
-        values: Sequence[Any],
-        sep: str,
-        end: str,
-        replica: Any,
+        self, values: Sequence[Any], sep: str, end: str, replica: Any
     ) -> None:
         """Prints values; in a compiled function, each time it runs.
 
@@ -206,11 +202,8 @@ def list_devices(device_type: str | None = None) -> list[str]:
     >>> "cpu:0" in keras_dist.list_devices("cpu")
     True
     """
-    if device_type is not None and device_type.lower() not in (
-        "cpu",
-        "gpu",
-        "tpu",
-    ):
+    asked = None if device_type is None else device_type.lower()
+    if asked not in (None, "cpu", "gpu", "tpu"):
         raise DeviceError(
             "`device_type` must be None, 'cpu', 'gpu' or 'tpu'. Received: "
             f"{device_type!r}."
@@ -219,11 +212,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
         get_backend().list_devices(),
         key=lambda d: (not d.is_accelerator, d.type, d.index),
     )
-    return [
-        str(device)
-        for device in devices
-        if device_type is None or device.type == device_type.lower()
-    ]
+    return [str(d) for d in devices if asked in (None, d.type)]
 
 
 def set_virtual_devices(num_devices: int, device_type: str = "cpu") -> None:

@@ -13,10 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_dist.core.nests import hidden_field
-from keras_dist.core.nests import leaves_of
-from keras_dist.core.nests import map_nest
-from keras_dist.core.nests import regroup
+from keras_dist.core import nests
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
@@ -59,7 +56,8 @@ class Compiler(ABC):
         strategy: Any = call.strategy
 
         def run_together(everyone: list[Any]) -> Any:
-            args, kwargs = regroup(everyone, strategy.executor.per_replica)
+            per_replica = strategy.executor.per_replica
+            args, kwargs = nests.regroup(everyone, per_replica)
             return self.run(strategy, function, args, kwargs)
 
         what = f"the compiled function '{function.name}'"
@@ -94,7 +92,7 @@ def snapshot(result: Any) -> Any:
             return PerReplica([copy(value) for value in leaf.values])
         return ops.copy(leaf) if hasattr(leaf, "shape") else leaf
 
-    return map_nest(copy, result)
+    return nests.map_nest(copy, result)
 
 
 def stack_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
@@ -121,15 +119,13 @@ def _joined(
             f"one structure. Received: {structures}. Return the same "
             "lists, tuples and keys from each step."
         )
-    columns = zip(*[leaves_of(result) for result in results], strict=True)
+    columns = zip(*[nests.leaves_of(result) for result in results], strict=True)
     joined = iter([_column(strategy, list(each), join) for each in columns])
-    return map_nest(lambda leaf: next(joined), results[0])
+    return nests.map_nest(lambda leaf: next(joined), results[0])
 
 
 def _column(
-    strategy: RunsReplicas,
-    leaves: list[Any],
-    join: Callable[[list[Any]], Any],
+    strategy: RunsReplicas, leaves: list[Any], join: Callable[[list[Any]], Any]
 ) -> Any:
     if all(leaf is None for leaf in leaves):
         return None
@@ -168,10 +164,10 @@ def _structure(nest: Any) -> Any:
 def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
     """Refuses arguments that can't be traced or compared by a later call."""
     if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
-        for leaf in leaves_of((args, kwargs)):
+        for leaf in nests.leaves_of((args, kwargs)):
             if hasattr(leaf, "shape"):
                 continue
-            field = hidden_field(leaf)
+            field = nests.hidden_field(leaf)
             if field is not None:
                 raise TypeError(_of_object(function, args, kwargs, leaf, field))
             if not _is_hashable(leaf):
@@ -222,7 +218,7 @@ def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
     except (TypeError, ValueError):  # the call itself will raise
         named = {**{str(i): arg for i, arg in enumerate(args)}, **kwargs}
     for name, value in named.items():
-        if any(each is leaf for each in leaves_of(value)):
+        if any(each is leaf for each in nests.leaves_of(value)):
             return f"`{name}`"
     return "of unknown name"
 

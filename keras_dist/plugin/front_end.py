@@ -21,19 +21,9 @@ STEPS = ("train_step", "test_step", "predict_step")
 BOUND = "_keras_dist_binding"
 
 
-class BoundModel(Protocol):
-    """The link between a model and its strategy."""
-
-    strategy: Any
-
-    def prepare(self) -> None:
-        """Claims the variables that the model has now, for its next step."""
-
-
-def bound(model: keras.Model) -> BoundModel | None:
+def bound(model: keras.Model) -> Any:
     """Returns a model's link to its strategy; `None` for a plain model."""
-    link: BoundModel | None = model.__dict__.get(BOUND)
-    return link
+    return model.__dict__.get(BOUND)
 
 
 @dataclass(frozen=True)

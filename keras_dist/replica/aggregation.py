@@ -27,11 +27,8 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
                 "it in cross-replica context, or give each replica's own part."
             )
         return _mirrored(variable, values[0])
-    return combine_on_primary(
-        variable,
-        ReduceOp.from_variable_aggregation(variable.aggregation),
-        values,
-    )
+    op = ReduceOp.from_variable_aggregation(variable.aggregation)
+    return combine_all_on_primary(op, [(variable, values)])[0]
 
 
 def _mirrored(variable: Any, value: Any) -> Any:
@@ -48,13 +45,6 @@ def first_of_all(variable: Any, value: Any) -> Any:
         return value
     tensor = ops.cast(ops.convert_to_tensor(value), variable.dtype)
     return workers.broadcast([tensor])[0]
-
-
-def combine_on_primary(
-    variable: Any, op: ReduceOp, values: Sequence[Any]
-) -> Any:
-    """Combines values on the primary device, in the variable's dtype."""
-    return combine_all_on_primary(op, [(variable, values)])[0]
 
 
 def combine_all_on_primary(
@@ -77,9 +67,7 @@ def combine_all_on_primary(
     ]
 
 
-def set_all_components(
-    pairs: Sequence[tuple[Any, Sequence[Any]]],
-) -> None:
+def set_all_components(pairs: Sequence[tuple[Any, Sequence[Any]]]) -> None:
     """Sets the components of several `SyncOnReadVariable`s at once."""
     combined: dict[int, Any] = {}
     for aggregation in ("sum", "mean"):
@@ -104,7 +92,7 @@ def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
     mean of moving statistics, a seed's first; others have to be equal."""
     is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
     if is_float and not variable.trainable:
-        return combine_on_primary(variable, ReduceOp.MEAN, values)
+        return combine_all_on_primary(ReduceOp.MEAN, [(variable, values)])[0]
     executor = variable.distribute_strategy.executor
     if keras_internals.is_seed(variable):
         return executor.mirror(values[0])

@@ -38,9 +38,7 @@ def join(
 
 
 def join_leaves(
-    values: Sequence[Sequence[Any]],
-    shares: Sequence[Share],
-    combine: Combine,
+    values: Sequence[Sequence[Any]], shares: Sequence[Share], combine: Combine
 ) -> list[Any]:
     """Joins leaves of replicas, as `join` does with nested values."""
     return [
@@ -258,8 +256,7 @@ def check_integers(variable: Any, values: list[Any]) -> None:
 
 
 def totals(
-    given: Sequence[tuple[Any, list[Any], list[Share]]],
-    workers: Workers | None,
+    given: Sequence[tuple[Any, list[Any], list[Share]]], workers: Workers | None
 ) -> list[Any]:
     """Returns the new values of variables that every replica has added to."""
     before = [ops.convert_to_tensor(variable) for variable, _, _ in given]

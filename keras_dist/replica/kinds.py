@@ -11,6 +11,7 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.internals.overrides import own_steps
 from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.exchange import is_float
@@ -157,8 +158,7 @@ class Kinds:
         def agree(_: list[Any]) -> None:
             with step.runner.probing():
                 found.agree(
-                    of_model,
-                    lambda text: everyones_texts(text, workers),
+                    of_model, lambda text: everyones_texts(text, workers)
                 )
 
         step.replica.meet(f"what layer '{layer.name}' adds up", agree, None)
@@ -175,10 +175,7 @@ class Kinds:
         return kinds[place % len(kinds)]
 
     def _warn_of_term(
-        self,
-        step: ReplicaStep,
-        owner: keras.Layer,
-        call: LayerCall | None,
+        self, step: ReplicaStep, owner: keras.Layer, call: LayerCall | None
     ) -> None:
         because = "it is not added in the call of a layer"
         if call is not None:
@@ -196,11 +193,7 @@ class Kinds:
     def _warn_of_rows(self, owner: keras.Layer) -> None:
         model = self._model()
         assert model is not None
-        names = [
-            name
-            for name in ("train_step", "compute_loss")
-            if getattr(type(model), name) is not getattr(keras.Model, name)
-        ]
+        names = own_steps(model)
         if names:
             self._tell(
                 owner,

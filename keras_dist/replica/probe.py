@@ -249,10 +249,7 @@ def _observed(
         _to_numpy(ops.sum(ops.cast(term, "float32"))) for term in scope.terms
     ]
     changes = {
-        key: (
-            variable,
-            _to_numpy(scope.state_mapping[key]) - _to_numpy(before),
-        )
+        key: (variable, _to_numpy(scope.state_mapping[key]) - _to_numpy(before))
         for key, (variable, before) in scope.assigned.items()
         if not keras_internals.is_seed(variable) and key not in scope.alike
     }

@@ -38,12 +38,12 @@ from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.sums import Kind
 
 
-class _Current(threading.local):
+class _ReplicaOfThread(threading.local):
     step: "ReplicaStep | None" = None
     call: "ReplicaState | None" = None
 
 
-_current = _Current()
+_current = _ReplicaOfThread()
 
 
 def current_step() -> "ReplicaStep | None":
@@ -56,9 +56,7 @@ def current_call() -> "ReplicaState | None":
     return _current.call
 
 
-def calling(
-    call: "ReplicaState",
-) -> contextlib.AbstractContextManager[None]:
+def calling(call: "ReplicaState") -> contextlib.AbstractContextManager[None]:
     """Makes a state this thread's, of a replica function, in the context."""
     return replaced(_current, call=call)
 
@@ -69,9 +67,7 @@ def current_replica() -> "ReplicaState | None":
 
 
 @contextlib.contextmanager
-def outside_replicas(
-    state: "ReplicaState | None" = None,
-) -> Iterator[None]:
+def outside_replicas(state: "ReplicaState | None" = None) -> Iterator[None]:
     """Suspends this thread's replica, in cross-replica context.
 
     Variables are read and written directly inside. `state` is the replica's,

@@ -1,6 +1,7 @@
 """An optimizer that updates one part of each variable. Norms and checks that
 need more than one element are first summed over all parts."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,6 @@ from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import opened
-from keras_dist.sharding.parts import Parts
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist.sharding.supported import inner_of
 from keras_dist.sharding.supported import settings_of
@@ -26,6 +26,29 @@ class OptimizerSlot:
 
     index: int  # of the trainable variable
     name: str  # of this kind of slot
+
+
+class Parts:
+    """The division of a flattened, zero-padded tensor into equal parts."""
+
+    def __init__(self, shape: tuple[int, ...], num_parts: int) -> None:
+        self.shape = tuple(shape)
+        self.num_parts = num_parts
+        self.num_elements = math.prod(self.shape)
+        self.size = -(-self.num_elements // num_parts)
+
+    def split(self, tensor: Any) -> Any:
+        """Divides a tensor of `shape` into one of shape `(num_parts, size)`."""
+        flat = ops.reshape(tensor, (-1,))
+        padding = self.num_parts * self.size - self.num_elements
+        if padding:
+            flat = ops.pad(flat, [(0, padding)])
+        return ops.reshape(flat, (self.num_parts, self.size))
+
+    def join(self, tensor: Any) -> Any:
+        """Joins a tensor of shape `(num_parts, size)` into one of `shape`."""
+        flat = ops.reshape(tensor, (-1,))
+        return ops.reshape(flat[: self.num_elements], self.shape)
 
 
 class ShardedOptimizer:

@@ -8,7 +8,7 @@ import pytest
 from keras import optimizers
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.sharding.parts import Parts
+from keras_dist.sharding.sharded_optimizer import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist.sharding.supported import check_optimizer
 
