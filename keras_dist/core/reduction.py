@@ -1,6 +1,7 @@
 """ReduceOp: reductions, and checks of the values and axes to reduce."""
 
 import enum
+import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -232,12 +233,8 @@ def _nothing(op: ReduceOp, value: Any, axes: tuple[int, ...]) -> Any:
 
 def _size(value: Any, axes: tuple[int, ...]) -> Any:
     shape = ops.shape(value)
-    size = 1
-    for axis in axes:
-        size = size * shape[axis]
-    if isinstance(size, int):
-        return size
-    return ops.cast(size, "float32")
+    size = math.prod(shape[axis] for axis in axes)
+    return size if isinstance(size, int) else ops.cast(size, "float32")
 
 
 _PAIRWISE = {

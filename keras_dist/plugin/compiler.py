@@ -163,50 +163,40 @@ def _structure(nest: Any) -> Any:
 
 def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
     """Refuses arguments that can't be traced or compared by a later call."""
-    if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
-        for leaf in nests.leaves_of((args, kwargs)):
-            if hasattr(leaf, "shape"):
-                continue
-            field = nests.hidden_field(leaf)
-            if field is not None:
-                raise TypeError(_of_object(function, args, kwargs, leaf, field))
-            if not _is_hashable(leaf):
-                raise TypeError(_message(function, args, kwargs, leaf))
+    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
+        return
+    for leaf in nests.leaves_of((args, kwargs)):
+        problem = None if hasattr(leaf, "shape") else _problem(leaf)
+        if problem is not None:
+            what, rest = problem
+            raise TypeError(
+                f"Argument {_name(function, args, kwargs, leaf)} of the "
+                f"compiled function '{function.name}' {what}. Received: "
+                f"{leaf!r} of type {type(leaf).__name__}{rest}"
+            )
 
 
-def _is_hashable(leaf: Any) -> bool:
+def _problem(leaf: Any) -> tuple[str, str] | None:
+    field = nests.hidden_field(leaf)
+    if field is not None:
+        return (
+            "is an object with values in it, which would not be seen to change",
+            f", with a value in `{field}`. Expected: tensors and per-replica "
+            "values in lists, tuples, dicts and named tuples. Pass the "
+            "values, in a dict for instance, and make the object of them in "
+            "the function.",
+        )
     try:
         hash(leaf)
     except TypeError:
-        return False
-    return True
-
-
-def _message(
-    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any
-) -> str:
-    return (
-        f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
-        f"function '{function.name}' can't be hashed, and is no tensor. "
-        f"Received: {leaf!r} of type {type(leaf).__name__}. Expected: a "
-        "tensor or array, which is traced, or something hashable, of which "
-        "each value is compiled on its own. Pass a tuple in place of a set, "
-        "give the class a `__hash__`, or let the function close over it."
-    )
-
-
-def _of_object(
-    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any, field: str
-) -> str:
-    return (
-        f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
-        f"function '{function.name}' is an object with values in it, which "
-        f"would not be seen to change. Received: {leaf!r} of type "
-        f"{type(leaf).__name__}, with a value in `{field}`. Expected: tensors "
-        "and per-replica values in lists, tuples, dicts and named tuples. "
-        "Pass the values, in a dict for instance, and make the object of them "
-        "in the function."
-    )
+        return (
+            "can't be hashed, and is no tensor",
+            ". Expected: a tensor or array, which is traced, or something "
+            "hashable, of which each value is compiled on its own. Pass a "
+            "tuple in place of a set, give the class a `__hash__`, or let the "
+            "function close over it.",
+        )
+    return None
 
 
 def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
