@@ -5,26 +5,23 @@ import json
 import random
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from typing import Any
 
 import numpy as np
 
 from keras_dist.internals import keras_internals
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.backend import Backend
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.backend import Backend
+from keras_dist.plugin.workers import Workers
 
 
-def share_random_state(backend: "Backend", workers: "Workers") -> None:
+def share_random_state(backend: Backend, workers: Workers) -> None:
     """Gives all workers the chief's global random states, if they differ."""
     state = random_state(backend)
     if len(set(workers.concatenate_numbers([code_of(state)]))) > 1:
         set_random_state(backend, chiefs_text(state, workers))
 
 
-def random_state(backend: "Backend") -> str:
+def random_state(backend: Backend) -> str:
     """Returns the random states of Python, NumPy, Keras and the framework."""
     return json.dumps(
         {
@@ -37,7 +34,7 @@ def random_state(backend: "Backend") -> str:
     )
 
 
-def set_random_state(backend: "Backend", state: str) -> None:
+def set_random_state(backend: Backend, state: str) -> None:
     """Restores the states from `random_state`, of any worker."""
     states: dict[str, Any] = json.loads(state)
     version, numbers, gauss = states["python"]
@@ -46,7 +43,7 @@ def set_random_state(backend: "Backend", state: str) -> None:
     set_state_of_steps(backend, state)
 
 
-def set_state_of_steps(backend: "Backend", state: str) -> None:
+def set_state_of_steps(backend: Backend, state: str) -> None:
     """Restores the states of Keras and the framework only. Data, which may be
     read ahead, draws from Python's and NumPy's."""
     states = json.loads(state)
@@ -59,7 +56,7 @@ def code_of(state: str) -> int:
     return zlib.crc32(state.encode()) >> 1
 
 
-def chiefs_text(text: str, workers: "Workers") -> str:
+def chiefs_text(text: str, workers: Workers) -> str:
     """Returns the chief's text on every worker; lengths may differ."""
     own = np.frombuffer(text.encode(), "uint8").astype("int32")
     size = int(workers.chief_value(np.array([own.size], "int32"))[0])
@@ -70,7 +67,7 @@ def chiefs_text(text: str, workers: "Workers") -> str:
     return bytes(workers.chief_value(padded).astype("uint8")).decode()
 
 
-def everyones_texts(text: str, workers: "Workers") -> list[str]:
+def everyones_texts(text: str, workers: Workers) -> list[str]:
     """Returns the texts of all workers on every worker; lengths may differ."""
     own = text.encode()
     sizes = workers.concatenate_numbers([len(own)])
@@ -83,7 +80,7 @@ def everyones_texts(text: str, workers: "Workers") -> list[str]:
 
 
 @contextlib.contextmanager
-def kept_random_state(backend: "Backend") -> Iterator[None]:
+def kept_random_state(backend: Backend) -> Iterator[None]:
     """Restores the global random states when the context ends."""
     state = random_state(backend)
     try:

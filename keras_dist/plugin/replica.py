@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
@@ -19,16 +18,14 @@ import keras
 from keras import ops
 
 from keras_dist.core.nests import select
+from keras_dist.core.plan import Plan
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
-
-if TYPE_CHECKING:
-    from keras_dist.core.plan import Plan
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
 # Odd and large: seeds of different replicas stay apart while counters grow.
@@ -67,7 +64,7 @@ def named(index: int, total: int) -> Iterator[None]:
 class ReplicaGroup:
     """The workers that take part in a step, and each one's rows."""
 
-    workers: "Workers | None" = None
+    workers: Workers | None = None
     first: int = 0  # of this worker's replicas, among all
     shares: tuple[Share, ...] = ()  # of each worker
     # By warning, the first replica that gave it.
@@ -78,7 +75,7 @@ ALONE = ReplicaGroup()
 
 
 def group_of(
-    plan: "Plan", workers: "Workers | None", edges: Sequence[Any]
+    plan: Plan, workers: Workers | None, edges: Sequence[Any]
 ) -> ReplicaGroup:
     """Returns a step's workers and their rows, given all shares' edges."""
     if workers is None:
