@@ -16,7 +16,7 @@ import torch
 
 from keras_dist.core.packing import packs
 from keras_dist.replica.adoption import adopt_slot
-from keras_dist.sharding.parts import Parts
+from keras_dist.sharding.sharded_optimizer import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import forget_parameter

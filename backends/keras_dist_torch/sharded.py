@@ -186,7 +186,7 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         for index, is_present in enumerate(present):
             variable = sharded.trainable_variables[index]
             if is_present and variable.constraint is not None:
-                variable.assign(sharded.constrain(index, variable))
+                variable.assign(variable.constraint(variable))
 
     def _totals(
         self,

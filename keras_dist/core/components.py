@@ -1,35 +1,23 @@
 """The components of distributed variables."""
 
-from abc import ABC
-from abc import abstractmethod
 from typing import Any
 
 import keras
 from keras import ops
 
 
-class Component(ABC):
-    """The storage of one replica's own value of a variable."""
-
-    @abstractmethod
-    def read(self) -> Any:
-        """Returns the value, a tensor on the replica's device."""
-
-    @abstractmethod
-    def write(self, value: Any) -> None:
-        """Replaces the value."""
-
-
-class HeldComponent(Component):
-    """A component that holds a tensor and replaces it as a whole."""
+class Component:
+    """One replica's own value of a variable, a tensor on its device."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def read(self) -> Any:
+        """Returns the value."""
         return self._value
 
     def write(self, value: Any) -> None:
+        """Replaces the value as a whole."""
         self._value = value
 
 

@@ -127,10 +127,7 @@ def experimental_set_strategy(strategy: HasScope | None) -> None:
 
 @contextlib.contextmanager
 def entered(strategy: object) -> Iterator[None]:
-    """Makes `strategy` current for this thread.
-
-    Raises `StrategyMismatchError` if another strategy's scope is open.
-    """
+    """Makes `strategy` current for this thread, unless another one is."""
     check_same(strategy, "scope")
     _stack.scopes.append(strategy)
     try:
@@ -144,23 +141,15 @@ def left() -> contextlib.AbstractContextManager[None]:
     return replaced(_stack, scopes=[])
 
 
-@contextlib.contextmanager
-def default_entered() -> Iterator[None]:
-    """Marks the default strategy's scope as open in this thread.
-
-    Raises `RuntimeError` under another strategy's scope.
-    """
+def default_entered() -> contextlib.AbstractContextManager[None]:
+    """Marks the default strategy's scope as open; refused under another's."""
     if has_strategy():
         raise RuntimeError(
             "Must not nest tf.distribute.Strategy scopes: the default "
             "strategy's scope was entered inside of the scope of "
             f"{current_strategy()!r}. Leave that first."
         )
-    _stack.default_scopes += 1
-    try:
-        yield
-    finally:
-        _stack.default_scopes -= 1
+    return replaced(_stack, default_scopes=_stack.default_scopes + 1)
 
 
 @contextlib.contextmanager
@@ -198,10 +187,7 @@ def _way_out(strategy: Any, outer: Any) -> str:
 
 
 def check_no_distribution(strategy: object, what: str) -> None:
-    """Refuses `keras.distribution` beside a strategy.
-
-    `what` names the use of the strategy in the message.
-    """
+    """Refuses `keras.distribution` beside a strategy, used by `what`."""
     distribution = keras.distribution.distribution()
     if distribution is not None:
         raise StrategyMismatchError(
@@ -215,10 +201,7 @@ def check_no_distribution(strategy: object, what: str) -> None:
 
 
 def check_cross_replica(strategy: object, what: str) -> None:
-    """Refuses what can't be done by one replica.
-
-    Raises `StrategyMismatchError` if another strategy is current.
-    """
+    """Refuses what can't be done by one replica."""
     # The usual case first, without further calls: it runs in every step.
     current = _stack
     if not current.in_replica and current.replica is None:
@@ -237,10 +220,7 @@ def check_cross_replica(strategy: object, what: str) -> None:
 
 
 def check_creation() -> None:
-    """Raises `StrategyMismatchError` for a variable under two scopes.
-
-    The two are the default strategy's scope and another strategy's.
-    """
+    """Raises `StrategyMismatchError` for a variable under two scopes."""
     if _stack.default_scopes and has_strategy():
         raise StrategyMismatchError(
             "Mixing different tf.distribute-style Strategy objects: a "
@@ -250,26 +230,17 @@ def check_creation() -> None:
         )
 
 
-@contextlib.contextmanager
 def in_replica(
     strategy: object | None, replica: object | None = None
-) -> Iterator[None]:
-    """Marks this thread as running one replica of `strategy`.
-
-    With `None`, the thread is in no strategy and in no replica. `replica` is
-    the `ReplicaContext` of the replica function, if there is one.
-    """
-    before = (_stack.scopes, _stack.in_replica, _stack.replica)
-    merging = _stack.default_merge
-    _stack.scopes = [] if strategy is None else [strategy]
-    _stack.in_replica = strategy is not None
-    _stack.replica = replica
-    _stack.default_merge = False
-    try:
-        yield
-    finally:
-        _stack.scopes, _stack.in_replica, _stack.replica = before
-        _stack.default_merge = merging
+) -> contextlib.AbstractContextManager[None]:
+    """Marks this thread as running one replica; with `None`, no strategy."""
+    return replaced(
+        _stack,
+        scopes=[] if strategy is None else [strategy],
+        in_replica=strategy is not None,
+        replica=replica,
+        default_merge=False,
+    )
 
 
 _default: list[Callable[[], Any]] = []
@@ -307,11 +278,7 @@ def inlines() -> bool:
 def refusing_variables(
     name: str | None,
 ) -> contextlib.AbstractContextManager[None]:
-    """Makes `check_made_in_time` raise, for a function after its first call.
-
-    `name` is the function's name, for the error; `None` allows variables
-    meanwhile.
-    """
+    """Makes `check_made_in_time` raise for the function of this name."""
     return replaced(_tracing, has_made_all=name)
 
 

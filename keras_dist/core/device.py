@@ -85,12 +85,8 @@ def resolve_devices(
     available: Sequence[Device],
     name: str = "devices",
 ) -> tuple[Device, ...]:
-    """Converts a user's devices to `Device`s that exist, in the same order.
-
-    `None` and an empty list mean all accelerators, or all CPU devices if there
-    is none. Raises `DeviceError`, which names the user's argument `name`, if a
-    device is unreadable, absent or named twice.
-    """
+    """Converts a user's devices to `Device`s that exist, in the same order;
+    none means `default_devices`."""
     if isinstance(devices, (str, Device)):
         devices = [devices]
     if not isinstance(devices, (Iterable, type(None))):

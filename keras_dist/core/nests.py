@@ -1,9 +1,4 @@
-"""Nests: mapping over leaves, selecting and joining replicas' components.
-
-Values pass `strategy.run`, reductions and compiled functions in lists, tuples,
-named tuples and mappings. A dataclass, or an object of any other class, is one
-leaf: tensors in it would be missed, and such objects are refused.
-"""
+"""Nests: lists, tuples, named tuples and mappings; all else is a leaf."""
 
 import contextlib
 import dataclasses
@@ -27,20 +22,11 @@ from keras_dist.errors import TraceError
 _NESTS = "lists, tuples, dicts and named tuples"
 _VALUES = (PerReplica, Mirrored)
 # These objects have state that is meant to change.
-_ALIVE = (
-    keras.Layer,
-    keras.Metric,
-    keras.optimizers.Optimizer,
-    keras.Variable,
-)
+_ALIVE = (keras.Layer, keras.Metric, keras.optimizers.Optimizer, keras.Variable)
 
 
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
-    """Applies `fn` to each leaf of a nest and returns the new nest.
-
-    Lists, tuples, named tuples and mappings are nests; subclasses keep their
-    type. Anything else is a leaf.
-    """
+    """Returns a nest of the same types with `fn` applied to each leaf."""
     if isinstance(nest, Mapping):
         return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
     if isinstance(nest, (list, tuple)):
@@ -49,10 +35,7 @@ def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def like(nest: Any, items: Mapping[Any, Any]) -> Any:
-    """Makes a list, tuple or mapping as `nest` is, of the items of its keys.
-
-    The keys of `items` are those of a mapping, or the indices of a sequence.
-    """
+    """Makes a nest like another one from items by key or index."""
     if isinstance(nest, Mapping):
         return _mapping_like(nest, {key: items[key] for key in nest})
     return _sequence_like(nest, [items[i] for i in range(len(nest))])
@@ -90,33 +73,14 @@ def check_counts(nest: Any, num_replicas: int) -> None:
     map_nest(check, nest)
 
 
-def _never(leaf: Any) -> bool:
-    return False
-
-
-def _as_it_is(leaf: Any, index: int) -> Any:
-    return leaf
-
-
 def regroup(
     nests: Sequence[Any],
     wrap: Callable[[Sequence[Any]], Any] = PerReplica,
-    always: Callable[[Any], bool] = _never,
-    own: Callable[[Any, int], Any] = _as_it_is,
+    always: Callable[[Any], bool] = lambda leaf: False,
+    own: Callable[[Any, int], Any] = lambda leaf, index: leaf,
 ) -> Any:
-    """Joins the nests of all replicas, leaf by leaf.
-
-    With one replica, the result is its nest. A leaf that is the same object on
-    each replica is returned as it is, and the components of a variable as the
-    variable, unless `always` is true of the first replica's leaf.
-
-    Args:
-        nests: Sequence of nests of one structure, in replica order.
-        wrap: Callable from the components of a leaf to the joined leaf.
-        always: Callable from a leaf to a boolean.
-        own: Callable from a leaf and a replica's index to that replica's
-            component.
-    """
+    """Joins all replicas' nests, leaf by leaf. What is one object, or the
+    components of one variable, stays, unless `always(leaf)`."""
     if len(nests) == 1:
         return _of_one(nests[0], own)
 
@@ -265,10 +229,7 @@ def _declared(value: Any) -> list[str] | None:
 
 
 def held_in(value: Any) -> Iterator[Any]:
-    """Yields the attributes of an object, or the closure of a function.
-
-    Of a generator, these are the local variables.
-    """
+    """Yields an object's attributes, or a function's or generator's values."""
     if isinstance(value, types.FunctionType):
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # not assigned yet
@@ -281,11 +242,8 @@ def held_in(value: Any) -> Iterator[Any]:
 
 
 def hidden_field(value: Any) -> str | None:
-    """Returns the name of an attribute that holds a value to be traced.
-
-    A compiled function would not notice when the attribute of an argument that
-    is not traced changes. The result is `None` if there is no such attribute.
-    """
+    """Returns the name of an attribute that holds a value to be traced, in an
+    object that is not traced, or `None`."""
     kind = type(value)
     if kind.__module__ == "builtins" or isinstance(value, (*_VALUES, *_ALIVE)):
         return None

@@ -158,11 +158,7 @@ class InputOptions(_InputOptions):
 
 
 def check_input_options(options: InputOptions | None) -> InputOptions:
-    """Returns checked options; the defaults for `None`.
-
-    Raises `ValueError` if options contradict each other, and `TypeError` for
-    another object.
-    """
+    """Returns checked options, the defaults for `None`."""
     if options is None:
         return InputOptions()
     if not isinstance(options, InputOptions):

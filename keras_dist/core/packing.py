@@ -15,19 +15,7 @@ def packs(
     limit: float = math.inf,
     last_first: bool = False,
 ) -> list[list[int]]:
-    """Groups the indices of values of one kind, such as a dtype.
-
-    `sizes` in a pack add up to at most `limit`; a larger value is a pack alone.
-    With `last_first`, the last values are packed first.
-
-    Example:
-
-    >>> from keras_dist.core.packing import packs
-    >>> packs(["float32", "int32", "float32"])
-    [[0, 2], [1]]
-    >>> packs(["float32"] * 3, sizes=[4, 4, 8], limit=8, last_first=True)
-    [[2], [1, 0]]
-    """
+    """Groups indices of values of one kind, of sizes up to `limit` together."""
     found: list[list[int]] = []
     # By kind, the pack that is being filled, and its size.
     filling: dict[Hashable, tuple[list[int], int]] = {}
@@ -48,10 +36,7 @@ def in_packs(
     packs: Iterable[Sequence[int]],
     values: Sequence[Any],
 ) -> list[Any]:
-    """Calls `fn` with each pack of values; returns its results in their order.
-
-    `fn` returns a result for each value. Values in no pack stay as they are.
-    """
+    """Calls `fn` with each pack of values; the others stay as they are."""
     results = list(values)
     for pack in packs:
         found = fn([values[index] for index in pack])
@@ -61,13 +46,6 @@ def in_packs(
 
 
 def places(sizes: Sequence[Any]) -> list[slice]:
-    """Returns where each value lies in the concatenation of all.
-
-    Example:
-
-    >>> from keras_dist.core.packing import places
-    >>> places([2, 3])
-    [slice(0, 2, None), slice(2, 5, None)]
-    """
+    """Returns the slice of each value in the concatenation of all."""
     edges = itertools.accumulate(sizes, initial=0)
     return [slice(*pair) for pair in itertools.pairwise(edges)]

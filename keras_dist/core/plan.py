@@ -12,26 +12,7 @@ from keras_dist.core.device import Device
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers that train together, and this process' position.
-
-    Args:
-        index: Integer, this worker's position; 0 is the chief.
-        leader: String, `"host:port"` on the chief's host, the address of the
-            rendezvous.
-        addresses: Tuple of strings, each worker's own `"host:port"` in order.
-        coordinator: String, `"host:port"` of a service outside of the workers
-            that outlives each of them, or `None`. `keras-dist run` starts one
-            where the backend supports it.
-        restarts: Integer, number of times that the group was restarted.
-
-    Example:
-
-    >>> from keras_dist.core.plan import Cluster
-    >>> addresses = ("10.0.0.1:9000", "10.0.0.2:9000")
-    >>> cluster = Cluster(1, leader=addresses[0], addresses=addresses)
-    >>> cluster.num_workers, cluster.is_chief
-    (2, False)
-    """
+    """The workers that train together, and this process' position."""
 
     index: int
     leader: str

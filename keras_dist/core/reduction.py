@@ -1,32 +1,16 @@
 """ReduceOp: reductions, and checks of the values and axes to reduce."""
 
 import enum
+import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import Protocol
 
 import keras
 import numpy as np
 from keras import ops
 
 _SMALL = ("bool", "int8", "int16", "uint8", "uint16")
-
-
-class Reducer(Protocol):
-    """Combines replicas' values in place of an executor."""
-
-    def reduce(
-        self, reduce_op: "ReduceOp", per_replica_value: Any, destinations: Any
-    ) -> Any:
-        """Returns one combined value."""
-
-    def batch_reduce(
-        self,
-        reduce_op: "ReduceOp",
-        value_destination_pairs: Sequence[tuple[Any, Any]],
-    ) -> list[Any]:
-        """Returns several combined values."""
 
 
 class ReduceOp(enum.Enum):
@@ -94,11 +78,7 @@ def parse_reduce_op(reduce_op: Any) -> ReduceOp:
 
 
 def checked_axes(axis: Any, rank: int) -> tuple[int, ...]:
-    """Returns a user's `axis` as sorted, non-negative axes without repeats.
-
-    `axis` is an integer, or a list or tuple of integers; negative ones count
-    from the end. Raises `ValueError` if an array of that rank lacks one.
-    """
+    """Returns a user's `axis` as sorted, non-negative axes without repeats."""
     asked = list(axis) if isinstance(axis, (list, tuple)) else [axis]
     for each in asked:
         if not isinstance(each, int) or not -rank <= each < rank:
@@ -111,11 +91,7 @@ def checked_axes(axis: Any, rank: int) -> tuple[int, ...]:
 
 
 def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
-    """Combines tensors of one shape, on one device, element by element.
-
-    A mean of integers is a float; booleans are counted, see `widened`. Raises
-    `ValueError` if shapes differ.
-    """
+    """Combines tensors of one shape, on one device, element by element."""
     check_shapes(values)
     values = [widened(op, value) for value in values]
     if op in (ReduceOp.MIN, ReduceOp.MAX) and len(values) > 1:
@@ -134,11 +110,7 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> Any:
 
 
 def widened(op: ReduceOp, value: Any) -> Any:
-    """Casts booleans and small integers to `int32`, unless for `MIN` or `MAX`.
-
-    Sums of integers of less than 32 bits might not fit their dtype;
-    `keras.ops.sum` widens them too.
-    """
+    """Casts booleans and small integers to `int32`: sums might not fit."""
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return value
     is_small = keras.backend.standardize_dtype(value.dtype) in _SMALL
@@ -162,10 +134,7 @@ def check_numbers(value: Any) -> None:
 
 
 def is_zero(value: Any) -> bool:
-    """Returns true for a zero that is no tensor; zero is its own sum.
-
-    A tensor's value may not be known yet, so the result for it is false.
-    """
+    """Returns true for a zero that is no tensor, and so is its own sum."""
     if isinstance(value, keras.Variable) or ops.is_tensor(value):
         return False
     return not np.any(value)
@@ -184,11 +153,7 @@ def check_shapes(values: Sequence[Any]) -> None:
 
 
 def check_gather(values: Sequence[Any], axis: Any) -> int:
-    """Checks that tensors can be concatenated; returns the axis from 0.
-
-    Raises `ValueError` if ranks, or sizes along other axes, differ, for
-    scalars, and if there is no such axis.
-    """
+    """Checks that tensors can be concatenated; returns the axis from 0."""
     shapes = [tuple(value.shape) for value in values]
     received = f"Received: shapes {shapes}, axis={axis!r}."
     rank = len(shapes[0])
@@ -230,19 +195,8 @@ def reduce_axes(
     combine_fn: Callable[[ReduceOp, Sequence[Any]], Any],
     has_others: bool = False,
 ) -> Any:
-    """Reduces tensors along axes, then over replicas.
-
-    A mean is over all elements along the axes, so that replicas with more
-    rows weigh more. Replicas without elements don't count. Raises `ValueError`
-    if an axis does not exist.
-
-    Args:
-        op: The `ReduceOp`.
-        values: Sequence of tensors on one device.
-        axis: Integer, or list or tuple of them.
-        combine_fn: Callable that combines tensors of one shape over replicas.
-        has_others: Boolean, true if `combine_fn` includes other workers.
-    """
+    """Reduces tensors along axes, then over replicas; a mean is over all
+    elements. `has_others`: `combine_fn` includes other workers."""
     axes = checked_axes(axis, len(values[0].shape))
     values = [widened(op, value) for value in values]
     if op in (ReduceOp.MIN, ReduceOp.MAX):
@@ -279,12 +233,8 @@ def _nothing(op: ReduceOp, value: Any, axes: tuple[int, ...]) -> Any:
 
 def _size(value: Any, axes: tuple[int, ...]) -> Any:
     shape = ops.shape(value)
-    size = 1
-    for axis in axes:
-        size = size * shape[axis]
-    if isinstance(size, int):
-        return size
-    return ops.cast(size, "float32")
+    size = math.prod(shape[axis] for axis in axes)
+    return size if isinstance(size, int) else ops.cast(size, "float32")
 
 
 _PAIRWISE = {

@@ -86,32 +86,12 @@ WHOLE = Share(1, 1)
 
 
 def bounds(total: Any, parts: int) -> list[Any]:
-    """Returns the first row of each share, and the end of the last one.
-
-    Args:
-        total: Integer or integer scalar tensor, number of rows.
-        parts: Integer, number of replicas.
-
-    Returns:
-        List of `parts + 1` values of the type of `total`.
-
-    Example:
-
-    >>> bounds(10, 4)
-    [0, 3, 5, 8, 10]
-    """
+    """Returns the first row of each share, and the end of the last one."""
     return [(total * part + parts - 1) // parts for part in range(parts + 1)]
 
 
 def ranges(edges: Sequence[int]) -> list[range]:
-    """Returns the rows between the edges of shares.
-
-    Example:
-
-    >>> from keras_dist.core.rows import ranges
-    >>> ranges(bounds(5, 2))
-    [range(0, 3), range(3, 5)]
-    """
+    """Returns the rows between the edges of shares."""
     return [range(*pair) for pair in itertools.pairwise(edges)]
 
 
@@ -147,11 +127,7 @@ def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def readable(leaf: Any) -> Any:
-    """Converts a leaf to a NumPy array or a tensor of the framework in use.
-
-    Another framework's tensors and Python's scalars become NumPy arrays.
-    `None` and other objects stay as they are.
-    """
+    """Converts a leaf to a NumPy array or a tensor of the framework in use."""
     if isinstance(leaf, np.ndarray) or leaf is None:
         return leaf
     if keras.ops.is_tensor(leaf):
@@ -168,10 +144,7 @@ def readable(leaf: Any) -> Any:
 
 
 def sliceable(leaf: Any) -> Any:
-    """Returns a NumPy view of a tensor in host memory, else the tensor.
-
-    A view can be sliced without a copy, and without compiling an operation.
-    """
+    """Returns a NumPy view of a tensor in host memory, else the tensor."""
     if isinstance(leaf, np.ndarray):
         return leaf
     try:
@@ -199,11 +172,7 @@ def check_batched(nest: Any) -> None:
 
 
 def check_rows(nest: Any) -> Any:
-    """Returns the number of rows of a batch, in a graph a tensor.
-
-    Leaves may be `None`. Raises `ValueError` if there are no rows, or if the
-    other leaves differ in their numbers of rows.
-    """
+    """Returns the number of rows of a batch, in a graph a tensor."""
     check_batched(nest)
     leaves = [(p, x) for p, x in named_leaves(nest) if x is not None]
     first = next(leaf for leaf in leaves if shape_of(leaf[1]))
@@ -227,11 +196,7 @@ def describe(path: str, leaf: Any) -> str:
 
 
 def text_of_unequal(lengths: Iterable[int], on_each: bool) -> str:
-    """Returns the text of the warning: what happens to the batch, what to do.
-
-    `lengths` are the numbers of rows of its arrays. With `on_each`, each
-    replica computes all of the batch, else the first one does.
-    """
+    """Returns the warning of a batch whose arrays differ in their rows."""
     numbers = ", ".join(str(n) for n in dict.fromkeys(map(int, lengths)))
     who = (
         "Each replica computes all of it"

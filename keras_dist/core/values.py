@@ -1,9 +1,5 @@
-"""Distributed values: values with a component on each replica.
-
-In replica context their operators work on the replica's own component. In
-cross-replica context they raise, since a per-replica value is neither a number
-nor an array; the error says what to write instead.
-"""
+"""Distributed values: values with a component on each replica. Their operators
+use a replica's own component, and raise outside of replicas."""
 
 import operator
 from abc import ABC
@@ -18,34 +14,11 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.errors import TraceError
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "matmul": operator.matmul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-}
-_OTHERS: dict[str, Callable[..., Any]] = {
-    "neg": operator.neg,
-    "abs": abs,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "round": round,
-    "float": float,
-    "int": int,
-}
+_BINARY = "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"
+_OTHERS = "neg", "abs", "lt", "le", "gt", "ge"
+_CONVERTING = (round, float, int)
 # Not for classes of the framework, whose own code tests for these methods.
-_OF_CONTAINERS: dict[str, Callable[..., Any]] = {
-    "getitem": operator.getitem,
-    "bool": bool,
-    "len": len,
-    "iter": iter,
-}
+_OF_CONTAINERS = (bool, len, iter)
 
 
 class DistributedValues(ABC):
@@ -137,10 +110,7 @@ def misused(name: str, value: Any) -> str:
 
 
 def own_component(value: Any, name: str) -> tuple[bool, Any]:
-    """Returns whether this thread runs a replica, and its component.
-
-    Raises `TraceError` while one program is traced for all replicas.
-    """
+    """Returns whether this thread runs a replica, and its component."""
     replica = context.current_replica_context()
     if replica is None:
         return False, None
@@ -160,40 +130,36 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
 
 
 def install(cls: type, name: str) -> None:
-    """Adds all operators to a class of distributed values.
-
-    Arithmetic operators that the class defines itself stay. `name` is the
-    class's name in messages.
-    """
+    """Adds all operators to a class of distributed values."""
     install_arithmetic(cls, name)
-    for key, do in _OF_CONTAINERS.items():
-        setattr(cls, f"__{key}__", _method(do, name))
+    given: Any = cls
+    given.__getitem__ = _method(operator.getitem, name)
+    for do in _OF_CONTAINERS:
+        setattr(cls, f"__{do.__name__}__", _method(do, name))
 
     def with_format(self: Any, spec: str) -> str:
         return str(formatted(self, spec) if spec else self)
 
     formatted = _method(format, name)
-    given: Any = cls
     given.__format__ = with_format
 
 
 def install_arithmetic(cls: type, name: str) -> None:
-    """Adds arithmetic operators that a class does not define itself.
-
-    It suits a class of the framework too, since without them the operations
-    fail anyway. `name` is the class's name in messages.
-    """
+    """Adds arithmetic operators that a class, also a framework's, lacks."""
 
     def give(method: str, do: Callable[..., Any]) -> None:
         defined = getattr(cls, method, None)
         if defined is None or defined is getattr(object, method, None):
             setattr(cls, method, _method(do, name))
 
-    for key, do in _BINARY.items():
+    for key in _BINARY:
+        do = getattr(operator, key)
         give(f"__{key}__", do)
         give(f"__r{key}__", _swapped(do))
-    for key, do in _OTHERS.items():
-        give(f"__{key}__", do)
+    for key in _OTHERS:
+        give(f"__{key}__", getattr(operator, key))
+    for convert in _CONVERTING:
+        give(f"__{convert.__name__}__", convert)
     if getattr(cls, "__array__", None) is None:
         cls.__array__ = _array(name)  # type: ignore[attr-defined]
 

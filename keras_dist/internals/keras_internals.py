@@ -94,11 +94,7 @@ def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
 OLDEST_KERAS = (3, 14)
 FIRST_KERAS_TOO_NEW = (3, 16)
 
-_NOT_INHERITED = {
-    "stateless_scope",
-    "current_call_ctx",
-    "torch_device",
-}
+_NOT_INHERITED = {"stateless_scope", "current_call_ctx", "torch_device"}
 _NAMES = "name_scope_stack"
 _NAME_COUNTS = "object_name_uids"
 _GLOBAL_SEED = "global_seed_generator"
@@ -148,22 +144,15 @@ def all_variables(model: keras.Model) -> list[keras.Variable]:
 
 
 def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns a model's metrics, with those that its own `metrics` leaves out.
-
-    Keras' steps update the latter too, such as the running loss.
-    """
+    """Returns a model's metrics, also those that its `metrics` leaves out."""
     metrics = [*model.metrics, *Trainer.metrics.fget(model)]
     return list({id(m): m for m in metrics}.values())
 
 
 def make_global_seed() -> None:
-    """Makes Keras' global seed generator, which belongs to no strategy.
-
-    Replicas would make it too late, and a scope would make it one of its
-    strategy. Python's random state is restored, because the generator draws
-    from it when it is made.
-    """
+    """Makes Keras' global seed generator, which belongs to no strategy."""
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:
+        # The new generator draws from Python's random state.
         state = random.getstate()
         # The generator is no variable of the compiled function that runs now.
         with context.in_replica(None), context.refusing_variables(None):
@@ -202,10 +191,7 @@ def set_name_counts(counts: dict[str, int]) -> None:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
-    """Returns the arguments of a model's `compile`, as they were given.
-
-    `None` if the model's class has a `compile` of its own.
-    """
+    """Returns the arguments of a model's `compile`; `None` for its own one."""
     if type(model).compile is not keras.Model.compile:
         return None
     return dict(model._compile_config.config)
@@ -223,11 +209,7 @@ class OneBatch(GeneratorDataAdapter):
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A call of a layer that is running.
-
-    `kwargs` include the arguments that Keras adds. `training` holds for the
-    layer and all layers that it calls.
-    """
+    """A call of a layer that is running; `kwargs` include those of Keras."""
 
     layer: keras.Layer
     args: tuple[Any, ...]
@@ -236,8 +218,11 @@ class LayerCall:
 
     def again(self, args: Any, kwargs: Any) -> Any:
         """Calls the layer with other arguments, in the same context."""
-        with kept_call_context():
+        before = global_state.get_global_attribute(_CALL_CONTEXT)
+        try:
             return self.layer(*args, **kwargs)
+        finally:
+            global_state.set_global_attribute(_CALL_CONTEXT, before)
 
 
 def innermost_call() -> LayerCall | None:
@@ -254,29 +239,13 @@ def innermost_call() -> LayerCall | None:
     return LayerCall(names["self"], names["args"], names["kwargs"], training)
 
 
-@contextlib.contextmanager
-def kept_call_context() -> Iterator[None]:
-    """Restores this thread's context of layer calls at the end."""
-    before = global_state.get_global_attribute(_CALL_CONTEXT)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(_CALL_CONTEXT, before)
-
-
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Makes `fit` begin with the given epoch, from 0, whatever its argument.
-
-    With `None`, `fit` begins with its argument again.
-    """
+    """Makes `fit` begin with this epoch, from 0; with `None`, its argument."""
     model._initial_epoch = epoch
 
 
 def build_from(model: keras.Model, batch: Any) -> None:
-    """Builds what a compiled model's first step would, from a batch's shapes.
-
-    `batch` is what the model's train step gets.
-    """
+    """Builds what a compiled model's first step would, from a batch."""
     model._symbolic_build(data_batch=batch)
 
 
@@ -346,11 +315,8 @@ def session() -> object:
 
 
 def is_seed(variable: keras.Variable) -> bool:
-    """Returns whether a variable is a `SeedGenerator`'s state.
-
-    Such states are not compared between replicas, which would wait for the
-    device: each replica draws as often as the others.
-    """
+    """Returns whether a variable is a `SeedGenerator`'s state."""
+    # Not compared between replicas: that would wait for the device.
     return bool(variable.name == "seed_generator_state")
 
 
@@ -402,13 +368,8 @@ def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
         set_stateless_scope(before)
 
 
-def set_uninitialized(
-    variables: list[keras.Variable],
-) -> list[keras.Variable]:
-    """Replaces this thread's variables that get values at a scope's end.
-
-    Keras initializes them when a stateless scope ends. Returns those before.
-    """
+def set_uninitialized(variables: list[keras.Variable]) -> list[keras.Variable]:
+    """Replaces the variables that Keras initializes at the end of a scope."""
     name = "uninitialized_variables"
     before: list[keras.Variable] = global_state.get_global_attribute(name, [])
     global_state.set_global_attribute(name, variables)
@@ -459,10 +420,7 @@ def track_variable(optimizer: Any, variable: keras.Variable) -> None:
 def with_gradients(
     optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """Returns the gradients that are not `None`, and their variables.
-
-    Warns of missing ones, and raises if there is none at all, as Keras does.
-    """
+    """Returns present gradients and their variables; warns as Keras does."""
     kept, of = optimizer._filter_empty_gradients(gradients, variables)
     return list(kept), list(of)
 
@@ -477,11 +435,7 @@ def update_with(
     clip: Callable[[list[Any]], list[Any]],
     decays: Callable[[keras.Variable], bool],
 ) -> None:
-    """Replaces parts of one optimizer's `apply`.
-
-    `clip` returns clipped gradients, and `decays` says whether weight decay
-    applies to a variable. Missing gradients are left out without a warning.
-    """
+    """Replaces parts of one optimizer's `apply`."""
 
     def drop(grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
         pairs = zip(grads, variables, strict=True)
@@ -514,11 +468,7 @@ def hook_cloning(hook: Callable[[Any], Any]) -> None:
 def hook_files(
     writes: Callable[[Any], Any], reads: Callable[[Any], Any]
 ) -> None:
-    """Wraps the functions that write and read a model's configuration.
-
-    `writes` wraps the function that returns a tuple for a model, beginning with
-    its configuration in JSON. `reads` wraps the one that makes a model from it.
-    """
+    """Wraps the functions that write and read a model's configuration."""
     saving_lib._serialize_model_as_json = writes(
         saving_lib._serialize_model_as_json
     )

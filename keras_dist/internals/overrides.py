@@ -34,11 +34,7 @@ def as_hook(
 def hook_overrides(
     base: Any, name: str, hook: Callable[[Any], Callable[..., Any]]
 ) -> None:
-    """Wraps a method wherever subclasses outside of Keras define their own.
-
-    That holds for existing subclasses and for those that are made later. `hook`
-    returns the replacement of a subclass' own method.
-    """
+    """Wraps a method of all subclasses outside of Keras, also of later ones."""
 
     def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
         super(base, cls).__init_subclass__(**kwargs)
@@ -80,20 +76,15 @@ def hook_override(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:
 Wrap = Callable[[Any], Callable[[Any], Any] | None]
 
 
-class _Watching(threading.local):
+class _WrapOfThread(threading.local):
     wrap: Wrap | None = None
 
 
-_watching = _Watching()
+_watching = _WrapOfThread()
 
 
 def first_pass_wrapped(wrap: Wrap) -> contextlib.AbstractContextManager[None]:
-    """Wraps the first pass over data that trainers read inside the context.
-
-    This is for trainers of this thread whose iterators are made inside. No data
-    is read more often than without it. `wrap` is given the data of an iterator,
-    and returns a callable that wraps the batches of its first pass, or `None`.
-    """
+    """Wraps the first pass over data that trainers read inside the context."""
     _install()
     return replaced(_watching, wrap=wrap)
 

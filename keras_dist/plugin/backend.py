@@ -1,9 +1,4 @@
-"""Backend: the plugin interface for one framework.
-
-A plugin is a package that registers a `Backend` subclass under the entry-point
-group `keras_dist.backends`, with the name that `keras.backend.backend()`
-returns. keras_dist loads it at the first request for a device or a strategy.
-"""
+"""Backend: the plugin interface for one framework."""
 
 import contextlib
 import functools
@@ -113,11 +108,7 @@ class Backend(ABC):
         return None
 
     def print(
-        self,
-        values: Sequence[Any],
-        sep: str,
-        end: str,
-        replica: Any,
+        self, values: Sequence[Any], sep: str, end: str, replica: Any
     ) -> None:
         """Prints values; in a compiled function, each time it runs.
 
@@ -211,11 +202,8 @@ def list_devices(device_type: str | None = None) -> list[str]:
     >>> "cpu:0" in keras_dist.list_devices("cpu")
     True
     """
-    if device_type is not None and device_type.lower() not in (
-        "cpu",
-        "gpu",
-        "tpu",
-    ):
+    asked = None if device_type is None else device_type.lower()
+    if asked not in (None, "cpu", "gpu", "tpu"):
         raise DeviceError(
             "`device_type` must be None, 'cpu', 'gpu' or 'tpu'. Received: "
             f"{device_type!r}."
@@ -224,11 +212,7 @@ def list_devices(device_type: str | None = None) -> list[str]:
         get_backend().list_devices(),
         key=lambda d: (not d.is_accelerator, d.type, d.index),
     )
-    return [
-        str(device)
-        for device in devices
-        if device_type is None or device.type == device_type.lower()
-    ]
+    return [str(d) for d in devices if asked in (None, d.type)]
 
 
 def set_virtual_devices(num_devices: int, device_type: str = "cpu") -> None:

@@ -13,10 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_dist.core.nests import hidden_field
-from keras_dist.core.nests import leaves_of
-from keras_dist.core.nests import map_nest
-from keras_dist.core.nests import regroup
+from keras_dist.core import nests
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
@@ -35,10 +32,7 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a function, compiled, in the context that the caller is in.
-
-        In cross-replica context, arguments may be per-replica values.
-        """
+        """Calls a function, compiled, in the context that the caller is in."""
 
     @abstractmethod
     def run(
@@ -48,10 +42,7 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        """Implements `strategy.run` of, or inside, a compiled function.
-
-        `fn` is a `Function`, or, where `is_tracing`, any callable.
-        """
+        """Implements `strategy.run` of, or inside, a compiled function."""
 
     def call_in_replica(
         self,
@@ -60,15 +51,13 @@ class Compiler(ABC):
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Calls a compiled function from a replica function that is not.
-
-        By default replicas wait for each other, and one compiled call runs
-        the function for all of them.
-        """
+        """Calls a compiled function from a replica function that is not:
+        replicas meet, and one call runs the function for all of them."""
         strategy: Any = call.strategy
 
         def run_together(everyone: list[Any]) -> Any:
-            args, kwargs = regroup(everyone, strategy.executor.per_replica)
+            per_replica = strategy.executor.per_replica
+            args, kwargs = nests.regroup(everyone, per_replica)
             return self.run(strategy, function, args, kwargs)
 
         what = f"the compiled function '{function.name}'"
@@ -81,18 +70,8 @@ class Compiler(ABC):
         function: CompiledFunction,
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
-        """Runs a function for one batch after another.
-
-        Args:
-            strategy: The `Strategy` that runs the function.
-            function: The `Function` of one step.
-            batches: Sequence with the arguments of each step: per-replica
-                values, or tensors with one replica, of equal shapes.
-
-        Returns:
-            Nest like the function's result. Each leaf, on each replica, has
-            the steps stacked along a new first axis.
-        """
+        """Runs a function for one batch after another; each leaf of its results
+        is stacked along a new first axis."""
         results = [
             snapshot(self.run(strategy, function, each, None))
             for each in batches
@@ -106,32 +85,23 @@ class Compiler(ABC):
 
 
 def snapshot(result: Any) -> Any:
-    """Copies a step's result, so that later steps can't change it.
-
-    On some frameworks a returned tensor shares a variable's memory.
-    """
+    """Copies a step's result, which may share a variable's memory."""
 
     def copy(leaf: Any) -> Any:
         if isinstance(leaf, (PerReplica, Mirrored)):
             return PerReplica([copy(value) for value in leaf.values])
         return ops.copy(leaf) if hasattr(leaf, "shape") else leaf
 
-    return map_nest(copy, result)
+    return nests.map_nest(copy, result)
 
 
 def stack_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
-    """Stacks what each step returned along a new first axis.
-
-    Raises `ValueError` if structures or shapes differ.
-    """
+    """Stacks what each step returned along a new first axis."""
     return _joined(strategy, results, ops.stack)
 
 
 def concatenate_steps(strategy: RunsReplicas, results: Sequence[Any]) -> Any:
-    """Joins results of several steps each along their first axis.
-
-    Raises `ValueError` if structures, or shapes beyond that axis, differ.
-    """
+    """Joins results of several steps each along their first axis."""
     if len(results) == 1:
         return results[0]
     return _joined(strategy, results, ops.concatenate)
@@ -149,15 +119,13 @@ def _joined(
             f"one structure. Received: {structures}. Return the same "
             "lists, tuples and keys from each step."
         )
-    columns = zip(*[leaves_of(result) for result in results], strict=True)
+    columns = zip(*[nests.leaves_of(result) for result in results], strict=True)
     joined = iter([_column(strategy, list(each), join) for each in columns])
-    return map_nest(lambda leaf: next(joined), results[0])
+    return nests.map_nest(lambda leaf: next(joined), results[0])
 
 
 def _column(
-    strategy: RunsReplicas,
-    leaves: list[Any],
-    join: Callable[[list[Any]], Any],
+    strategy: RunsReplicas, leaves: list[Any], join: Callable[[list[Any]], Any]
 ) -> Any:
     if all(leaf is None for leaf in leaves):
         return None
@@ -194,55 +162,41 @@ def _structure(nest: Any) -> Any:
 
 
 def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
-    """Refuses what is neither traced nor comparable by a later call.
-
-    Raises `TypeError` if an argument that is no tensor can't be hashed, or
-    holds tensors or per-replica values.
-    """
-    if isinstance(args, (list, tuple)) and isinstance(kwargs, Mapping):
-        for leaf in leaves_of((args, kwargs)):
-            if hasattr(leaf, "shape"):
-                continue
-            field = hidden_field(leaf)
-            if field is not None:
-                raise TypeError(_of_object(function, args, kwargs, leaf, field))
-            if not _is_hashable(leaf):
-                raise TypeError(_message(function, args, kwargs, leaf))
+    """Refuses arguments that can't be traced or compared by a later call."""
+    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
+        return
+    for leaf in nests.leaves_of((args, kwargs)):
+        problem = None if hasattr(leaf, "shape") else _problem(leaf)
+        if problem is not None:
+            what, rest = problem
+            raise TypeError(
+                f"Argument {_name(function, args, kwargs, leaf)} of the "
+                f"compiled function '{function.name}' {what}. Received: "
+                f"{leaf!r} of type {type(leaf).__name__}{rest}"
+            )
 
 
-def _is_hashable(leaf: Any) -> bool:
+def _problem(leaf: Any) -> tuple[str, str] | None:
+    field = nests.hidden_field(leaf)
+    if field is not None:
+        return (
+            "is an object with values in it, which would not be seen to change",
+            f", with a value in `{field}`. Expected: tensors and per-replica "
+            "values in lists, tuples, dicts and named tuples. Pass the "
+            "values, in a dict for instance, and make the object of them in "
+            "the function.",
+        )
     try:
         hash(leaf)
     except TypeError:
-        return False
-    return True
-
-
-def _message(
-    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any
-) -> str:
-    return (
-        f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
-        f"function '{function.name}' can't be hashed, and is no tensor. "
-        f"Received: {leaf!r} of type {type(leaf).__name__}. Expected: a "
-        "tensor or array, which is traced, or something hashable, of which "
-        "each value is compiled on its own. Pass a tuple in place of a set, "
-        "give the class a `__hash__`, or let the function close over it."
-    )
-
-
-def _of_object(
-    function: CompiledFunction, args: Any, kwargs: Any, leaf: Any, field: str
-) -> str:
-    return (
-        f"Argument {_name(function, args, kwargs, leaf)} of the compiled "
-        f"function '{function.name}' is an object with values in it, which "
-        f"would not be seen to change. Received: {leaf!r} of type "
-        f"{type(leaf).__name__}, with a value in `{field}`. Expected: tensors "
-        "and per-replica values in lists, tuples, dicts and named tuples. "
-        "Pass the values, in a dict for instance, and make the object of them "
-        "in the function."
-    )
+        return (
+            "can't be hashed, and is no tensor",
+            ". Expected: a tensor or array, which is traced, or something "
+            "hashable, of which each value is compiled on its own. Pass a "
+            "tuple in place of a set, give the class a `__hash__`, or let the "
+            "function close over it.",
+        )
+    return None
 
 
 def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
@@ -254,7 +208,7 @@ def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
     except (TypeError, ValueError):  # the call itself will raise
         named = {**{str(i): arg for i, arg in enumerate(args)}, **kwargs}
     for name, value in named.items():
-        if any(each is leaf for each in leaves_of(value)):
+        if any(each is leaf for each in nests.leaves_of(value)):
             return f"`{name}`"
     return "of unknown name"
 
@@ -263,21 +217,14 @@ VARIABLE = "KERAS_DIST_EXPLAIN_TRACES"
 
 
 class TraceLog:
-    """A log of one function's traces on standard error, with reasons.
-
-    It is written if the environment variable `KERAS_DIST_EXPLAIN_TRACES` is
-    set to anything but 0.
-    """
+    """Logs a function's traces on standard error, if `VARIABLE` is set."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._last: str | None = None
 
     def note(self, leaves: Sequence[Any], why: str | None = None) -> None:
-        """Logs a trace with its traced arguments.
-
-        `why` is the reason, unless it follows from the arguments.
-        """
+        """Logs a trace, and `why`, unless the arguments tell it."""
         if os.environ.get(VARIABLE, "0") in ("", "0"):
             return
         described = ", ".join(map(_described, leaves)) or "nothing"

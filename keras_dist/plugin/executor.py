@@ -1,6 +1,7 @@
 """Executor: the plugin interface that carries out one plan."""
 
 import contextlib
+import itertools
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
@@ -298,18 +299,9 @@ def _is_equal(first: np.ndarray, other: np.ndarray) -> bool:
 
 
 def with_first_seen(batches: Any, see: Callable[[Any], None]) -> Iterator[Any]:
-    """Yields all batches, and passes the first to `see` before it is used.
-
-    `see` gets `None` if there are no batches.
-    """
+    """Yields all batches, and shows the first, or `None`, to `see`."""
     iterator = iter(batches)
-    first = list(_one(iterator))
+    first = list(itertools.islice(iterator, 1))
     see(first[0] if first else None)
     yield from first
     yield from iterator
-
-
-def _one(iterator: Iterator[Any]) -> Iterator[Any]:
-    for each in iterator:
-        yield each
-        return

@@ -1,7 +1,4 @@
-"""The questions of a backend to the front end, which it does not import.
-
-Folders above this one define and register it: a backend imports none of them.
-"""
+"""The questions of a backend to the front end, which it does not import."""
 
 import contextlib
 import functools
@@ -24,35 +21,19 @@ STEPS = ("train_step", "test_step", "predict_step")
 BOUND = "_keras_dist_binding"
 
 
-class BoundModel(Protocol):
-    """The link between a model and its strategy."""
-
-    strategy: Any
-
-    def prepare(self) -> None:
-        """Claims the variables that the model has now, for its next step."""
-
-
-def bound(model: keras.Model) -> BoundModel | None:
+def bound(model: keras.Model) -> Any:
     """Returns a model's link to its strategy; `None` for a plain model."""
-    link: BoundModel | None = model.__dict__.get(BOUND)
-    return link
+    return model.__dict__.get(BOUND)
 
 
 @dataclass(frozen=True)
 class KerasHooks:
-    """Hooks on methods of Keras that traces and replicas need.
+    """Hooks on methods of Keras that traces and replicas need."""
 
-    Args:
-        install: Callable. Installs, for good, those of replicas.
-        install_for_functions: Callable. Installs, for good, those of layers
-            that are called while a function is traced or differentiated.
-        creating: Callable. Returns a context in which new variables and models
-            join the strategy of their thread.
-    """
-
-    install: Callable[[], None]
+    install: Callable[[], None]  # those of replicas, for good
+    # For good too, those of layers in functions that are traced.
     install_for_functions: Callable[[], None]
+    # A context in which new variables and models join the thread's strategy.
     creating: Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -93,14 +74,7 @@ class RunsReplicas(Protocol):
 
 
 class CompiledFunction:
-    """A function that is compiled; `keras_dist.function` makes it.
-
-    Args:
-        python_function: Callable, as the user wrote it.
-        jit_compile: Boolean or `None`, as for `keras_dist.function`.
-        key: Object that stands for it in caches and lives as long as it is
-            worth keeping what was compiled; by default the function itself.
-    """
+    """A function that is compiled; `keras_dist.function` makes it."""
 
     def __init__(
         self,
@@ -112,6 +86,7 @@ class CompiledFunction:
         functools.update_wrapper(wrapper, python_function)
         self.python_function = python_function
         self.jit_compile = jit_compile
+        # In caches, it lives as long as what was compiled is worth keeping.
         self.key = self if key is None else key
 
     @property
@@ -120,10 +95,7 @@ class CompiledFunction:
         return getattr(self.python_function, "__name__", "function")
 
     def held_weakly(self) -> Callable[..., Any]:
-        """Returns the Python function without a reference to its instance.
-
-        Compilers keep the result; a method must not keep its instance alive.
-        """
+        """Returns the Python function; a method's instance is held weakly."""
         if not isinstance(self.python_function, types.MethodType):
             return self.python_function
         method = weakref.WeakMethod(self.python_function)

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from keras_dist.core.components import Component
-from keras_dist.core.components import HeldComponent
 from keras_dist.core.device import Device
 from keras_dist.core.plan import num_bytes
 
@@ -82,14 +81,11 @@ class Home(ABC):
             index: Integer, the local replica's index.
             value: Callable that returns the initial value.
         """
-        return HeldComponent(value())
+        return Component(value())
 
 
 class ShardedHome(Home):
-    """The home of an optimizer's variable of which each device has a part.
-
-    A variable without a value is whole until it is settled.
-    """
+    """The home of an optimizer's variable of which each device has a part."""
 
     kind = "sharded"
 

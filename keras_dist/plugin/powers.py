@@ -18,10 +18,7 @@ class ShardsOptimizerState(ABC):
 
     @abstractmethod
     def sharded_executor(self, plan: Plan) -> Executor:
-        """Creates an executor that shards the variables of optimizers.
-
-        Each of the plan's several replicas keeps a part of each of them.
-        """
+        """Creates an executor that shards the variables of optimizers."""
 
 
 class UpdatesParts(ABC):
@@ -35,49 +32,26 @@ class UpdatesParts(ABC):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable] | None,
     ) -> None:
-        """Sums gradients over replicas, and lets each update its shards.
-
-        All replicas wait for each other in the call.
-
-        Args:
-            optimizer: A built `keras.optimizers.Optimizer`.
-            gradients: Sequence with the gradients of each local replica that
-                takes part, `None` for variables without one.
-            weights: Sequence with the weight of each of these replicas.
-            variables: Sequence of the gradients' variables; `None` for all
-                that the optimizer was built for.
-
-        Raises:
-            UnsupportedModelError: If the optimizer needs whole variables.
-        """
+        """Sums the weighted gradients of local replicas, all of which wait
+        here, and lets each replica update its shards."""
 
 
 class KeepsParts(ABC):
-    """An executor that keeps only shards of an optimizer's variables.
-
-    On several workers, reading such a variable is a collective. In these
-    contexts, which all workers enter together, the chief alone may read or
-    write.
-    """
+    """An executor that keeps only shards of an optimizer's variables. All
+    workers enter its contexts together, with the same variables."""
 
     @abstractmethod
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context with the whole values in the chief's host memory.
-
-        `variables` are in the same order on each worker.
-        """
+        """Returns a context with the whole values on the chief's host."""
 
     @abstractmethod
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which the chief alone assigns whole values.
-
-        At its end each worker takes its shards of these values. `variables`
-        are in the same order on each worker.
-        """
+        """Returns a context in which the chief alone assigns whole values, of
+        which each worker takes its shards at the end."""
 
 
 def executor_of(plan: Plan) -> Executor:
@@ -92,11 +66,7 @@ def executor_of(plan: Plan) -> Executor:
 
 
 def check_optimizer_state(optimizer_state: str) -> bool:
-    """Returns true for `"sharded"` and false for `"mirrored"`.
-
-    Raises `ValueError` for anything else, or if the backend can't shard an
-    optimizer's state.
-    """
+    """Returns true for `"sharded"` and false for `"mirrored"`."""
     if optimizer_state not in ("mirrored", "sharded"):
         raise ValueError(
             "`optimizer_state` says where an optimizer's variables are. "

@@ -5,34 +5,24 @@ import json
 import random
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from typing import Any
 
 import numpy as np
 
 from keras_dist.internals import keras_internals
-
-if TYPE_CHECKING:
-    from keras_dist.plugin.backend import Backend
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.backend import Backend
+from keras_dist.plugin.workers import Workers
 
 
-def share_random_state(backend: "Backend", workers: "Workers") -> None:
-    """Gives all workers the chief's global random states, if they differ.
-
-    States that are equal already stay: a script that sets its seeds draws the
-    same numbers as on one device.
-    """
+def share_random_state(backend: Backend, workers: Workers) -> None:
+    """Gives all workers the chief's global random states, if they differ."""
     state = random_state(backend)
     if len(set(workers.concatenate_numbers([code_of(state)]))) > 1:
         set_random_state(backend, chiefs_text(state, workers))
 
 
-def random_state(backend: "Backend") -> str:
-    """Returns the random states of Python, NumPy, Keras and the framework.
-
-    The text is JSON.
-    """
+def random_state(backend: Backend) -> str:
+    """Returns the random states of Python, NumPy, Keras and the framework."""
     return json.dumps(
         {
             "python": random.getstate(),
@@ -44,7 +34,7 @@ def random_state(backend: "Backend") -> str:
     )
 
 
-def set_random_state(backend: "Backend", state: str) -> None:
+def set_random_state(backend: Backend, state: str) -> None:
     """Restores the states from `random_state`, of any worker."""
     states: dict[str, Any] = json.loads(state)
     version, numbers, gauss = states["python"]
@@ -53,13 +43,9 @@ def set_random_state(backend: "Backend", state: str) -> None:
     set_state_of_steps(backend, state)
 
 
-def set_state_of_steps(backend: "Backend", state: str) -> None:
-    """Restores the states of Keras and the framework only.
-
-    Python's and NumPy's are for shuffling and changing data. Data may be read
-    ahead in other threads, so in the middle of an epoch these two states don't
-    belong to a particular step.
-    """
+def set_state_of_steps(backend: Backend, state: str) -> None:
+    """Restores the states of Keras and the framework only. Data, which may be
+    read ahead, draws from Python's and NumPy's."""
     states = json.loads(state)
     keras_internals.set_global_seed(states["keras"])
     backend.set_random_state(states["framework"])
@@ -70,7 +56,7 @@ def code_of(state: str) -> int:
     return zlib.crc32(state.encode()) >> 1
 
 
-def chiefs_text(text: str, workers: "Workers") -> str:
+def chiefs_text(text: str, workers: Workers) -> str:
     """Returns the chief's text on every worker; lengths may differ."""
     own = np.frombuffer(text.encode(), "uint8").astype("int32")
     size = int(workers.chief_value(np.array([own.size], "int32"))[0])
@@ -81,7 +67,7 @@ def chiefs_text(text: str, workers: "Workers") -> str:
     return bytes(workers.chief_value(padded).astype("uint8")).decode()
 
 
-def everyones_texts(text: str, workers: "Workers") -> list[str]:
+def everyones_texts(text: str, workers: Workers) -> list[str]:
     """Returns the texts of all workers on every worker; lengths may differ."""
     own = text.encode()
     sizes = workers.concatenate_numbers([len(own)])
@@ -94,7 +80,7 @@ def everyones_texts(text: str, workers: "Workers") -> list[str]:
 
 
 @contextlib.contextmanager
-def kept_random_state(backend: "Backend") -> Iterator[None]:
+def kept_random_state(backend: Backend) -> Iterator[None]:
     """Restores the global random states when the context ends."""
     state = random_state(backend)
     try:

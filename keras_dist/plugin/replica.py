@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
-from typing import TYPE_CHECKING
 from typing import Any
 from typing import TypeVar
 
@@ -19,16 +18,14 @@ import keras
 from keras import ops
 
 from keras_dist.core.nests import select
+from keras_dist.core.plan import Plan
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
-
-if TYPE_CHECKING:
-    from keras_dist.core.plan import Plan
-    from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
 # Odd and large: seeds of different replicas stay apart while counters grow.
@@ -36,11 +33,7 @@ SEED_STRIDE = 0x2545F491
 
 
 def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
-    """Returns the error of replicas that meet at different points.
-
-    `places` has, for each replica, the name of its meeting, or `None` if the
-    replica has ended.
-    """
+    """Returns the error of replicas at different places, `None` for ended."""
     where = "; ".join(
         f"replica {index} had already ended"
         if place is None
@@ -69,21 +62,12 @@ def named(index: int, total: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """The workers that take part in a step, and each one's rows.
+    """The workers that take part in a step, and each one's rows."""
 
-    Args:
-        workers: `Workers`, or `None` without others.
-        first: Integer, the position of this worker's first replica among all.
-        shares: Tuple with each worker's `Share` of the step's batch.
-
-    Attributes:
-        said: Dict from each warning to the index of the first replica that gave
-            it.
-    """
-
-    workers: "Workers | None" = None
-    first: int = 0
-    shares: tuple[Share, ...] = ()
+    workers: Workers | None = None
+    first: int = 0  # of this worker's replicas, among all
+    shares: tuple[Share, ...] = ()  # of each worker
+    # By warning, the first replica that gave it.
     said: dict[Any, int] = field(default_factory=dict, compare=False)
 
 
@@ -91,13 +75,9 @@ ALONE = ReplicaGroup()
 
 
 def group_of(
-    plan: "Plan", workers: "Workers | None", edges: Sequence[Any]
+    plan: Plan, workers: Workers | None, edges: Sequence[Any]
 ) -> ReplicaGroup:
-    """Returns the workers of a step's replicas, and the rows of each.
-
-    `edges` has, for each replica of all workers, the row where its share
-    begins, and at the end the number of rows.
-    """
+    """Returns a step's workers and their rows, given all shares' edges."""
     if workers is None:
         return ReplicaGroup()
     each = plan.num_local_replicas
@@ -307,10 +287,7 @@ class Replica(ABC):
 
 
 class OnlyReplica(Replica):
-    """The identity: a single replica, which meets no others.
-
-    `outside` returns a context manager in which the thread runs no replica.
-    """
+    """A single replica, which meets no others."""
 
     def __init__(
         self, outside: Callable[[], contextlib.AbstractContextManager[Any]]

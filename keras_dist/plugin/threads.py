@@ -22,11 +22,8 @@ class _Aborted(BaseException):
 
 
 class _Gate:
-    """A barrier for one thread that another thread opens, once for each turn.
-
-    An interrupt may arrive after a wait has ended and before its caller knows.
-    So turns are counted: waiting for a turn that has passed returns at once.
-    """
+    """A barrier for one thread, which another opens once for each turn. Turns
+    are counted, since an interrupt may hide that a wait has ended."""
 
     def __init__(self) -> None:
         self.turn = 0
@@ -165,36 +162,6 @@ class Round:
         self._result = self._hold(values)
 
 
-class Baton:
-    """Replica threads that are kept between rounds and end with this object.
-
-    `enter` is run in the caller's thread at the start of each round. It returns
-    a callable that gives another thread the caller's thread-local state.
-    """
-
-    def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
-        self._enter = enter
-        self._workers: list[_Worker] = []
-        # Also at exit: threads still alive then may abort the process.
-        weakref.finalize(self, _end, self._workers)
-
-    def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Runs `fns` as replicas 0, 1, ... and returns their results.
-
-        Raises:
-            BaseException: The error of the first replica that failed, with a
-                note that names the replica, once all the others have unwound.
-        """
-        inherit = self._enter()
-        while len(self._workers) < len(fns) - 1:
-            self._workers.append(_start(len(self._workers) + 1))
-        for index, fn in enumerate(fns[1:], start=1):
-            tasks, _ = self._workers[index - 1]
-            tasks.put((round_, index, inherit, fn))
-        round_.play(0, fns[0])
-        return round_.end()
-
-
 class BatonPool:
     """A pool of replica threads for nested rounds.
 
@@ -209,7 +176,10 @@ class BatonPool:
 
     def __init__(self, enter: Callable[[], Callable[[], None]]) -> None:
         self._enter = enter
-        self._free: list[Baton] = []
+        self._free: list[list[_Worker]] = []
+        self._all: list[_Worker] = []
+        # Also at exit: threads still alive then may abort the process.
+        weakref.finalize(self, _end, self._all)
 
     def run(self, round_: Round, fns: Sequence[Callable[[], Any]]) -> list[Any]:
         """Runs `fns` as replicas 0, 1, ... on threads of no other round.
@@ -226,13 +196,21 @@ class BatonPool:
                 note that names the replica, once all the others have unwound.
         """
         try:
-            baton = self._free.pop()
+            workers = self._free.pop()
         except IndexError:
-            baton = Baton(self._enter)
+            workers = []
         try:
-            return baton.run(round_, fns)
+            inherit = self._enter()
+            while len(workers) < len(fns) - 1:
+                workers.append(_start(len(workers) + 1))
+                self._all.append(workers[-1])
+            for index, fn in enumerate(fns[1:], start=1):
+                tasks, _ = workers[index - 1]
+                tasks.put((round_, index, inherit, fn))
+            round_.play(0, fns[0])
+            return round_.end()
         finally:
-            self._free.append(baton)
+            self._free.append(workers)
 
 
 _Queue = queue.SimpleQueue[Any]

@@ -28,12 +28,8 @@ from keras_dist.errors import WorkerLostError
 
 
 class Workers(ABC):
-    """The collectives between workers, as the framework implements them.
-
-    Every worker makes the same calls in the same order, from one thread at a
-    time. Arguments are on any device of this worker; results are on the
-    primary device.
-    """
+    """The collectives between workers, called by all in the same order, from
+    one thread at a time. Results are on the primary device."""
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         self.cluster = cluster
@@ -42,10 +38,7 @@ class Workers(ABC):
     def check_same(
         self, cluster: Cluster, options: CommunicationOptions
     ) -> None:
-        """Raises `ClusterError` for another cluster or other options.
-
-        A process belongs to one cluster. The default options fit any others.
-        """
+        """Raises `ClusterError` for another cluster or other options."""
         if options not in (self.options, CommunicationOptions()):
             raise ClusterError(
                 "A process meets the others once, with the options of the "
@@ -61,41 +54,17 @@ class Workers(ABC):
 
     @abstractmethod
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sums each tensor over the workers, in as few collectives as possible.
-
-        Args:
-            tensors: Sequence of tensors of any numeric dtype, of the same
-                shapes and dtypes on each worker.
-
-        Returns:
-            List of tensors of these shapes and dtypes.
-        """
+        """Sums each tensor over the workers, in few collectives."""
 
     @abstractmethod
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """Sends every worker's tensors to every worker.
-
-        Args:
-            tensors: Sequence of tensors, of the same shapes and dtypes on
-                each worker.
-
-        Returns:
-            List with, for each worker in order, the list of its tensors.
-        """
+        """Returns every worker's tensors, of the same shapes, in order."""
 
     def gather_rows(
         self, tensors: Sequence[Any], shares: Sequence[Share]
     ) -> list[list[Any]]:
-        """Gathers tensors whose first axis may differ between workers.
-
-        It takes one collective if the size of each tensor's first axis is the
-        worker's number of rows, else two.
-
-        Args:
-            tensors: Sequence of tensors.
-            shares: Sequence with the `Share` of each worker, which has its
-                number of rows.
-        """
+        """Gathers tensors of any size along axis 0: in one collective if these
+        are the numbers of rows, else in two."""
         # Each tensor is padded or cut to the largest number of rows, and sent
         # with its true size. Tensors of other sizes are sent again.
         most = max(share.rows for share in shares)
@@ -132,55 +101,23 @@ class Workers(ABC):
 
     @abstractmethod
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sends the chief's tensors to every worker.
-
-        Args:
-            tensors: Sequence of tensors, of the same shapes and dtypes on
-                each worker.
-        """
+        """Returns the chief's tensors; shapes are the same on each worker."""
 
     @abstractmethod
     def concatenate(self, tensor: Any, axis: int) -> Any:
-        """Concatenates the workers' tensors, in worker order.
-
-        Args:
-            tensor: Tensor with at least one axis.
-            axis: Integer, not negative, along which sizes may differ.
-        """
+        """Concatenates the workers' tensors, which may differ along `axis`."""
 
     def explain(self, error: BaseException) -> BaseException:
-        """Returns the error to raise for one that came from a joint call.
-
-        Args:
-            error: Exception from the framework or the user's code.
-
-        Returns:
-            A `WorkerLostError` that names the lost workers, if they are the
-            cause; else `error` itself.
-        """
+        """Returns the `WorkerLostError` that caused an error, else the
+        error."""
         return error
 
     def leave(self, reason: str, failed: bool) -> None:
-        """Leaves the cluster, since this process is about to end.
-
-        Args:
-            reason: String, the message for the other workers.
-            failed: Boolean, true if an exception ends the process. The method
-                then does not wait for other workers.
-        """
+        """Leaves the cluster; a process that `failed` does not wait for
+        others."""
 
     def combine(self, op: ReduceOp, value: Any, num_replicas: int) -> Any:
-        """Combines the workers' partial results.
-
-        Args:
-            op: The `ReduceOp`.
-            value: Tensor, this worker's replicas combined by `op`; for
-                `MEAN`, their sum.
-            num_replicas: Integer, number of replicas of all workers.
-
-        Returns:
-            Tensor. `MEAN` of integers is a float.
-        """
+        """Combines the workers' partial results; for `MEAN`, these are sums."""
         if op is ReduceOp.SUM:
             return self.sum([value])[0]
         if op is ReduceOp.MEAN:
@@ -194,12 +131,7 @@ class Workers(ABC):
         return np.asarray(ops.convert_to_numpy(self.broadcast([tensor])[0]))
 
     def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
-        """Returns the integers of all workers, in worker order.
-
-        Args:
-            numbers: Sequence of integers below 2**31, or of integer scalar
-                tensors in a graph, of the same length on each worker.
-        """
+        """Returns the integers, below 2**31, of all workers in order."""
         own = ops.stack([ops.cast(number, "int32") for number in numbers])
         joined = ops.concatenate([each[0] for each in self.gather([own])])
         if any(ops.is_tensor(number) for number in numbers):
@@ -229,11 +161,8 @@ _reasons = ["ended"]
 
 @functools.cache
 def watch_exceptions() -> None:
-    """Installs an exception hook that tells other workers why this one ends.
-
-    For a `WorkerLostError`, or another exception that a lost worker caused,
-    the exit status is 42, which asks for a restart.
-    """
+    """Installs an exception hook that tells other workers why this one ends,
+    and exits with a status that asks for a restart if one was lost."""
     hook = sys.excepthook
 
     def excepthook(

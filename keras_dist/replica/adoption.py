@@ -18,11 +18,7 @@ _CLASSES = {
 
 
 def adopt(variable: keras.Variable) -> None:
-    """Changes a plain variable's class to that of a distributed variable.
-
-    It is the only place where the class of a user's variable changes. A
-    variable that turns out to be an optimizer's slot is adopted again.
-    """
+    """Changes a variable's class to that of a distributed one, only here."""
     if type(variable) not in (keras.Variable, MirroredVariable):
         return
     if variable.synchronization != "on_read":
@@ -35,14 +31,7 @@ def adopt(variable: keras.Variable) -> None:
 
 
 def adopt_slot(variable: keras.Variable, reference: keras.Variable) -> None:
-    """Adopts a variable that an optimizer has for a reference variable.
-
-    An optimizer that was built outside of any scope gets the owner of the
-    variables that it updates.
-
-    Raises:
-        UnsupportedModelError: If the devices can't have parts of it.
-    """
+    """Adopts a variable that an optimizer has for a reference variable."""
     if "distribute_strategy" not in vars(variable):
         variable.distribute_strategy = reference.distribute_strategy
     adopt(variable)

@@ -14,11 +14,7 @@ from keras_dist.internals import keras_internals
 
 
 def aggregate(variable: Any, values: Sequence[Any]) -> Any:
-    """Combines the replicas' values, by the variable's `aggregation`.
-
-    Raises `ValueError` if the aggregation is a sum and all replicas assign the
-    same object, such as a plain number.
-    """
+    """Combines the replicas' values, by the variable's `aggregation`."""
     if variable.aggregation == "only_first_replica":
         return _mirrored(variable, first_of_all(variable, values[0]))
     if len(values) > 1 and all(value is values[0] for value in values):
@@ -31,11 +27,8 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
                 "it in cross-replica context, or give each replica's own part."
             )
         return _mirrored(variable, values[0])
-    return combine_on_primary(
-        variable,
-        ReduceOp.from_variable_aggregation(variable.aggregation),
-        values,
-    )
+    op = ReduceOp.from_variable_aggregation(variable.aggregation)
+    return combine_all_on_primary(op, [(variable, values)])[0]
 
 
 def _mirrored(variable: Any, value: Any) -> Any:
@@ -46,22 +39,12 @@ def _mirrored(variable: Any, value: Any) -> Any:
 
 
 def first_of_all(variable: Any, value: Any) -> Any:
-    """Returns the value of the chief's first replica, on every worker.
-
-    `value` is that of this worker's first replica.
-    """
+    """Returns the value of the chief's first replica, on every worker."""
     workers = variable.distribute_strategy.executor.workers
     if workers is None:
         return value
     tensor = ops.cast(ops.convert_to_tensor(value), variable.dtype)
     return workers.broadcast([tensor])[0]
-
-
-def combine_on_primary(
-    variable: Any, op: ReduceOp, values: Sequence[Any]
-) -> Any:
-    """Combines values on the primary device, in the variable's dtype."""
-    return combine_all_on_primary(op, [(variable, values)])[0]
 
 
 def combine_all_on_primary(
@@ -84,13 +67,8 @@ def combine_all_on_primary(
     ]
 
 
-def set_all_components(
-    pairs: Sequence[tuple[Any, Sequence[Any]]],
-) -> None:
-    """Sets the components of several variables of one strategy at once.
-
-    `pairs` are `SyncOnReadVariable`s, each with its components' values.
-    """
+def set_all_components(pairs: Sequence[tuple[Any, Sequence[Any]]]) -> None:
+    """Sets the components of several `SyncOnReadVariable`s at once."""
     combined: dict[int, Any] = {}
     for aggregation in ("sum", "mean"):
         op = ReduceOp.from_variable_aggregation(aggregation)
@@ -110,15 +88,11 @@ def set_all_components(
 
 
 def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
-    """Returns the common value of a variable with aggregation `"none"`.
-
-    The value is the mean for floats that are not trained, such as moving
-    statistics, and the first replica's for a seed. All other variables have to
-    be equal on each replica; else it raises `ReplicaDivergenceError`.
-    """
+    """Returns the common value of a variable with aggregation `"none"`: the
+    mean of moving statistics, a seed's first; others have to be equal."""
     is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
     if is_float and not variable.trainable:
-        return combine_on_primary(variable, ReduceOp.MEAN, values)
+        return combine_all_on_primary(ReduceOp.MEAN, [(variable, values)])[0]
     executor = variable.distribute_strategy.executor
     if keras_internals.is_seed(variable):
         return executor.mirror(values[0])

@@ -160,10 +160,7 @@ def _float_dtype(tensor: Any) -> str:
 
 
 def _weighted(losses: Any, sample_weight: Any) -> Any:
-    """Multiplies losses by weights, at least in `float32`.
-
-    Weights may not fit a dtype such as `float16`, even where products do.
-    """
+    """Multiplies in `float32` at least: weights may not fit a `float16`."""
     weights = ops.convert_to_tensor(sample_weight)
     rank = len(losses.shape)
     if len(weights.shape) == rank + 1 and weights.shape[-1] == 1:

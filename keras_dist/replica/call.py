@@ -40,12 +40,7 @@ T = TypeVar("T")
 
 
 class ReplicaCall(ReplicaState):
-    """One replica's reads and writes of variables in a replica function.
-
-    Variables of other strategies are refused. Those of none are written at
-    once, by each replica. Distributed variables follow their `aggregation` and
-    `synchronization`.
-    """
+    """One replica's reads and writes of variables in a replica function."""
 
     def __init__(
         self, replica: Replica, runner: ReplicaRunner, strategy: StrategyBase
@@ -84,11 +79,7 @@ class ReplicaCall(ReplicaState):
     def assign(
         self, variable: MirroredVariable, method: str, value: Any
     ) -> Any:
-        """Assigns the replicas' values, combined by `variable.aggregation`.
-
-        `method` is `"assign"`, `"assign_add"` or `"assign_sub"`, and `value` is
-        this replica's value. Returns the variable's new value on this replica.
-        """
+        """Assigns the replicas' values, combined by `variable.aggregation`."""
         check_owner(variable, self.strategy)
         if isinstance(value, PerReplica):
             value = value.values[self.replica.index]
@@ -106,12 +97,8 @@ class ReplicaCall(ReplicaState):
     def together(
         self, what: str, fn: Callable[[list[Any]], Any], value: Any
     ) -> Any:
-        """Meets the other replicas; calls `fn` once in cross-replica context.
-
-        All that the replicas have written is in place by then, so `fn` may read
-        and write any variable. It is given the list of the replicas' values.
-        `what` names the meeting in errors.
-        """
+        """Meets the other replicas, puts in place what they wrote, and calls
+        `fn` once with all values, in cross-replica context."""
 
         def commit_first(everyone: list[Any]) -> Any:
             values, writes = zip(*everyone, strict=True)
@@ -126,12 +113,7 @@ class ReplicaCall(ReplicaState):
 
     def finish(self, what: str) -> None:
         """Meets the other replicas to give variables their last values."""
-
-        def end(everyone: list[Writes]) -> None:
-            self.commit(everyone, [])
-            self.replica.committed()
-
-        self.replica.meet(what, end, self.writes)
+        self.together(what, lambda values: None, None)
 
     def check_update(
         self,
@@ -210,10 +192,7 @@ def run_on_replicas(
 
 
 def check_scope(call: ReplicaCall) -> None:
-    """Refuses a replica function that removed or replaced its replica's scope.
-
-    `keras.utils.clear_session` removes it.
-    """
+    """Refuses a replica function that removed its replica's scope."""
     if keras_internals.stateless_scope() is not call.scope:
         raise UnsupportedModelError(
             "Keras no longer knows which replica this is, so that variables "
@@ -234,12 +213,7 @@ def run_on_one(strategy: StrategyBase, fn: Any) -> Any:
 
 
 class CopyCall(ReplicaCall):
-    """One replica's reads and writes in an update of each copy of a variable.
-
-    The update runs in cross-replica context. Nothing that it writes is
-    combined: each copy gets its own value, and copies of a mirrored variable
-    have to be equal in the end.
-    """
+    """One replica's reads and writes in an update of a variable's copies."""
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -304,10 +278,7 @@ def run_on_copies(
     runner: ReplicaRunner,
     fn: Callable[[int, CopyCall], Any],
 ) -> list[Any]:
-    """Calls `fn(index, call)` for each replica's copies, on its device.
-
-    `call` is the `CopyCall` of the replica. Returns the results in order.
-    """
+    """Calls `fn(index, call)` for each replica's copies, on its device."""
 
     def on_replica(replica: Replica) -> Any:
         with CopyCall(replica, runner, strategy) as call:

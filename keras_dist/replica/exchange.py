@@ -1,7 +1,4 @@
-"""Joins replicas' values into the value that one device would have.
-
-They are rows, means and sums, and what replicas assigned to variables.
-"""
+"""Joins replicas' rows, means, sums and writes into those of one device."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -34,21 +31,14 @@ def detached(value: Any) -> list[Any]:
 def join(
     like: Any, everyone: list[tuple[list[Any], Share]], combine: Combine
 ) -> Any:
-    """Joins nested values of replicas: rows are concatenated, scalars combined.
-
-    `everyone` has the leaves and the share of each replica. `combine` is for
-    values without rows, given the replicas' values and shares. The result is
-    nested like `like`.
-    """
+    """Joins replicas' nested values: concatenates rows, combines scalars."""
     values = [leaves for leaves, _ in everyone]
     shares = [share for _, share in everyone]
     return nests.pack(like, join_leaves(values, shares, combine))
 
 
 def join_leaves(
-    values: Sequence[Sequence[Any]],
-    shares: Sequence[Share],
-    combine: Combine,
+    values: Sequence[Sequence[Any]], shares: Sequence[Share], combine: Combine
 ) -> list[Any]:
     """Joins leaves of replicas, as `join` does with nested values."""
     return [
@@ -58,10 +48,7 @@ def join_leaves(
 
 
 class RowCount:
-    """The number of rows of a value, passed as a metric's sample weight.
-
-    Keras' trainers weight the running loss by it. Replicas' numbers are summed.
-    """
+    """A number of rows as a metric's sample weight, which replicas sum."""
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
@@ -75,11 +62,7 @@ def mean_or_count(values: list[Any], shares: list[Share]) -> Any:
 
 
 def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
-    """Returns the mean of replicas' values, weighted by their rows.
-
-    If all are equal, it is that value to the last digit. Of values that are no
-    floats, it is the first replica's.
-    """
+    """Returns the mean weighted by rows; of no floats, the first value."""
     first = values[0]
     if not is_float(first) or all(value is first for value in values):
         return first
@@ -94,10 +77,7 @@ def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
 
 
 def sum_over_rows(values: list[Any], shares: list[Share]) -> Any:
-    """Returns the given replicas' part of the mean over all rows.
-
-    A float tensor: the sum of these replicas' values, weighted by rows.
-    """
+    """Returns the given replicas' part of the mean over all rows."""
     terms = []
     for value, share in zip(values, shares, strict=True):
         tensor = ops.convert_to_tensor(value)
@@ -150,10 +130,7 @@ def is_row_shaped(value: Any) -> bool:
 
 
 def may_be_rows(size: int | None, rows: Any) -> bool:
-    """Returns whether an axis may have one or several values for each row.
-
-    `rows` is a replica's number of rows. In a graph neither may be known.
-    """
+    """Returns whether an axis may have one or several values for each row."""
     if size is None or not isinstance(rows, int):
         return size is None
     return size % max(rows, 1) == 0
@@ -178,13 +155,8 @@ Entry = tuple[list[Any], Share]
 def with_other_workers(
     group: ReplicaGroup, own: list[Entry], combine: Combine, alike: bool = False
 ) -> list[Entry]:
-    """Returns the entries of this worker's replicas and of others, in order.
-
-    The values of each other worker's replicas are joined in one entry. With
-    `alike`, so are those of this worker's replicas, so that results computed
-    from the entries are the same everywhere to the last digit. `combine` joins
-    values without rows, given values and shares.
-    """
+    """Returns the entries of this worker's replicas and one of each other
+    worker; `alike` joins this worker's too, so that results are the same."""
     workers = group.workers
     if workers is None:
         return own
@@ -284,14 +256,9 @@ def check_integers(variable: Any, values: list[Any]) -> None:
 
 
 def totals(
-    given: Sequence[tuple[Any, list[Any], list[Share]]],
-    workers: Workers | None,
+    given: Sequence[tuple[Any, list[Any], list[Share]]], workers: Workers | None
 ) -> list[Any]:
-    """Returns the new values of variables that every replica has added to.
-
-    `given` has each variable, the values that replicas gave it, and their
-    shares. `workers` are those whose replicas have added too, or `None`.
-    """
+    """Returns the new values of variables that every replica has added to."""
     before = [ops.convert_to_tensor(variable) for variable, _, _ in given]
     added = [
         sum_over_replicas(

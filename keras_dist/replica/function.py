@@ -27,15 +27,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Function(CompiledFunction):
     """A compiled function as its user calls it, of methods too."""
 
-    def __init__(
-        self,
-        python_function: Callable[..., Any],
-        jit_compile: bool | None = None,
-        key: object | None = None,
-    ) -> None:
-        super().__init__(python_function, jit_compile, key)
-        # By the object's id: whether it lives, and what stands for it.
-        self._bound: dict[int, tuple[Any, object]] = {}
+    @functools.cached_property
+    def _bound(self) -> dict[int, tuple[Any, object]]:
+        """By an instance's id, a weak reference to it and its method's key."""
+        return {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A compiled program uses the variables themselves. It would neither

@@ -1,12 +1,10 @@
 """Gradients with respect to Keras variables and tensors, on each backend."""
 
-import contextlib
 import functools
 import threading
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 from keras import ops
 from keras import tree
 
+from keras_dist.core.context import replaced
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.backend import get_backend
@@ -52,32 +51,18 @@ class Differentiates(ABC):
         """
 
 
-class _Current(threading.local):
+class _Differentiation(threading.local):
     """The number of functions around this code that are differentiated."""
 
     depth = 0
 
 
 # An attribute and no function, because each `strategy.run` looks at it.
-current = _Current()
-
-
-@contextlib.contextmanager
-def differentiating() -> Iterator[None]:
-    """Marks that this thread calls a function that is differentiated."""
-    current.depth += 1
-    try:
-        yield
-    finally:
-        current.depth -= 1
+current = _Differentiation()
 
 
 def check_run_counts(strategy: Any) -> None:
-    """Refuses `strategy.run` where a derivative would not reach the replicas.
-
-    Replicas read the variables themselves, in threads or in programs of their
-    own, so that a tape or replaced values outside of `run` have no effect.
-    """
+    """Refuses `strategy.run` where no derivative would reach replicas."""
     if current.depth:
         raise UnsupportedModelError(
             "`strategy.run` was called in a function that is being "
@@ -208,7 +193,7 @@ def _differentiate(
     tensors = [s for s in sources if not isinstance(s, keras.Variable)]
 
     def checked(*args: Any) -> tuple[Any, Any]:
-        with differentiating():
+        with replaced(current, depth=current.depth + 1):
             return _value_and_aux(fn(*args), has_aux)
 
     value, aux, found = _backend().differentiate(

@@ -1,9 +1,4 @@
-"""Tells whether numbers that layers add or assign are sums or means over rows.
-
-Each replica sees its own rows. A mean over them is weighted by its rows; a sum
-counts fully. A number does not show which it is, so `probe` calls the layer
-again on a few rows.
-"""
+"""Tells sums from means over rows, in what layers add and assign."""
 
 import re
 import warnings
@@ -16,6 +11,7 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
+from keras_dist.internals.overrides import own_steps
 from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.exchange import is_float
@@ -30,10 +26,7 @@ _PROVE = "`strategy.verify(model, x, y)` compares with one device."
 
 
 class Known:
-    """Facts about objects, by their identity, for as long as the objects live.
-
-    An object that is made later may get the id of one that is gone.
-    """
+    """Facts about objects, by identity, for as long as the objects live."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[Any], Any]] = {}
@@ -53,13 +46,7 @@ class Known:
 
 
 class Kinds:
-    """The kinds of a model's losses and variables, as they become known.
-
-    Attributes:
-        variables: `Known` with the `Kind` of each variable.
-        looks_at_gradients: Boolean, whether the next step remembers its
-            gradients when they are computed.
-    """
+    """The kinds of a model's losses and variables, as they become known."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = weakref.ref(model)
@@ -67,16 +54,14 @@ class Kinds:
             keras.Layer, dict[bool | None, Found]
         ] = weakref.WeakKeyDictionary()
         self.variables = Known()
+        # Whether the next step remembers gradients when they are computed.
         self.looks_at_gradients = True
         self._told = Known()
         self._watched: set[str] = set()
         self._looked_at = Known()
 
     def term(self, step: ReplicaStep, owner: keras.Layer, loss: Any) -> Any:
-        """Scales a layer's loss so that its mean over rows is the global loss.
-
-        `owner` is the layer whose `add_loss` was called.
-        """
+        """Scales a layer's loss; the mean over rows is then the global loss."""
         call = keras_internals.innermost_call()
         kind = Kind.UNKNOWN
         if call is not None:
@@ -165,10 +150,7 @@ class Kinds:
         layer: keras.Layer,
         found: Found,
     ) -> None:
-        """Gives all workers what any of them has found, in place.
-
-        Own rows may be zero or alike, and not show what another's do.
-        """
+        """Gives all workers what any of them has found."""
         model = self._model()
         assert model is not None
         of_model = keras_internals.all_variables(model)
@@ -176,8 +158,7 @@ class Kinds:
         def agree(_: list[Any]) -> None:
             with step.runner.probing():
                 found.agree(
-                    of_model,
-                    lambda text: everyones_texts(text, workers),
+                    of_model, lambda text: everyones_texts(text, workers)
                 )
 
         step.replica.meet(f"what layer '{layer.name}' adds up", agree, None)
@@ -194,10 +175,7 @@ class Kinds:
         return kinds[place % len(kinds)]
 
     def _warn_of_term(
-        self,
-        step: ReplicaStep,
-        owner: keras.Layer,
-        call: LayerCall | None,
+        self, step: ReplicaStep, owner: keras.Layer, call: LayerCall | None
     ) -> None:
         because = "it is not added in the call of a layer"
         if call is not None:
@@ -215,11 +193,7 @@ class Kinds:
     def _warn_of_rows(self, owner: keras.Layer) -> None:
         model = self._model()
         assert model is not None
-        names = [
-            name
-            for name in ("train_step", "compute_loss")
-            if getattr(type(model), name) is not getattr(keras.Model, name)
-        ]
+        names = own_steps(model)
         if names:
             self._tell(
                 owner,

@@ -17,22 +17,7 @@ from keras_dist.replica.variables import written
 
 
 class SyncOnReadVariable(DistributedVariable):
-    """A variable with a value for each replica, combined when read.
-
-    A replica reads and writes its own value without waiting for the others. A
-    read in cross-replica context combines all values by `aggregation`.
-
-    Example:
-
-    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> with strategy.scope():
-    ...     counter = keras.Variable(
-    ...         0.0, aggregation="sum", synchronization="on_read"
-    ...     )
-    >>> _ = strategy.run(lambda: counter.assign_add(1.0))
-    >>> float(counter)
-    2.0
-    """
+    """A variable with a value for each replica, combined when read."""
 
     _kind = "SyncOnReadVariable"
     # The value for all replicas that a compiled program of the backend gave,

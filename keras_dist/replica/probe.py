@@ -1,4 +1,4 @@
-"""Restores the Python attributes of a layer after a call of it."""
+"""Calls a layer again, on rows that are made up, and undoes the call."""
 
 import contextlib
 import warnings
@@ -26,11 +26,7 @@ from keras_dist.replica.sums import kind_of
 
 @contextlib.contextmanager
 def kept_attributes(layer: keras.Layer) -> Iterator[None]:
-    """Restores attributes of a layer and its sublayers when the context ends.
-
-    A call of a layer often leaves tensors in them (`self.z_mean = ...`) that a
-    loss reads later.
-    """
+    """Restores attributes of a layer and its sublayers at the end."""
     before = [(vars(x), _copy(vars(x))) for x in layer._flatten_layers()]
     try:
         yield
@@ -82,18 +78,13 @@ FEW_ROWS, _MANY_ROWS = 4, 64
 
 @dataclass(frozen=True)
 class Attempt:
-    """The arguments and variables with which a layer is called again.
+    """The arguments and variables with which a layer is called again."""
 
-    `shift` gives variables other values than theirs, so that parts that a zero
-    switches off show too. `own` repeats the replica's own rows; else rows are
-    made up, of numbers between 0 and 1 if they are `positive`. `size` is the
-    length of axes whose length the data decides.
-    """
-
+    # Other values of variables: zeros may switch off parts.
     shift: bool
-    own: bool = False
-    positive: bool = False
-    size: int = 8
+    own: bool = False  # the replica's own rows, repeated
+    positive: bool = False  # made-up numbers between 0 and 1
+    size: int = 8  # of axes whose length the data decides
 
 
 # The first is nearly always enough. Variables' own values may hide a part.
@@ -107,11 +98,7 @@ _OWN = (Attempt(shift=True, own=True), Attempt(shift=False, own=True))
 
 
 class ProbeScope(keras.StatelessScope):
-    """A scope that keeps the losses and values that a layer adds and assigns.
-
-    `shift` changes the values of variables, and `reseeded` those of seeds, so
-    that random layers draw other numbers.
-    """
+    """A scope that keeps what a layer adds as losses and assigns."""
 
     def __init__(
         self,
@@ -193,10 +180,7 @@ def probe(step: ReplicaStep, call: LayerCall) -> Found:
 
 @contextlib.contextmanager
 def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
-    """Undoes all side effects of a layer that is called inside the context.
-
-    Computation inside is outside of replicas, and warnings are ignored.
-    """
+    """Undoes all side effects of a layer that is called inside the context."""
     with (
         kept_attributes(layer),
         outside_replicas(),
@@ -265,10 +249,7 @@ def _observed(
         _to_numpy(ops.sum(ops.cast(term, "float32"))) for term in scope.terms
     ]
     changes = {
-        key: (
-            variable,
-            _to_numpy(scope.state_mapping[key]) - _to_numpy(before),
-        )
+        key: (variable, _to_numpy(scope.state_mapping[key]) - _to_numpy(before))
         for key, (variable, before) in scope.assigned.items()
         if not keras_internals.is_seed(variable) and key not in scope.alike
     }
@@ -296,12 +277,8 @@ def made_up(
     part: slice,
     alone: int | None = None,
 ) -> tuple[Any, Any]:
-    """Returns arguments like those of a call, with other rows.
-
-    `rows` rows are made, and `part` is a slice of them. With `alone`, only the
-    tensor at that position of the arguments' leaves is sliced, else all that
-    have rows.
-    """
+    """Returns arguments like those of a call, with `part` of other `rows`; with
+    `alone`, only the leaf at that position is sliced."""
     arguments = (call.args, dict(call.kwargs))
     leaves = tree.flatten(arguments)
     factors = _rows_of(leaves, step.share.rows)

@@ -9,11 +9,7 @@ import keras
 from keras import ops
 
 from keras_dist.core import context
-from keras_dist.core.nests import leaves_of
-from keras_dist.core.nests import like
-from keras_dist.core.nests import map_nest
-from keras_dist.core.nests import refuse_objects
-from keras_dist.core.nests import regroup
+from keras_dist.core import nests
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_numbers
@@ -103,7 +99,7 @@ class ReplicaContext:
         """
 
         def merge(everyone: list[Any]) -> Any:
-            merged_args, merged_kwargs = regroup(
+            merged_args, merged_kwargs = nests.regroup(
                 everyone, self._strategy.executor.per_replica
             )
             return merge_fn(self._strategy, *merged_args, **merged_kwargs)
@@ -119,11 +115,7 @@ class ReplicaContext:
         return self._strategy.executor.snapshot(tensor)
 
     def _own_copy(self, nest: Any) -> Any:
-        """Copies a result that all replicas share to tensors of this replica.
-
-        Otherwise all replicas would return the same object, from which `run`
-        would make one value instead of a `PerReplica`.
-        """
+        """Copies a shared result, of which `run` would else make one value."""
         if self.num_replicas_in_sync == 1:
             return nest
 
@@ -132,7 +124,7 @@ class ReplicaContext:
                 return leaf
             return ops.copy(leaf)
 
-        return map_nest(copy, nest)
+        return nests.map_nest(copy, nest)
 
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: Any = None
@@ -160,20 +152,20 @@ class ReplicaContext:
         """
         op = parse_reduce_op(reduce_op)
         try:
-            for leaf in leaves_of(value):
+            for leaf in nests.leaves_of(value):
                 check_numbers(leaf)
             if (
                 self._strategy.cross_device_ops is not None
                 and self.num_replicas_in_sync > 1
                 and op in (ReduceOp.SUM, ReduceOp.MEAN)
-                and not any(map(_is_slices, leaves_of(value)))
+                and not any(map(_is_slices, nests.leaves_of(value)))
             ):
                 return self._all_reduce_together(op, value)
             return _each(
                 lambda leaf, path: self._all_reduce(op, leaf, path), value
             )
         except (TypeError, ValueError) as error:
-            refuse_objects(value, "all_reduce", error)
+            nests.refuse_objects(value, "all_reduce", error)
             raise
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -204,7 +196,7 @@ class ReplicaContext:
                 value,
             )
         except (TypeError, ValueError) as error:
-            refuse_objects(value, "all_gather", error)
+            nests.refuse_objects(value, "all_gather", error)
             raise
 
     def _all_reduce_slices(self, op: ReduceOp, slices: Any) -> Any:
@@ -238,11 +230,8 @@ class ReplicaContext:
         return combine(op, [everyone[i] for i in range(everyone.shape[0])])
 
     def _all_reduce_together(self, op: ReduceOp, nest: Any) -> Any:
-        """All-reduces a nest with the strategy's `CrossDeviceOps`.
-
-        Gradients flow as in `_all_reduce`.
-        """
-        for leaf in leaves_of(nest):
+        """All-reduces a nest with the strategy's `CrossDeviceOps`."""
+        for leaf in nests.leaves_of(nest):
             refuse_sparse(leaf, "all_reduce")
         tensors: list[Any] = []
         paths: list[str] = []
@@ -272,7 +261,7 @@ class ReplicaContext:
         ]
         totals = self._replica.meet(what, combined, own)
         results = [*map(tied, tensors, totals)]
-        return map_nest(results.__getitem__, positions)
+        return nests.map_nest(results.__getitem__, positions)
 
     def _all_gather(
         self, leaf: Any, axis: int, what: str = "all_gather"
@@ -308,11 +297,7 @@ def refuse_sparse(value: Any, method: str) -> None:
 
 
 def _each(fn: Callable[[Any, str], Any], nest: Any, path: str = "") -> Any:
-    """Calls `fn` with each leaf and its path, and returns the nest of results.
-
-    Replicas may have the keys of a mapping in another order. They go through
-    them in the same one, or leaves of different keys would meet.
-    """
+    """Calls `fn(leaf, path)`; keys are sorted, so that equal ones meet."""
     if isinstance(nest, (Mapping, list, tuple)):
         path = path or " of "
     if isinstance(nest, Mapping):
@@ -325,7 +310,7 @@ def _each(fn: Callable[[Any, str], Any], nest: Any, path: str = "") -> Any:
         }
     else:
         return fn(nest, path)
-    return like(nest, found)
+    return nests.like(nest, found)
 
 
 def _is_slices(value: Any) -> bool:

@@ -1,9 +1,4 @@
-"""Overlays: values of some variables, on top of the scope that is open.
-
-A function that a framework differentiates or traces reads the variables in
-question from an overlay, and all others as it would without one. Layers and
-variables that it makes meanwhile are real and outlive the overlay.
-"""
+"""Overlays: values of some variables, on top of the scope that is open."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,18 +18,9 @@ Eagerly = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class Overlay(LayerScope):
-    """Values of some variables over those of the scope that is open.
+    """Values of some variables over those of the scope that is open."""
 
-    Assignments go to the scope below at once. `values` are pairs of a variable
-    and its tensor. `eagerly` returns a context manager in which the framework
-    computes although it is tracing; variables are made in it.
-
-    Attributes:
-        below: The scope that was open before, or `None`.
-        was_read: Ids of the variables that were read here.
-        is_base: Whether it stands for the variables themselves.
-    """
-
+    # Whether it stands for the variables themselves.
     is_base = False
 
     def __init__(
@@ -44,6 +30,7 @@ class Overlay(LayerScope):
     ) -> None:
         super().__init__()
         self.below = keras_internals.stateless_scope()
+        # The framework computes in this context although it traces.
         self.eagerly = eagerly
         self.was_read: set[int] = set()
         for variable, value in values:
@@ -66,11 +53,7 @@ class Overlay(LayerScope):
 
 
 class Recording(Overlay):
-    """An overlay that keeps assignments until they are asked for.
-
-    Reads see them. Values of a traced function can leave it as its results
-    only: return the values in `written`, and give their results to `replay`.
-    """
+    """An overlay that keeps assignments until `replay` makes them."""
 
     def __init__(
         self,
@@ -107,10 +90,7 @@ def replay(written: Iterable[tuple[keras.Variable, Any]]) -> None:
 def value_in(
     scope: keras.StatelessScope | None, variable: keras.Variable
 ) -> Any:
-    """Returns a variable's value in a scope, without any casting.
-
-    `None` if the variable has no value yet.
-    """
+    """Returns a variable's value in a scope, as it is; `None` without one."""
     call = current_call()
     value = None if scope is None else scope.get_current_value(variable)
     if value is None and call is not None and scope is not None:
@@ -133,12 +113,8 @@ def is_recorded() -> bool:
 
 
 def values_are_replaced() -> bool:
-    """Returns whether this thread reads other values than variables have.
-
-    It does in a function that is differentiated, and under a user's own
-    `keras.StatelessScope`. The scopes of a replica and of a compiled function
-    stand for the variables themselves.
-    """
+    """Returns whether this thread reads other values than variables have: of a
+    differentiated function, or of a user's own scope."""
     scope = keras_internals.stateless_scope()
     if scope is None or (isinstance(scope, Overlay) and scope.is_base):
         return False
@@ -148,10 +124,7 @@ def values_are_replaced() -> bool:
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Suspends all overlays and tracing, for what has to outlive them.
-
-    Assignments inside go to the scope below them, or to the variables.
-    """
+    """Suspends all overlays and tracing, for what has to outlive them."""
     scope = keras_internals.stateless_scope()
     if not isinstance(scope, Overlay):
         yield

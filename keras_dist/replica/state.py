@@ -38,20 +38,16 @@ from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.replica.sums import Kind
 
 
-class _Current(threading.local):
+class _ReplicaOfThread(threading.local):
     step: "ReplicaStep | None" = None
     call: "ReplicaState | None" = None
 
 
-_current = _Current()
+_current = _ReplicaOfThread()
 
 
 def current_step() -> "ReplicaStep | None":
-    """Returns the step of which this thread runs a replica, or `None`.
-
-    Also `None` while a replica works on gathered rows (`ReplicaStep.alone`):
-    the code then runs as on one device.
-    """
+    """Returns the step of which this thread runs a replica, or `None`."""
     return _current.step
 
 
@@ -60,25 +56,18 @@ def current_call() -> "ReplicaState | None":
     return _current.call
 
 
-def calling(
-    call: "ReplicaState",
-) -> contextlib.AbstractContextManager[None]:
+def calling(call: "ReplicaState") -> contextlib.AbstractContextManager[None]:
     """Makes a state this thread's, of a replica function, in the context."""
     return replaced(_current, call=call)
 
 
 def current_replica() -> "ReplicaState | None":
-    """Returns the state of the replica that this thread runs, or `None`.
-
-    It may be a replica of a step or of a function.
-    """
+    """Returns the state of the replica that this thread runs, or `None`."""
     return _current.step or _current.call
 
 
 @contextlib.contextmanager
-def outside_replicas(
-    state: "ReplicaState | None" = None,
-) -> Iterator[None]:
+def outside_replicas(state: "ReplicaState | None" = None) -> Iterator[None]:
     """Suspends this thread's replica, in cross-replica context.
 
     Variables are read and written directly inside. `state` is the replica's,
@@ -138,12 +127,7 @@ class ReplicaScope(LayerScope):
 
 
 class ReplicaState(ABC):
-    """One replica's reads and writes while it runs; a context manager.
-
-    Attributes:
-        scope: The `ReplicaScope` through which variables are read.
-        writes: Dict of the variables that this replica has assigned.
-    """
+    """One replica's reads and writes while it runs; a context manager."""
 
     # Whether its results are dropped.
     is_rehearsal = False
@@ -179,19 +163,11 @@ class ReplicaState(ABC):
         """Makes this replica the thread's current one."""
 
     def check(self, writes: Sequence[Writes]) -> None:
-        """Raises an error if replicas' assignments can't be combined.
-
-        Called once in a meeting, before it changes anything. `writes` has what
-        each replica has assigned.
-        """
+        """Raises an error if replicas' assignments can't be combined."""
 
     @abstractmethod
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
-        """Gives variables the values that the replicas assigned.
-
-        Called once in a meeting. `writes` has what each replica has assigned,
-        and `shares` its rows.
-        """
+        """Gives variables the values that the replicas assigned."""
 
     def read(self, variable: keras.Variable) -> Any:
         """Returns this replica's value of a variable that it didn't assign."""
@@ -207,21 +183,13 @@ class ReplicaState(ABC):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        """Sums gradients over replicas, weighted by replica, in a meeting.
-
-        `gradients` has a sequence of each replica, with `None` where there is
-        none.
-        """
+        """Sums gradients over replicas, weighted by replica, in a meeting."""
         return self.runner.sum_gradients(
             self.replica, gradients, weights, variables
         )
 
     def total(self, what: str, value: Any) -> Any:
-        """Sums a number or a tensor over all replicas, without gradients.
-
-        `what` names the meeting in errors. Tensors have the same shape on each
-        replica.
-        """
+        """Sums a number or a tensor over all replicas, without gradients."""
 
         def add(values: list[Any]) -> Any:
             own = functools.reduce(operator.add, values)
@@ -256,20 +224,7 @@ class ReplicaState(ABC):
 
 
 class ReplicaStep(ReplicaState):
-    """One replica's part of one step of `fit` or a relative.
-
-    Attributes:
-        alike: Set of the ids of variables that every replica gives the same
-            value.
-        updates: List of metric updates that wait for the next meeting.
-        results: Dict, by id, of tensors that are the same on every replica.
-        has_global_rows: Boolean, whether a loss has returned a value for each
-            row of the global batch.
-        terms_seen: Dict, by layer and training, of the number of added losses.
-        counts_losses: Boolean, whether losses that layers add are used.
-        looks_at_gradients: Boolean, whether the step remembers its gradients
-            when they are computed.
-    """
+    """One replica's part of one step of `fit` or a relative."""
 
     def __init__(
         self,
@@ -281,10 +236,15 @@ class ReplicaStep(ReplicaState):
         super().__init__(replica, runner, strategy)
         self.kinds = kinds
         self.looks_at_gradients = kinds.looks_at_gradients
+        # Ids of variables that every replica gives the same value.
         self.alike: set[int] = set()
+        # Metric updates that wait for the next meeting.
         self.updates: list[Any] = []
+        # By id, tensors that are the same on every replica.
         self.results: dict[int, Any] = {}
+        # Whether a loss returned a value for each row of the global batch.
         self.has_global_rows = False
+        # By layer and training, the number of added losses.
         self.terms_seen: dict[Any, int] = {}
         self.counts_losses = True
 
@@ -342,11 +302,8 @@ class ReplicaStep(ReplicaState):
     def means(
         self, given: Sequence[tuple[list[Any], list[Share]]]
     ) -> list[Any]:
-        """Returns means over all replicas' rows, in at most one collective.
-
-        `given` has, for each value, those of local replicas and their shares.
-        Of values that are no floats, the first replica's is returned.
-        """
+        """Returns means over all rows, in at most one collective; of values
+        that are no floats, the first replica's."""
         workers = self.replica.group.workers
         if workers is None:
             return [mean_over_rows(values, shares) for values, shares in given]
@@ -374,8 +331,5 @@ class ReplicaStep(ReplicaState):
         combine: Combine = mean_over_rows,
         alike: bool = False,
     ) -> list[Entry]:
-        """Returns the entries of all replicas, given those of this worker.
-
-        Called in a meeting, without gradients. See `with_other_workers`.
-        """
+        """Returns the entries of all replicas, as `with_other_workers`."""
         return with_other_workers(self.replica.group, own, combine, alike)

@@ -12,7 +12,6 @@ import keras
 from keras_dist.core import context
 from keras_dist.core.plan import Plan
 from keras_dist.core.reduction import ReduceOp
-from keras_dist.core.reduction import Reducer
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.executor import Executor
 
@@ -24,10 +23,7 @@ class StrategyBase:
     names_its_device = False
 
     def __init__(
-        self,
-        plan: Plan,
-        executor: Executor,
-        cross_device_ops: Reducer | None = None,
+        self, plan: Plan, executor: Executor, cross_device_ops: Any = None
     ) -> None:
         self._plan = plan
         self._executor = executor
@@ -52,7 +48,7 @@ class StrategyBase:
         return self._executor
 
     @property
-    def cross_device_ops(self) -> Reducer | None:
+    def cross_device_ops(self) -> Any:
         """The user's `CrossDeviceOps`; `None` if the executor reduces."""
         return self._cross_device_ops
 
@@ -61,11 +57,7 @@ class StrategyBase:
         """Returns a context in which the strategy is current."""
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        """Combines the replicas' tensors or numbers, all of one shape.
-
-        The result is where variables are. Raises `ValueError` if shapes
-        differ.
-        """
+        """Combines the replicas' values of one shape to one on the primary."""
         if self._cross_device_ops is None:
             return self.executor.combine(op, values)
         with self.cross_replica():

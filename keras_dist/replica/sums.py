@@ -39,11 +39,7 @@ def kind_of(
     is_noisy: bool = False,
     tolerance: float = 2e-3,
 ) -> Kind:
-    """Returns the kind of a value of all rows, given those of both halves.
-
-    `is_noisy` says that the values are random. `tolerance` is the largest
-    difference that counts as rounding, relative to the largest number.
-    """
+    """Returns the kind of a value of all rows, given those of both halves."""
     arrays = [np.asarray(x, "float64") for x in (whole, first, second)]
     if any(not np.all(np.isfinite(x)) for x in arrays):
         return Kind.UNKNOWN
@@ -80,20 +76,13 @@ def _nearest(whole: Any, mean: Any) -> Kind:
 
 @dataclass
 class Found:
-    """The kinds of losses and variables that a layer's call showed.
-
-    Attributes:
-        terms: List of the kinds of the losses that the layer added, in order.
-        variables: Dict from the id of each variable that it assigned to a pair
-            of that variable and its kind.
-        error: The error with which calls of the layer failed, or `None`.
-        is_agreed: Boolean, whether it has what other workers found too.
-    """
+    """The kinds of losses and variables that a layer's call showed."""
 
     terms: list[Kind] = field(default_factory=list)
+    # By the id of each assigned variable.
     variables: dict[int, tuple[Any, Kind]] = field(default_factory=dict)
-    error: Exception | None = None
-    is_agreed: bool = False
+    error: Exception | None = None  # a failed call's
+    is_agreed: bool = False  # has what other workers found too
 
     @property
     def is_clear(self) -> bool:
@@ -118,11 +107,7 @@ class Found:
         variables: Sequence[keras.Variable],
         everyones: Callable[[str], list[str]],
     ) -> None:
-        """Adds what all workers have found, alike on each.
-
-        `variables` are the model's, in the same order on each worker, and
-        `everyones` returns all workers' texts.
-        """
+        """Adds what all workers have found, alike on each."""
         outside = [v for v, _ in self.variables.values()]
         named = {v.path: v for v in outside} | dict(enumerate(variables))
         places = {id(v): place for place, v in named.items()}

@@ -1,13 +1,5 @@
-"""Variables with a component on each replica.
-
-A `keras.Variable` that is created under a strategy with several replicas gets
-one of these classes; it stays the same object, and a `keras.Variable`.
-
-The tensor that `keras.Variable` holds is the value in cross-replica context,
-which is also the one that is saved. A `MirroredVariable` has a copy of it on
-each replica, a `CentralVariable` has a single copy. A `SyncOnReadVariable` also
-has a component for each replica, which is created at its first use.
-"""
+"""Variables with a component on each replica. The tensor that `keras.Variable`
+holds is the value in cross-replica context, which is saved."""
 
 from copy import deepcopy
 from typing import Any
@@ -172,20 +164,7 @@ def written(variable: Any, method: str, value: Any) -> Any:
 
 
 class MirroredVariable(DistributedVariable):
-    """A variable with equal copies, one on each replica.
-
-    A write in replica context combines the replicas' values by `aggregation`.
-
-    Example:
-
-    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    >>> with strategy.scope():
-    ...     keras.Variable(1.0, name="v")
-    MirroredVariable:{
-      0: <Variable path=v, shape=(), dtype=float32, value=1.0>,
-      1: <Variable path=v/replica_1, shape=(), dtype=float32, value=1.0>
-    }
-    """
+    """A variable with equal copies, one on each replica."""
 
     _kind = "MirroredVariable"
 
@@ -215,18 +194,7 @@ class MirroredVariable(DistributedVariable):
 
 
 class CentralVariable(MirroredVariable):
-    """A variable with a single copy, which all replicas read.
-
-    Replicas write to it as to a `MirroredVariable`. Its only component is the
-    variable itself, and it prints as a plain variable.
-
-    Example:
-
-    >>> strategy = keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"])
-    >>> with strategy.scope():
-    ...     keras.Variable(1.0, name="v")
-    <Variable path=v, shape=(), dtype=float32, value=1.0>
-    """
+    """A variable with a single copy, which all replicas read."""
 
     @property
     def values(self) -> tuple[Any, ...]:
@@ -238,12 +206,8 @@ class CentralVariable(MirroredVariable):
 
 
 class ShardedVariable(MirroredVariable):
-    """A variable of an optimizer, of which each replica keeps a part.
-
-    It is read, saved and loaded as any other: the whole value is put together
-    when it is read, and split when it is assigned. With several workers, all
-    of them have to read it together.
-    """
+    """An optimizer's variable in parts, joined when read, split when assigned.
+    With several workers, all of them have to read it together."""
 
     @property
     def home(self) -> ShardedHome:

@@ -1,68 +1,59 @@
-"""An optimizer that updates one part of each variable.
+"""An optimizer that updates one part of each variable. Norms and checks that
+need more than one element are first summed over all parts."""
 
-Keras' optimizers work on any shape, so a second one, built for flat parts, does
-to these elements what the first would do. Steps that need more than one element
-are replaced: norms for clipping and the check for finite gradients are first
-summed over all parts.
-"""
-
-import contextlib
-import threading
-from collections.abc import Callable
-from collections.abc import Iterator
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import ops
 
+from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
-from keras_dist.sharding.parts import Parts
-from keras_dist.sharding.shadow import Shadow
+from keras_dist.internals.keras_internals import opened
 from keras_dist.sharding.supported import check_optimizer
+from keras_dist.sharding.supported import inner_of
+from keras_dist.sharding.supported import settings_of
 
-Total = Callable[[list[Any]], list[Any]]
+_ACCUMULATOR = "gradient_accumulator"
 
 
-class _Current(threading.local):
-    # Sums over all parts of `amounts`, during an update.
-    totals: Sequence[Any] = ()
-    # The current value of a learning rate that is a function.
-    rate: Any = None
+@dataclass(frozen=True)
+class OptimizerSlot:
+    """An optimizer's variable that belongs to a variable that it updates."""
+
+    index: int  # of the trainable variable
+    name: str  # of this kind of slot
+
+
+class Parts:
+    """The division of a flattened, zero-padded tensor into equal parts."""
+
+    def __init__(self, shape: tuple[int, ...], num_parts: int) -> None:
+        self.shape = tuple(shape)
+        self.num_parts = num_parts
+        self.num_elements = math.prod(self.shape)
+        self.size = -(-self.num_elements // num_parts)
+
+    def split(self, tensor: Any) -> Any:
+        """Divides a tensor of `shape` into one of shape `(num_parts, size)`."""
+        flat = ops.reshape(tensor, (-1,))
+        padding = self.num_parts * self.size - self.num_elements
+        if padding:
+            flat = ops.pad(flat, [(0, padding)])
+        return ops.reshape(flat, (self.num_parts, self.size))
+
+    def join(self, tensor: Any) -> Any:
+        """Joins a tensor of shape `(num_parts, size)` into one of `shape`."""
+        flat = ops.reshape(tensor, (-1,))
+        return ops.reshape(flat[: self.num_elements], self.shape)
 
 
 class ShardedOptimizer:
-    """One optimizer's update of one part of each of its variables.
-
-    Make it outside of functions that the framework traces, because it makes
-    variables. Their values are dropped, so it takes no memory.
-
-    Args:
-        optimizer: A `keras.optimizers.Optimizer` that is built.
-        num_parts: Integer from 1.
-
-    Attributes:
-        optimizer: The optimizer, as given.
-        parts: List with the `Parts` of each variable that it updates.
-        variables: List of the optimizer's variables, and, after them, those
-            that it leaves out of `optimizer.variables`.
-
-    Raises:
-        UnsupportedModelError: If the optimizer can't be divided into parts.
-
-    Example:
-
-    >>> from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
-    >>> variable = keras.Variable([1.0, 2.0, 3.0])
-    >>> optimizer = keras.optimizers.SGD(momentum=0.9)
-    >>> optimizer.build([variable])
-    >>> sharded = ShardedOptimizer(optimizer, num_parts=2)
-    >>> [sharded.is_sharded(i) for i in range(len(optimizer.variables))]
-    [False, False, True]
-    >>> sharded.parts_of(2).size
-    2
-    """
+    """One optimizer's update of one part of each of its variables. A copy of
+    the optimizer, made for flat parts, gets all values with each update."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, num_parts: int
@@ -73,48 +64,71 @@ class ShardedOptimizer:
         self.optimizer = optimizer
         self.trainable_variables = trained
         self.parts = [Parts(tuple(v.shape), num_parts) for v in trained]
-        self._shadow = Shadow(
-            optimizer, trained, self.parts, self._clip, self._is_finite
+        # Sums over all parts of `amounts`, during an update.
+        self._totals: Sequence[Any] = ()
+        self._scales_loss = isinstance(
+            optimizer, keras.optimizers.LossScaleOptimizer
         )
-        self.variables = [*optimizer.variables, *self._shadow.left_out]
-        self._current = _Current()
+        own = inner_of(optimizer)
+        # What is made here belongs to no strategy.
+        with opened(None), context.in_replica(None):
+            flat = list(map(_flat_like, trained, self.parts))
+            self._inner = _another(own)
+            self._copy = self._inner
+            if self._scales_loss:
+                self._copy = keras.optimizers.LossScaleOptimizer(
+                    self._inner,
+                    optimizer.initial_scale,
+                    optimizer.dynamic_growth_steps,
+                    name=optimizer.name,
+                )
+            made = self._build(flat)
+        # Variables of the optimizer that are not in its own `variables`.
+        self._left_out = self._track_left_out(own)
+        self.variables = [*optimizer.variables, *self._left_out]
+        positions = {id(v): i for i, v in enumerate(self._copy.variables)}
+        self._slots = {positions[id(v)]: slot for v, slot in made}
+        self._accumulators = {
+            slot.index: position
+            for position, slot in self._slots.items()
+            if slot.name == _ACCUMULATOR
+        }
+        self._check_copy()
+        if self._scales_loss:
+            vars(self._copy)["check_finite"] = self._is_finite
+            self._position_of_scale = positions[id(self._copy.dynamic_scale)]
+        whole = {id(f): v for f, v in zip(flat, trained, strict=True)}
+        keras_internals.update_with(
+            self._inner,
+            self._clip,
+            lambda v: keras_internals.uses_weight_decay(own, whole[id(v)]),
+        )
+        self._flat = flat
+        for variable in [*flat, *self._copy.variables]:
+            keras_internals.set_value(variable, None)
 
     def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
         """Returns whether it was made for this optimizer and its variables."""
-        num_known = len(self.variables) - len(self._shadow.left_out)
+        num_known = len(self.variables) - len(self._left_out)
         known = self.variables[:num_known]
         return self.optimizer is optimizer and list(map(id, known)) == list(
             map(id, optimizer.variables)
         )
 
     def is_sharded(self, position: int) -> bool:
-        """Returns whether the variable at a position is in parts.
-
-        Positions are those of `variables`. Other variables are whole on all
-        replicas.
-        """
-        return position in self._shadow.slots
-
-    def index_of(self, position: int) -> int:
-        """Returns the index of the trainable variable of a slot's position."""
-        return self._shadow.slots[position].index
+        """Returns whether `variables[position]` is in parts."""
+        return position in self._slots
 
     def parts_of(self, position: int) -> Parts:
         """Returns the `Parts` of a slot's position, those of its variable."""
-        return self.parts[self.index_of(position)]
+        return self.parts[self._slots[position].index]
 
     def aligned(
         self,
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
-        """Returns a gradient or `None` for each variable that is updated.
-
-        `variables` are those of the gradients; `None` stands for all.
-
-        Raises:
-            ValueError: If a variable is not one of the optimizer's.
-        """
+        """Returns a gradient or `None` for each variable that is updated."""
         trained = self.trainable_variables
         of = trained if variables is None else list(variables)
         check_gradients(self.optimizer, gradients, of, trained)
@@ -129,12 +143,7 @@ class ShardedOptimizer:
         gradients: Sequence[Any],
         variables: Sequence[keras.Variable] | None = None,
     ) -> list[Any]:
-        """Aligns gradients, and warns of missing ones, as Keras does.
-
-        Raises:
-            ValueError: If there is no gradient at all, or if a variable is not
-                one of the optimizer's.
-        """
+        """Aligns gradients; warns of missing ones, or raises, as Keras does."""
         found = self.aligned(gradients, variables)
         of = self.trainable_variables if variables is None else variables
         keras_internals.with_gradients(self.optimizer, gradients, of)
@@ -143,27 +152,17 @@ class ShardedOptimizer:
     def amounts(
         self, optimizer_values: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
-        """Returns numbers of one part to sum over all parts before an update.
-
-        Arguments are as for `stateless_apply`.
-
-        Returns:
-            List of float32 scalars; empty if the optimizer is elementwise
-            throughout.
-        """
-        self._shadow.follow(self.optimizer, self._current.rate)
-        inner = self._shadow.inner
+        """Returns float32 scalars of one part, to sum over all parts."""
+        self._follow()
         amounts = []
-        if self._shadow.scales_loss:
-            amounts.append(
-                _sum(
-                    [
-                        _sum_of(ops.logical_not(ops.isfinite(g)))
-                        for g in gradients
-                        if g is not None
-                    ]
-                )
-            )
+        if self._scales_loss:
+            wrong = [
+                _sum_of(ops.logical_not(ops.isfinite(g)))
+                for g in gradients
+                if g is not None
+            ]
+            amounts.append(ops.sum(ops.stack(wrong)))
+        inner = self._inner
         if not (_is_on(inner.clipnorm) or _is_on(inner.global_clipnorm)):
             return amounts
         squares = [
@@ -171,46 +170,8 @@ class ShardedOptimizer:
             for g in self._unscaled(optimizer_values, gradients)
         ]
         if not _is_on(inner.clipnorm):
-            squares = [_sum(squares)]
+            squares = [ops.sum(ops.stack(squares))]
         return amounts + squares
-
-    def apply(
-        self,
-        optimizer_values: Sequence[Any],
-        gradients: Sequence[Any],
-        parameters: Sequence[Any],
-        totals: Sequence[Any],
-    ) -> tuple[list[Any], list[Any]]:
-        """Updates one part, given the sums of `amounts` over all parts.
-
-        Other arguments and results are as for `stateless_apply`.
-        """
-        shadow = self._shadow
-        shadow.follow(self.optimizer, self._current.rate)
-        values = list(optimizer_values)
-        num_given = len(values)
-        missing = self.variables[num_given:]
-        values += [keras_internals.value_of(v) for v in missing]
-        self._current.totals = totals
-        try:
-            new_parameters, new_values = shadow.optimizer.stateless_apply(
-                values, list(gradients), list(parameters)
-            )
-        finally:
-            self._current.totals = ()
-        return list(new_parameters), list(new_values)[:num_given]
-
-    @contextlib.contextmanager
-    def at_rate(self, rate: Any) -> Iterator[None]:
-        """Uses a learning rate's value for this thread's updates inside.
-
-        `rate` is a number, a scalar tensor, or `None` for the optimizer's own.
-        """
-        before, self._current.rate = self._current.rate, rate
-        try:
-            yield
-        finally:
-            self._current.rate = before
 
     def update_in_place(
         self,
@@ -219,64 +180,99 @@ class ShardedOptimizer:
         parameters: Sequence[Any],
         totals: Sequence[Any],
     ) -> None:
-        """Updates one part by writing into the given tensors.
-
-        This is for a framework whose variables write into their tensors.
-        Arguments are as for `apply`; `optimizer_values` and `parameters` get
-        new values.
-        """
-        self._shadow.follow(self.optimizer, self._current.rate)
-        self._current.totals = totals
+        """Updates one part of `variables` and of the trainable ones, given the
+        sums of `amounts` over all parts, by writing into these tensors."""
+        self._follow()
+        self._totals = totals
+        variables = [*self._copy.variables, *self._flat]
+        tensors = [*optimizer_values, *parameters]
         try:
-            self._shadow.apply_to(optimizer_values, gradients, parameters)
+            for variable, tensor in zip(variables, tensors, strict=True):
+                keras_internals.set_value(variable, tensor)
+            self._copy.apply(list(gradients), self._flat)
         finally:
-            self._current.totals = ()
+            self._totals = ()
+            for variable in variables:
+                keras_internals.set_value(variable, None)
 
-    def stateless_apply(
-        self,
-        optimizer_values: Sequence[Any],
-        gradients: Sequence[Any],
-        parameters: Sequence[Any],
-        total: Total,
-    ) -> tuple[list[Any], list[Any]]:
-        """Updates one part.
+    def _follow(self) -> None:
+        """Copies settings of the optimizer that may have changed."""
+        pairs = [(inner_of(self.optimizer), self._inner)]
+        if self._scales_loss:
+            pairs.append((self.optimizer, self._copy))
+        for theirs, ours in pairs:
+            settings = vars(ours)
+            for name, value in settings_of(theirs).items():
+                if name in settings:
+                    settings[name] = value
+            rate = keras_internals.learning_rate_of(theirs)
+            if not isinstance(rate, keras.Variable):
+                keras_internals.set_learning_rate_of(ours, rate)
 
-        Args:
-            optimizer_values: Sequence of tensors, aligned with `variables`,
-                or with `optimizer.variables`: this part of those that are
-                sharded, of shape `(size,)`, and the others whole.
-            gradients: Sequence of tensors of shape `(size,)`, this part of
-                each trainable variable's gradient, or `None`.
-            parameters: Sequence of tensors of shape `(size,)`, this part of
-                each trainable variable.
-            total: Callable from a list of float32 scalars to the list of
-                their sums over all parts. Called once, or not at all.
+    def _build(
+        self, flat: list[keras.Variable]
+    ) -> list[tuple[keras.Variable, OptimizerSlot]]:
+        """Builds the copy, and returns its slots."""
+        places = {id(variable): i for i, variable in enumerate(flat)}
+        made: list[tuple[keras.Variable, OptimizerSlot]] = []
+        original = self._inner.add_variable_from_reference
 
-        Returns:
-            The new parameters, and the new optimizer values.
-        """
-        amounts = self.amounts(optimizer_values, gradients)
-        totals = total(amounts) if amounts else []
-        return self.apply(optimizer_values, gradients, parameters, totals)
+        def add(
+            reference_variable: Any, name: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            slot = original(reference_variable, name, *args, **kwargs)
+            place = places[id(reference_variable)]
+            made.append((slot, OptimizerSlot(place, name)))
+            return slot
 
-    def constrain(self, index: int, value: Any) -> Any:
-        """Applies a trainable variable's constraint to its whole new value.
+        vars(self._inner)["add_variable_from_reference"] = add
+        try:
+            self._copy.build(flat)
+        finally:
+            del vars(self._inner)["add_variable_from_reference"]
+        return made
 
-        To be called in every step, for variables with a gradient, once their
-        parts are joined.
-        """
-        constraint = self.trainable_variables[index].constraint
-        return value if constraint is None else constraint(value)
+    def _track_left_out(self, own: Any) -> list[keras.Variable]:
+        """Tracks variables outside of `variables`; Nadam has one."""
+        known = {id(variable) for variable in own.variables}
+        left_out = []
+        for name, value in vars(own).items():
+            ours = vars(self._inner).get(name)
+            if (
+                isinstance(value, keras.Variable)
+                and isinstance(ours, keras.Variable)
+                and id(value) not in known
+            ):
+                keras_internals.track_variable(self._inner, ours)
+                left_out.append(value)
+        return left_out
+
+    def _check_copy(self) -> None:
+        optimizer, ours = self.optimizer, self._copy.variables
+        theirs = [tuple(variable.shape) for variable in self.variables]
+        expected = [
+            self.parts_of(i).shape if self.is_sharded(i) else tuple(v.shape)
+            for i, v in enumerate(ours)
+        ]
+        if theirs != expected:
+            raise UnsupportedModelError(
+                f"Optimizer '{optimizer.name}' of class "
+                f"{type(optimizer).__name__} can't be made again for parts of "
+                f"variables. Received: variables of shapes {theirs}, and for "
+                f"parts {[tuple(v.shape) for v in ours]}. Expected: variables "
+                "that its config decides, slots made with "
+                "`add_variable_from_reference`. Change it, or use "
+                "optimizer_state='mirrored'."
+            )
 
     def _unscaled(
         self, values: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
         """Returns the gradients that are clipped in a step that updates."""
-        shadow, inner = self._shadow, self._shadow.inner
-        scale = inner.loss_scale_factor
-        if shadow.scales_loss:
-            scale = values[shadow.position_of_scale]
-        steps = inner.gradient_accumulation_steps
+        scale = self._inner.loss_scale_factor
+        if self._scales_loss:
+            scale = values[self._position_of_scale]
+        steps = self._inner.gradient_accumulation_steps
         result = []
         for index, gradient in enumerate(gradients):
             if gradient is None:
@@ -284,24 +280,21 @@ class ShardedOptimizer:
             if scale is not None:
                 gradient = ops.divide(gradient, scale)
             if steps:
-                kept = values[shadow.accumulators[index]]
+                kept = values[self._accumulators[index]]
                 gradient = ops.divide(ops.add(gradient, kept), steps)
             result.append(gradient)
         return result
 
     def _clip(self, gradients: list[Any]) -> list[Any]:
         """Clips gradients as Keras does, with norms over all parts."""
-        inner = self._shadow.inner
-        squares = list(self._current.totals)[int(self._shadow.scales_loss) :]
+        inner = self._inner
+        squares = list(self._totals)[int(self._scales_loss) :]
         if _is_on(inner.clipnorm):
+            limit = inner.clipnorm
+            norms = [ops.maximum(ops.sqrt(square), limit) for square in squares]
             return [
-                ops.divide(
-                    ops.multiply(g, inner.clipnorm),
-                    ops.cast(
-                        ops.maximum(ops.sqrt(square), inner.clipnorm), g.dtype
-                    ),
-                )
-                for g, square in zip(gradients, squares, strict=True)
+                ops.divide(ops.multiply(g, limit), ops.cast(norm, g.dtype))
+                for g, norm in zip(gradients, norms, strict=True)
             ]
         if _is_on(inner.global_clipnorm):
             limit = inner.global_clipnorm
@@ -318,7 +311,32 @@ class ShardedOptimizer:
         return gradients
 
     def _is_finite(self, gradients: list[Any]) -> Any:
-        return ops.equal(self._current.totals[0], 0.0)
+        return ops.equal(self._totals[0], 0.0)
+
+
+def _another(optimizer: Any) -> Any:
+    """Returns an optimizer of the same class and settings, not built."""
+    rate = keras_internals.learning_rate_of(optimizer)
+    # A config can't hold every function, and the value of a variable is passed
+    # with each update.
+    keras_internals.set_learning_rate_of(optimizer, None)
+    try:
+        config = optimizer.get_config()
+    finally:
+        keras_internals.set_learning_rate_of(optimizer, rate)
+    own = 0.0 if isinstance(rate, keras.Variable) else rate
+    return type(optimizer).from_config({**config, "learning_rate": own})
+
+
+def _flat_like(variable: keras.Variable, parts: Parts) -> keras.Variable:
+    flat = keras.Variable(
+        shape=(parts.size,),
+        initializer="zeros",
+        dtype=variable.dtype,
+        name=variable.name,
+    )
+    keras_internals.name_like(flat, variable)
+    return flat
 
 
 def _is_on(limit: float | None) -> bool:
@@ -329,21 +347,13 @@ def _sum_of(tensor: Any) -> Any:
     return ops.sum(ops.cast(tensor, "float32"))
 
 
-def _sum(scalars: list[Any]) -> Any:
-    return ops.sum(ops.stack(scalars))
-
-
 def check_gradients(
     optimizer: keras.optimizers.Optimizer,
     gradients: Sequence[Any],
     variables: Sequence[keras.Variable],
     trained: Sequence[keras.Variable],
 ) -> None:
-    """Refuses gradients of other variables than the optimizer's `trained`.
-
-    Raises:
-        ValueError: If a variable is unknown, or their number is another one.
-    """
+    """Refuses gradients of other variables than the optimizer's `trained`."""
     known = set(map(id, trained))
     unknown = [v.path for v in variables if id(v) not in known]
     if unknown or len(gradients) != len(variables):

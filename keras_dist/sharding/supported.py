@@ -36,23 +36,8 @@ _REASONS = {
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses an optimizer that needs whole variables.
-
-    A user's optimizer is accepted if `is_elementwise` of its class is `True`:
-    the new value of an element then depends on that element of the gradient,
-    the variable and the slots alone. It must have a `get_config`, leave `apply`
-    as it is, and make slots with `add_variable_from_reference` or
-    `add_optimizer_variables`.
-
-    Raises:
-        UnsupportedModelError: If its update is not elementwise, or not known to
-            be.
-
-    Example:
-
-    >>> from keras_dist.sharding.supported import check_optimizer
-    >>> check_optimizer(keras.optimizers.Adam())
-    """
+    """Refuses an optimizer whose update is not elementwise, by its class or by
+    the declaration `is_elementwise` of a user's own."""
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         optimizer = optimizer.inner_optimizer
     cls = type(optimizer)
@@ -97,11 +82,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
 
 
 def _is_setting(value: Any, is_public: bool) -> bool:
-    """Returns whether an attribute's value is plain data that users may assign.
-
-    Variables are not, nor are lists and dicts that Keras keeps in private
-    names.
-    """
+    """Returns whether an attribute is plain data that users may assign."""
     if isinstance(value, (tuple, list, set, frozenset, dict)):
         if not (is_public or isinstance(value, tuple)):
             return False
@@ -120,11 +101,7 @@ def settings_text(optimizer: Any, variables: Sequence[keras.Variable]) -> str:
 
 
 def rate_now(optimizer: Any) -> Any:
-    """Returns the current learning rate of a schedule or another function.
-
-    Returns:
-        Number or scalar tensor; `None` if the learning rate is a variable.
-    """
+    """Returns the value of a learning rate that is no variable, else `None`."""
     inner = inner_of(optimizer)
     rate = keras_internals.learning_rate_of(inner)
     return None if isinstance(rate, keras.Variable) else inner.learning_rate

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.plugin.threads import Baton
+from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
 
 
@@ -20,8 +20,8 @@ def run(*fns):
 
         return lambda: fn(meet)
 
-    baton = Baton(lambda: lambda: None)
-    return baton.run(round_, [bound(i, fn) for i, fn in enumerate(fns)])
+    pool = BatonPool(lambda: lambda: None)
+    return pool.run(round_, [bound(i, fn) for i, fn in enumerate(fns)])
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 5])
@@ -131,16 +131,16 @@ def test_an_interrupt_of_the_caller_unwinds_the_others():
     assert unwound == ["_Aborted", "_Aborted"]
 
 
-def test_threads_are_kept_between_rounds_and_end_with_the_baton():
-    baton = Baton(lambda: lambda: None)
+def test_threads_are_kept_between_rounds_and_end_with_the_pool():
+    pool = BatonPool(lambda: lambda: None)
     fns = [threading.get_ident] * 3
     before = threading.active_count()
-    assert baton.run(Round(3), fns) == baton.run(Round(3), fns)
+    assert pool.run(Round(3), fns) == pool.run(Round(3), fns)
     workers = [
         t for t in threading.enumerate() if t.name.startswith("keras_dist-")
     ]
     assert threading.active_count() == before + 2
-    del baton
+    del pool
     gc.collect()
     for worker in workers[-2:]:
         worker.join(timeout=10)

@@ -8,14 +8,10 @@ import pytest
 from keras import optimizers
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.sharding.parts import Parts
+from keras_dist.sharding.sharded_optimizer import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist.sharding.supported import check_optimizer
 
-# TensorFlow's optimizers write variables only, so it can't update parts.
-HAS_STATELESS = keras.backend.backend() != "tensorflow"
-# PyTorch's optimizers write into their variables' tensors.
-IN_PLACE = keras.backend.backend() == "torch"
 SHAPES = [(3, 4), (5,), (), (2, 1, 3)]
 STEPS = 5
 new = functools.partial
@@ -129,8 +125,6 @@ def in_parts(make, num_parts, steps):
     sharded = ShardedOptimizer(optimizer, num_parts)
     states, parameters = [], []
     kept = sharded.variables
-    if not IN_PLACE:
-        kept = optimizer.variables
     for part in range(num_parts):
         states.append(
             [
@@ -157,17 +151,8 @@ def in_parts(make, num_parts, steps):
         each = [sharded.amounts(states[i], cut[i]) for i in range(num_parts)]
         sums = [sum(amounts) for amounts in zip(*each, strict=True)]
         for part in range(num_parts):
-
-            def total(own, expected=each[part], sums=sums):
-                assert arrays(own) == arrays(expected)
-                return sums
-
-            own = states[part], cut[part], parameters[part]
-            if IN_PLACE:
-                sharded.update_in_place(*own, sums)
-                continue
-            parameters[part], states[part] = sharded.stateless_apply(
-                *own, total
+            sharded.update_in_place(
+                states[part], cut[part], parameters[part], sums
             )
     joined = [
         p.join(keras.ops.stack([own[i] for own in parameters]))
@@ -193,30 +178,11 @@ def plainly(make, steps):
             (g, v) for g, v in zip(full, trained, strict=True) if g is not None
         ]
         given, of = map(list, zip(*pairs, strict=True))
-        if IN_PLACE:
-            optimizer.apply(given, of)
-            continue
-        # As `fit` on JAX has it.
-        mapping = [(v, v.value) for v in [*trained, *optimizer.variables]]
-        with keras.StatelessScope(mapping) as scope:
-            if len(given) == len(trained):
-                values = [[value for _, value in mapping[i:]] for i in (0, 4)]
-                results = optimizer.stateless_apply(
-                    values[1], given, values[0][:4]
-                )
-                for (v, _), value in zip(
-                    mapping, [*results[0], *results[1]], strict=True
-                ):
-                    v.assign(value)
-            else:
-                optimizer.apply(given, of)
-        for v, _ in mapping:
-            v.assign(scope.get_current_value(v))
+        optimizer.apply(given, of)
     kept = optimizer.variables
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     product = getattr(inner, "_u_product", None)
-    is_left_out = product is not None and all(v is not product for v in kept)
-    if IN_PLACE and is_left_out:
+    if product is not None and all(v is not product for v in kept):
         kept = [*kept, product]
     return arrays([v.value for v in [*trained, *kept]])
 
@@ -228,14 +194,13 @@ def assert_same(actual, expected):
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
-needs_stateless = pytest.mark.skipif(
-    not HAS_STATELESS,
-    reason="Keras has no stateless_apply on TensorFlow, where no backend "
-    "shards an optimizer's state",
+needs_in_place = pytest.mark.skipif(
+    keras.backend.backend() != "torch",
+    reason="only PyTorch's optimizers write into their variables' tensors",
 )
 
 
-@needs_stateless
+@needs_in_place
 @pytest.mark.parametrize(
     ("name", "num_parts"),
     [
@@ -250,7 +215,7 @@ def test_parts_give_plain_numbers(name, num_parts):
     assert_same(in_parts(make, num_parts, steps), plainly(make, steps))
 
 
-@needs_stateless
+@needs_in_place
 @pytest.mark.parametrize("name", ["adam", "ema", "global_clipnorm", "own"])
 def test_some_variables_have_no_gradient(name):
     make = OPTIMIZERS[name]
@@ -259,7 +224,7 @@ def test_some_variables_have_no_gradient(name):
     assert_same(in_parts(make, 2, steps), plainly(make, steps))
 
 
-@needs_stateless
+@needs_in_place
 @pytest.mark.parametrize(
     "name", ["loss_scale", "loss_scale_clipped", "loss_scale_nadam"]
 )
@@ -269,7 +234,7 @@ def test_all_parts_skip_a_step_that_overflows(name):
     assert_same(in_parts(make, 3, steps), plainly(make, steps))
 
 
-@needs_stateless
+@needs_in_place
 def test_settings_that_change_are_followed():
     trained = [keras.Variable([1.0, 2.0])]
     optimizer = optimizers.SGD(1.0)
@@ -278,8 +243,8 @@ def test_settings_that_change_are_followed():
     optimizer.clipvalue = 0.25
     values = [v.value for v in optimizer.variables]
     given = [keras.ops.convert_to_tensor([1.0, -1.0])]
-    start = [keras.ops.copy(trained[0].value)]
-    parameters, _ = sharded.stateless_apply(values, given, start, list)
+    parameters = [keras.ops.copy(trained[0].value)]
+    sharded.update_in_place(values, given, parameters, [])
     np.testing.assert_allclose(arrays(parameters)[0], [0.75, 2.25])
 
 
