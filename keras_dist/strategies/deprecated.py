@@ -29,11 +29,7 @@ class InputIterator:
         self._iterator: Any = None
 
     def initialize(self) -> list[Any]:
-        """Restarts at the first element.
-
-        Returns:
-            An empty list: there are no graph operations to run.
-        """
+        """Restarts at the first element; returns no graph operations."""
         self._iterator = iter(self._dataset)
         return []
 
@@ -60,14 +56,11 @@ class InputIterator:
 
 
 def _batches_of(get_next: Callable[[], Any]) -> Iterator[Any]:
-    """Yields the results of a function until it raises `StopIteration`.
-
-    `OutOfRangeError` ends the batches too.
-    """
+    """Yields the results of a function until it raises `StopIteration`."""
     while True:
         try:
             batch = get_next()
-        except (StopIteration, OutOfRangeError):
+        except StopIteration:
             return
         yield batch
 
@@ -310,10 +303,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
 
 @final
 class MultiStepContext:
-    """The outputs of the last of several steps.
-
-    `initial_outputs` are the `last_step_outputs` before the first step.
-    """
+    """The outputs of the last of several steps."""
 
     def __init__(
         self, strategy: Any, initial_outputs: dict[str, Any] | None = None
@@ -329,9 +319,7 @@ class MultiStepContext:
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
-        """Sets an output, in place of the one from an earlier step.
-
-        In a replica function, all replicas have to make this call.
+        """Sets an output of a step; in replicas, all have to make the call.
 
         Args:
             name: String, the key in `last_step_outputs`.

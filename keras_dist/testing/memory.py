@@ -22,8 +22,7 @@ class MemoryExecutor(Executor):
         plan: The `Plan` that the executor is bound to.
 
     Attributes:
-        placed: List of the variables whose homes were settled, in order,
-            each once.
+        placed: List of the variables whose homes were settled, each once.
         bound: List of the models given to `bind`.
         recovered: List of the models given to `recover`.
     """
