@@ -58,8 +58,7 @@ class InputMethods(StrategyBase):
         >>> [int(strategy.reduce("SUM", x, axis=0)) for x in dataset]
         [6, 15]
         """
-        name = "experimental_distribute_dataset"
-        context.check_cross_replica(self, name)
+        context.check_cross_replica(self, "experimental_distribute_dataset")
         return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
@@ -101,8 +100,7 @@ class InputMethods(StrategyBase):
         >>> next(iter(dataset)).values[1].shape[0]
         2
         """
-        name = "distribute_datasets_from_function"
-        context.check_cross_replica(self, name)
+        context.check_cross_replica(self, "distribute_datasets_from_function")
         return distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_datasets_from_function(

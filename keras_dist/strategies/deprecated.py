@@ -179,7 +179,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
             logical_device_id: Integer, from 0.
 
         Returns:
-            The tensor, with the same value.
+            The tensor.
 
         Raises:
             ValueError: If a replica has no such logical device.
@@ -319,13 +319,9 @@ class MultiStepContext:
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
-        """Sets an output of a step; in replicas, all have to make the call.
+        """Sets an output of a step, combined by `reduce_op` unless `None`.
 
-        Args:
-            name: String, the key in `last_step_outputs`.
-            output: Tensor, or nest of per-replica values.
-            reduce_op: `ReduceOp`, or its name, to combine the output over
-                replicas. `None` keeps the output as it is.
+        In a replica function, all replicas have to make this call.
         """
 
         def set_it(strategy: Any, value: Any) -> None:
@@ -336,12 +332,7 @@ class MultiStepContext:
         self._together(set_it, output)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Sets an output that is no tensor; from replicas, a tuple of all.
-
-        Args:
-            name: String, the key in `non_tensor_outputs`.
-            output: Any object.
-        """
+        """Sets an output that is no tensor; from replicas, a tuple of all."""
         in_replica = context.current_replica_context() is not None
 
         def set_it(strategy: Any, value: Any) -> None:

@@ -130,13 +130,11 @@ class ExtendedBase:
         to_combine: dict[int, tuple[Any, Any]] = {}
         for index, (value, to) in enumerate(pairs):
             values = self._strategy.to_combine(op, value)
-            if values is None:
-                plain = self._strategy.plain(value)
-                results[index] = spread(
-                    plain, devices_at(to, executor), executor
-                )
-            else:
+            if values is not None:
                 to_combine[index] = (PerReplica(values), to)
+                continue
+            plain = self._strategy.plain(value)
+            results[index] = spread(plain, devices_at(to, executor), executor)
         combining = list(to_combine.values())
         if len(combining) == 1:
             reduced = [self._ops.reduce(op, *combining[0], options)]

@@ -317,11 +317,9 @@ class ReplicaMethods(StrategyBase):
             return (value,)
 
         def component(leaf: Any, index: int) -> Any:
-            if isinstance(leaf, CentralVariable):
-                return leaf
-            if isinstance(leaf, DistributedValues):
-                return leaf.values[index]
-            return leaf
+            is_split = isinstance(leaf, DistributedValues)
+            is_one = isinstance(leaf, CentralVariable)
+            return leaf.values[index] if is_split and not is_one else leaf
 
         return tuple(
             map_nest(functools.partial(component, index=index), value)
