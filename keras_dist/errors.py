@@ -46,8 +46,6 @@ __all__ = [
 # Exit status of a worker that asks to be started again, because it has saved
 # its state or lost another worker.
 RESTART_EXIT_CODE = 42
-
-
 _PAGE = "tutorials/errors.md"
 
 
@@ -208,10 +206,10 @@ class TraceError(KerasDistError, TypeError):
     """A compiled function has code that can't be compiled.
 
     Cause: Python control flow that depends on the values of tensors, a
-    variable that is created in each call, or a tensor that is used after the
-    trace it belongs to. Fix: use `keras.ops.where` and `keras.ops.cond` in
-    place of `if`, create variables outside of the function, and return the
-    tensors that are needed outside; or don't use `keras_dist.function`.
+    variable that is created in each call, or a tensor used after its trace.
+    Fix: use `keras.ops.where` and `keras.ops.cond` in place of `if`, create
+    variables outside of the function, and return the tensors that are needed
+    outside; or don't use `keras_dist.function`.
     """
 
     section = "What can not be compiled"

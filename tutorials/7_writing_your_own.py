@@ -306,9 +306,11 @@ print("plain Keras:", np.round(expected, 4))
 #
 # For `fit`, an executor is a `StepRunner`: a `ReplicaRunner` whose `run` splits
 # a global batch. The front end replaces the steps of its models; a framework
-# with a trainer of its own returns other methods from `bind`. The three
-# backends are the examples, and import nothing that yours can't import. Yours
-# is found by Keras' name for it, from any distribution:
+# with a trainer of its own returns other methods from `bind`. A small one that
+# trains with `fit`, and passes the tests of the contract of `tf.distribute`, is
+# `tests/conformance/fourth.py`. The three backends are larger examples, and
+# import nothing that yours can't import. Yours is found by Keras' name for it,
+# from any distribution:
 #
 # ```toml
 # [project.entry-points."keras_dist.backends"]

@@ -47,13 +47,12 @@ class Strategy(StrategyV2):
     def reduce(
         self, reduce_op: ReduceOp | str, value: Any, axis: Any = None
     ) -> Any:
-        """Combines a value over replicas, and along `axis` if it is given.
+        """Combines a value as `keras_dist.Strategy.reduce`; `axis` is optional.
 
         Args:
             reduce_op: `ReduceOp`, or its name in any case.
             value: Nest of per-replica values.
-            axis: As for `keras_dist.Strategy.reduce`. Default `None`: element
-                by element.
+            axis: Integer, list of integers, or `None`: element by element.
 
         Returns:
             Nest of tensors on the first replica's device.
@@ -66,8 +65,7 @@ class MirroredStrategy(Strategy):
     """A `keras_dist.MirroredStrategy` whose `reduce` needs no `axis`.
 
     Args:
-        devices: List of device strings, in replica order. `None` means all
-            accelerators, or all CPU devices where there is none.
+        devices: List of device strings, in replica order, or `None` for all.
         cross_device_ops: A `CrossDeviceOps`, or `None` for the backend's own.
 
     Example:
@@ -91,11 +89,10 @@ class CentralStorageStrategy(Strategy):
     """A `keras_dist.CentralStorageStrategy` whose `reduce` needs no `axis`.
 
     Args:
-        compute_devices: List of device strings, in replica order. `None`
-            means all accelerators, or all CPU devices where there is none.
+        compute_devices: List of device strings, in replica order, or `None`
+            for all.
         parameter_device: String, the device of the variables, or a list of
-            devices. `None` means the CPU, or, with one compute device, that
-            device.
+            devices. `None` means the CPU, or the only compute device.
 
     Example:
 
@@ -132,9 +129,7 @@ class OneDeviceStrategy(Strategy):
 
 @final
 class MultiWorkerMirroredStrategy(MultiWorkerStrategy, Strategy):
-    """A `keras_dist.MultiWorkerMirroredStrategy` with an optional `axis`.
-
-    Its `reduce` needs no `axis`.
+    """A `MultiWorkerMirroredStrategy` whose `reduce` needs no `axis`.
 
     Args:
         cluster_resolver: A `ClusterResolver`, or `None` to look for the

@@ -46,7 +46,12 @@ class Home(ABC):
 
     @abstractmethod
     def read(self, index: int) -> Any:
-        """Returns local replica `index`'s copy of the value."""
+        """Returns local replica `index`'s copy of the variable's own value.
+
+        A replica may ask for it, whose scope reads variables from here: so
+        read the framework's tensor, or `variable.value` in
+        `outside_replicas()`.
+        """
 
     def bytes_kept(self) -> dict[Device, int]:
         """Returns the bytes that each device keeps between steps.

@@ -17,8 +17,8 @@ class CentralStorageStrategy(Strategy):
     """Synchronous training with a single copy of each variable.
 
     Variables, including the optimizer's, live on the parameter device. In each
-    step every replica reads them there; gradients are summed there, and the
-    optimizer's update runs there.
+    step every replica reads them there; gradients are summed, and the
+    optimizer's update runs, there.
 
     Args:
         compute_devices: List of device strings, such as `["gpu:0", "gpu:1"]`,
@@ -72,7 +72,6 @@ def central_plan(
 def _keeping(
     parameter_device: Iterable[str] | str, available: Sequence[Device]
 ) -> tuple[Device, ...]:
-    """Resolves the variables' devices; an empty list raises `DeviceError`."""
     name = "parameter_device"
     if not isinstance(parameter_device, (str, Device)):
         if isinstance(parameter_device, Iterable):

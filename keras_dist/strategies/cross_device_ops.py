@@ -32,16 +32,14 @@ class CrossDeviceOps:
 
     Pass an instance to `MirroredStrategy(cross_device_ops=...)`. It is used by
     `strategy.reduce`, by `extended.reduce_to`, `batch_reduce_to` and
-    `broadcast_to`, by `all_reduce` with `SUM` and `MEAN`, for the values that
-    replicas assign to variables, and for the sum of gradients where a replica
-    function applies an optimizer. It is not used by `gather` and `all_gather`,
-    for the gradients of collectives, and by `fit`, whose step the backend
-    compiles as a whole.
+    `broadcast_to`, by `all_reduce` with `SUM` and `MEAN`, for values assigned
+    to variables by replicas, and for the sum of gradients where a replica
+    function applies an optimizer. It is not used by `gather`, `all_gather`,
+    the gradients of collectives, and `fit`.
 
-    A subclass defines `reduce_implementation`, and, where the inherited ones
-    don't fit, `batch_reduce_implementation` and `broadcast_implementation`.
-    They may call the methods of another object, such as a
-    `ReductionToOneDevice`.
+    A subclass defines `reduce_implementation`, and may define
+    `batch_reduce_implementation` and `broadcast_implementation`. They may call
+    the methods of another object, such as a `ReductionToOneDevice`.
 
     Example:
 
@@ -105,19 +103,16 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Combines the components of each of several per-replica values.
+        """Combines several per-replica values, each as `reduce` does.
 
         Args:
-            reduce_op: `ReduceOp`. Its name is not accepted here.
+            reduce_op: `ReduceOp`, as for `reduce`.
             value_destination_pairs: Sequence of pairs of a value and its
                 destinations, as for `reduce`.
             options: `CommunicationOptions`, hints.
 
         Returns:
-            List with the result of `reduce` for each pair.
-
-        Raises:
-            ValueError: If `reduce_op` is no `ReduceOp`, or if shapes differ.
+            List with the result for each pair.
         """
         results: list[Any] = self.batch_reduce_implementation(
             _checked(reduce_op),
@@ -223,11 +218,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 class _ByBackend(CrossDeviceOps):
-    """The backend's own reduction; several values are reduced in packs.
-
-    The values of one dtype go into `num_packs` packs; with 0, each value is
-    reduced on its own.
-    """
+    """The backend's own reduction, of several values in packs."""
 
     def __init__(self, num_packs: int = 1) -> None:
         if not isinstance(num_packs, int) or num_packs < 0:
@@ -283,7 +274,7 @@ class _ByBackend(CrossDeviceOps):
 
 
 class HierarchicalCopyAllReduce(_ByBackend):
-    """The backend's reduction, under the name that ported programs use.
+    """The backend's reduction, under a name that ported programs use.
 
     The backend decides whether it copies in a hierarchy of devices. Several
     values of one dtype are packed into one tensor and reduced at once.
@@ -305,18 +296,13 @@ class HierarchicalCopyAllReduce(_ByBackend):
 
 
 class NcclAllReduce(_ByBackend):
-    """The backend's reduction, under the name that ported programs use.
+    """`HierarchicalCopyAllReduce` under another name.
 
     The backend decides whether it uses NCCL; on CPUs this class works as
-    well. Several values of one dtype are packed into one tensor and reduced
-    at once.
+    well.
 
     Args:
-        num_packs: Integer, at least 0: the number of packs for the values of
-            one dtype. With 0, each value is reduced on its own.
-
-    Raises:
-        ValueError: If `num_packs` is negative.
+        num_packs: Integer, as for `HierarchicalCopyAllReduce`.
 
     Example:
 
@@ -327,10 +313,7 @@ class NcclAllReduce(_ByBackend):
 
 
 def check_cross_device_ops(given: Any) -> CrossDeviceOps | None:
-    """Returns the given operations, or `None` for the backend's own.
-
-    Raises `TypeError` if they are something else.
-    """
+    """Raises `TypeError` for what is neither `CrossDeviceOps` nor `None`."""
     if given is None or isinstance(given, CrossDeviceOps):
         return given
     raise TypeError(
@@ -353,11 +336,7 @@ def _checked(reduce_op: Any) -> ReduceOp:
 def _combine_packed(
     executor: Executor, op: ReduceOp, values: list[list[Any]]
 ) -> list[Any]:
-    """Combines several values in one flat tensor for each replica.
-
-    `values` has the components of each value, on the primary device. A
-    replica's components have one dtype.
-    """
+    """Combines values of one dtype in one flat tensor for each replica."""
     if len(values) == 1:
         return [executor.combine(op, values[0])]
     packs = [

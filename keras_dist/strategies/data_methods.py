@@ -25,11 +25,9 @@ class InputMethods(StrategyBase):
     ) -> Any:
         """Splits the batches of a dataset over the replicas.
 
-        Replica `r` of `N` gets rows `ceil(n * r / N)` up to
-        `ceil(n * (r + 1) / N)` of a batch of `n` rows, so order is kept and no
-        row is lost.
+        Replica `r` of `N`, of all workers, gets rows `ceil(n * r / N)` up to
+        `ceil(n * (r + 1) / N)` of a batch of `n` rows.
 
-        With several workers, `N` is the number of replicas of all workers.
         Pass the same data on each worker, which gets the parts of its own
         replicas. The options of a `tf.data.Dataset` can ask for other policies,
         see `keras_dist.AutoShardPolicy`.
@@ -60,8 +58,7 @@ class InputMethods(StrategyBase):
         >>> [int(strategy.reduce("SUM", x, axis=0)) for x in dataset]
         [6, 15]
         """
-        name = "experimental_distribute_dataset"
-        context.check_cross_replica(self, name)
+        context.check_cross_replica(self, "experimental_distribute_dataset")
         return distribute_dataset(self, dataset, options)
 
     def distribute_datasets_from_function(
@@ -71,18 +68,18 @@ class InputMethods(StrategyBase):
     ) -> Any:
         """Distributes the batches of datasets that a function makes.
 
-        Nothing is split: each batch goes to one replica. If the last step has
-        too few batches, the other replicas get arrays with 0 rows, unless all
-        batches have one static number of rows (`drop_remainder=True`): then
-        the step is left out.
+        Each batch goes to one replica. If the last step has too few batches,
+        the other replicas get arrays with 0 rows, unless all batches have one
+        static number of rows (`drop_remainder=True`): then the step is left
+        out.
 
         Args:
             dataset_fn: Callable from an `InputContext` to data in batches of
                 the per-replica size. It is called once on each worker, whose
-                replicas take batches in turn. A worker with less data than
-                another gets batches with 0 rows at the end. The result must
-                depend on nothing but the context, since `fit` calls the
-                function for the other workers too.
+                replicas take batches in turn. A worker with less data gets
+                batches with 0 rows at the end. The result must depend on
+                nothing but the context: `fit` calls the function for the
+                other workers too.
             options: `InputOptions`, or `None` for the defaults. With
                 `InputReplicationMode.PER_REPLICA` the function is called for
                 each replica, which reads its own data.
@@ -103,8 +100,7 @@ class InputMethods(StrategyBase):
         >>> next(iter(dataset)).values[1].shape[0]
         2
         """
-        name = "distribute_datasets_from_function"
-        context.check_cross_replica(self, name)
+        context.check_cross_replica(self, "distribute_datasets_from_function")
         return distribute_from_function(self, dataset_fn, options)
 
     def experimental_distribute_datasets_from_function(
@@ -135,29 +131,27 @@ class InputMethods(StrategyBase):
         list of batches that are tuples, it explains which rows of the next
         element `strategy.run` passes to each replica. The two differ where a
         backend splits batches in its own way. Rows are counted within the
-        batch, in its order.
+        batch.
 
         Data that can be read again, a distributed dataset and its iterator
-        lose no batch. Their random states stay unchanged, except for a
-        `DataLoader` or a `tf.data.Dataset` of another framework than the
-        backend's. Other iterators, such as generators, lose the batch.
+        lose no batch, and keep their random states, except for a `DataLoader`
+        or a `tf.data.Dataset` of another framework than the backend's. Other
+        iterators, such as generators, lose the batch.
 
-        With several workers, all of them have to make the call for a
-        distributed dataset.
+        For a distributed dataset, all workers have to make the call.
 
         Args:
-            x: Data as for `fit`: arrays, or a nest of arrays, with
-                `batch_size`; a `tf.data.Dataset`, `PyDataset`, `DataLoader`,
-                iterable of batches. Or a `DistributedDataset` or its iterator.
-                Arrays without `batch_size` are one batch.
+            x: Data as for `fit`: an array or nest of arrays, one batch if
+                there is no `batch_size`; a `tf.data.Dataset`, `PyDataset`,
+                `DataLoader`, iterable of batches. Or a `DistributedDataset`
+                or its iterator.
             y: Array or nest of arrays, only if `x` is arrays.
             sample_weight: Array or nest of arrays, only if `x` is arrays.
             batch_size: Integer, the global batch size, only if `x` is arrays.
 
         Returns:
-            An `Explanation`, which `print` and notebooks show. Its `rows` have
-            `worker`, `replica`, `device`, `first`, `last`, `num_rows` and
-            `shape` of each replica.
+            An `Explanation`, to print. Its `rows` have `worker`, `replica`,
+            `device`, `first`, `last`, `num_rows` and `shape` of each replica.
 
         Raises:
             ValueError: If there is no batch, or if arguments contradict each
@@ -188,8 +182,8 @@ class InputMethods(StrategyBase):
             session: Ignored; it belongs to TensorFlow 1.
 
         Returns:
-            An iterable of rows with the method `batch(batch_size)`, whose
-            result is data for `experimental_distribute_dataset`. Where
+            An iterable of rows with a method `batch(batch_size)`, which
+            returns data for `experimental_distribute_dataset`. Where
             TensorFlow is installed, it also has the other methods of a
             `tf.data.Dataset`, which return one.
 

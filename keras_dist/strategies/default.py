@@ -30,7 +30,7 @@ class DefaultHome(Home):
     devices = ()
 
     def settle(self) -> None:
-        """Does nothing."""
+        pass
 
     def read(self, index: int) -> Any:
         return self.variable.value
@@ -57,12 +57,12 @@ class DefaultExtended(StrategyExtended):
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """Raises `RuntimeError`, since Keras chooses the device."""
-        raise self._unsupported("worker_devices")
+        raise _no_devices("worker_devices")
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """Raises `RuntimeError`, since Keras chooses the device."""
-        raise self._unsupported("parameter_devices")
+        raise _no_devices("parameter_devices")
 
     def read_var(self, v: keras.Variable) -> Any:
         """Returns a copy of a variable's value."""
@@ -72,20 +72,17 @@ class DefaultExtended(StrategyExtended):
         """Returns an empty tuple, since Keras chooses the device."""
         return ()
 
-    def _unsupported(self, name: str) -> RuntimeError:
-        return RuntimeError(
-            f"{name}() method unsupported by default strategy: Keras chooses "
-            "the device. Use a `keras_dist.OneDeviceStrategy` to choose it "
-            "yourself."
-        )
+
+def _no_devices(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}() method unsupported by default strategy: Keras chooses the "
+        "device. Use a `keras_dist.OneDeviceStrategy` to choose it yourself."
+    )
 
 
 @final
 class DefaultStrategy(Strategy):
-    """Plain Keras as a strategy, whose scope changes nothing.
-
-    Creating it makes no call to the backend, and so initializes no device.
-    """
+    """Plain Keras as a strategy; it makes no call that starts a device."""
 
     def __init__(self) -> None:
         device = Device("cpu", 0)

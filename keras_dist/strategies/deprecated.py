@@ -29,11 +29,7 @@ class InputIterator:
         self._iterator: Any = None
 
     def initialize(self) -> list[Any]:
-        """Restarts at the first element.
-
-        Returns:
-            An empty list: there are no graph operations to run.
-        """
+        """Restarts at the first element; returns no graph operations."""
         self._iterator = iter(self._dataset)
         return []
 
@@ -60,14 +56,11 @@ class InputIterator:
 
 
 def _batches_of(get_next: Callable[[], Any]) -> Iterator[Any]:
-    """Yields the results of a function until it raises `StopIteration`.
-
-    `OutOfRangeError` ends the batches too.
-    """
+    """Yields the results of a function until it raises `StopIteration`."""
     while True:
         try:
             batch = get_next()
-        except (StopIteration, OutOfRangeError):
+        except StopIteration:
             return
         yield batch
 
@@ -186,7 +179,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
             logical_device_id: Integer, from 0.
 
         Returns:
-            The tensor, with the same value.
+            The tensor.
 
         Raises:
             ValueError: If a replica has no such logical device.
@@ -310,10 +303,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
 
 @final
 class MultiStepContext:
-    """The outputs of the last of several steps.
-
-    `initial_outputs` are the `last_step_outputs` before the first step.
-    """
+    """The outputs of the last of several steps."""
 
     def __init__(
         self, strategy: Any, initial_outputs: dict[str, Any] | None = None
@@ -329,15 +319,9 @@ class MultiStepContext:
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
-        """Sets an output, in place of the one from an earlier step.
+        """Sets an output of a step, combined by `reduce_op` unless `None`.
 
         In a replica function, all replicas have to make this call.
-
-        Args:
-            name: String, the key in `last_step_outputs`.
-            output: Tensor, or nest of per-replica values.
-            reduce_op: `ReduceOp`, or its name, to combine the output over
-                replicas. `None` keeps the output as it is.
         """
 
         def set_it(strategy: Any, value: Any) -> None:
@@ -348,12 +332,7 @@ class MultiStepContext:
         self._together(set_it, output)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Sets an output that is no tensor; from replicas, a tuple of all.
-
-        Args:
-            name: String, the key in `non_tensor_outputs`.
-            output: Any object.
-        """
+        """Sets an output that is no tensor; from replicas, a tuple of all."""
         in_replica = context.current_replica_context() is not None
 
         def set_it(strategy: Any, value: Any) -> None:

@@ -19,11 +19,9 @@ from keras_dist.replica.strategy_core import StrategyBase
 
 
 def executor_for(*things: Any) -> Executor:
-    """Returns the executor for values and destinations.
+    """Returns the current strategy's executor, else the things' or a new one.
 
-    It is that of the current strategy, else of the strategy of the first
-    distributed variable among `things`, else a new one for the backend's first
-    default device.
+    The things' is that of the first distributed variable among them.
     """
     strategy: StrategyBase | None = context.current_strategy()
     if strategy is not None:
@@ -39,12 +37,7 @@ def executor_for(*things: Any) -> Executor:
 
 
 def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
-    """Returns the devices of destinations, at least one.
-
-    `destinations` is a device's name, a variable (for the devices of its
-    copies), a per-replica value or a tensor (for its devices), or a list or
-    tuple of those.
-    """
+    """Returns the devices of names, variables, values, or a list of them."""
     if isinstance(destinations, (list, tuple)):
         if not destinations:
             raise ValueError(
@@ -67,14 +60,19 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
         )
         return devices
     if isinstance(destinations, DistributedValues):
-        return _devices_of_components(destinations.values, executor)
+        values = destinations.values
+        current: StrategyBase | None = context.current_strategy()
+        # Known without a look, which tensors in a trace would not bear.
+        if current and len(values) == current.plan.num_local_replicas:
+            return current.plan.devices
+        return tuple(executor.device_of(value) for value in values)
     if isinstance(destinations, keras.Variable):
         destinations = destinations.value
     return (executor.device_of(destinations),)
 
 
 def spread(value: Any, devices: Sequence[Device], executor: Executor) -> Any:
-    """Copies a value to devices: a `Mirrored`, or with one device a tensor."""
+    """Copies a value to devices: a `Mirrored`, or a tensor on one device."""
     copies = [executor.put(value, device) for device in devices]
     return copies[0] if len(copies) == 1 else Mirrored(copies)
 
@@ -86,18 +84,7 @@ def components(value: Any) -> tuple[Any, ...]:
 
 def _owner(thing: Any) -> Any:
     """Returns a variable's strategy; `None` for components and other things."""
-    if isinstance(thing, VariableComponent):
-        return None
-    if not isinstance(thing, keras.Variable):
+    is_variable = isinstance(thing, keras.Variable)
+    if not is_variable or isinstance(thing, VariableComponent):
         return None
     return vars(thing).get("distribute_strategy")
-
-
-def _devices_of_components(
-    values: Sequence[Any], executor: Executor
-) -> tuple[Device, ...]:
-    strategy: StrategyBase | None = context.current_strategy()
-    # Known without a look, which tensors in a trace would not bear.
-    if strategy is not None and len(values) == strategy.plan.num_local_replicas:
-        return strategy.plan.devices
-    return tuple(executor.device_of(value) for value in values)

@@ -56,17 +56,17 @@ class StrategyExtended(ExtendedBase):
     ) -> Any:
         """Calls `fn` once for each copy of a variable, on its device.
 
-        For a variable with a single copy, `fn` is called once, with the
-        variable. `fn` may assign to the copy, and to other variables of the
-        strategy, whose copies on the same device it reads and writes. The
-        copies of a mirrored variable have to be equal in the end.
+        `fn` may assign to the copy, and to other variables of the strategy,
+        whose copies on the same device it reads and writes. The copies of a
+        mirrored variable have to be equal in the end.
 
         Args:
             var: A variable of the strategy.
-            fn: Callable, given a copy of `var`; with one replica, `var`.
+            fn: Callable, given a copy of `var`; with one replica or a single
+                copy, called once with `var`.
             args: List or tuple of further arguments. Each call gets its own
-                component of per-replica values and variables (the first one
-                if there is only one call), and anything else as it is.
+                component of per-replica values and variables (a single call
+                the first), and anything else as it is.
             kwargs: Dict of keyword arguments, likewise.
             group: Boolean. If false, each leaf of the result is a tuple with
                 a value for each copy.
@@ -136,37 +136,33 @@ class StrategyExtended(ExtendedBase):
         """
         context.check_cross_replica(self._strategy, "update_non_slot")
         own = self._component
-        if self._strategy.plan.keepers:
-            owners = self._keeping_devices(colocate_with)
+        plan = self._strategy.plan
+        if plan.keepers:
+            owners = self._devices_among(
+                plan.variable_devices, colocate_with, "keeps no variables"
+            )
             return self._at_owners(owners, fn, args, kwargs, group)
+        chosen = plan.devices
+        if len(chosen) > 1:
+            chosen = self._devices_among(
+                chosen, colocate_with, "does not compute"
+            )
         return self._on_copies(
             lambda index, _: fn(*own(args, index), **own(kwargs or {}, index)),
-            self._computing_devices(colocate_with),
+            chosen,
             group,
         )
 
-    def _computing_devices(self, colocate_with: Any) -> tuple[Device, ...]:
-        devices = self._strategy.plan.devices
-        if len(devices) == 1:
-            return devices
+    def _devices_among(
+        self, devices: Sequence[Device], colocate_with: Any, refusal: str
+    ) -> tuple[Device, ...]:
         asked = devices_at(colocate_with, self._strategy.executor)
         for device in asked:
             if device not in devices:
                 raise ValueError(
-                    f"{self._strategy!r} does not compute on '{device}'. "
-                    f"Received: colocate_with={colocate_with!r}. Expected: of "
-                    f"{self.worker_devices}."
-                )
-        return asked
-
-    def _keeping_devices(self, colocate_with: Any) -> tuple[Device, ...]:
-        asked = devices_at(colocate_with, self._strategy.executor)
-        for device in asked:
-            if device not in self._strategy.plan.variable_devices:
-                raise ValueError(
-                    f"{self._strategy!r} keeps no variables on '{device}'. "
-                    f"Received: colocate_with={colocate_with!r}. Expected: of "
-                    f"{self.parameter_devices}."
+                    f"{self._strategy!r} {refusal} on '{device}'. Received: "
+                    f"colocate_with={colocate_with!r}. Expected: of "
+                    f"{tuple(map(str, devices))}."
                 )
         return asked
 
@@ -335,8 +331,7 @@ class StrategyExtended(ExtendedBase):
     ) -> Iterator[None]:
         """Returns a context that places new variables with an existing one.
 
-        It matters where variables have a single copy. Elsewhere each variable
-        has a copy on all devices, and only the argument is checked.
+        Where each device has a copy, only the argument is checked.
 
         Args:
             colocate_with_variable: A variable of the strategy.

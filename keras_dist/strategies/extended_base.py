@@ -21,7 +21,7 @@ _BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
 
 
 class ExtendedBase:
-    """Devices, and reductions and broadcasts to those that a caller chooses."""
+    """Devices, and reductions and broadcasts to them."""
 
     def __init__(self, strategy: "DeprecatedMethods") -> None:
         self._strategy = strategy
@@ -103,7 +103,7 @@ class ExtendedBase:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Combines several values over replicas at once.
+        """Combines several values at once, each as `reduce_to` does.
 
         Args:
             reduce_op: `ReduceOp`, or its name in any case.
@@ -112,11 +112,7 @@ class ExtendedBase:
             options: `CommunicationOptions`, hints.
 
         Returns:
-            List with the result of `reduce_to` for each pair.
-
-        Raises:
-            ValueError: If the operation or the shapes don't fit.
-            RuntimeError: In replica context.
+            List with the result for each pair.
         """
         context.check_cross_replica(self._strategy, "batch_reduce_to")
         op = parse_reduce_op(reduce_op)
@@ -134,13 +130,11 @@ class ExtendedBase:
         to_combine: dict[int, tuple[Any, Any]] = {}
         for index, (value, to) in enumerate(pairs):
             values = self._strategy.to_combine(op, value)
-            if values is None:
-                plain = self._strategy.plain(value)
-                results[index] = spread(
-                    plain, devices_at(to, executor), executor
-                )
-            else:
+            if values is not None:
                 to_combine[index] = (PerReplica(values), to)
+                continue
+            plain = self._strategy.plain(value)
+            results[index] = spread(plain, devices_at(to, executor), executor)
         combining = list(to_combine.values())
         if len(combining) == 1:
             reduced = [self._ops.reduce(op, *combining[0], options)]

@@ -35,14 +35,13 @@ class MultiWorkerStrategy(Strategy):
         if cluster_resolver is None:
             cluster_resolver, reason = detect()
         self._cluster_resolver = cluster_resolver
-        super().__init__(
-            multi_worker_plan(
-                cluster_resolver, communication_options, shards_optimizer
-            )
+        plan = multi_worker_plan(
+            cluster_resolver, communication_options, shards_optimizer
         )
+        super().__init__(plan)
         workers = self.executor.workers
         if workers is not None:
-            if reason and self.plan.is_chief:
+            if reason and plan.is_chief:
                 _say(reason)
             share_random_state(get_backend(), workers)
 
@@ -65,10 +64,9 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
             variables of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI;
             the chief prints the choice.
         communication_options: A `CommunicationOptions`, or `None`.
-        optimizer_state: String, `"mirrored"` for a copy of the optimizer's
-            variables on each device, or `"sharded"`: each replica of all
-            workers keeps and updates its shard. Reading such a variable is
-            then a collective, which all workers have to call.
+        optimizer_state: String, as for `keras_dist.MirroredStrategy`.
+            Reading a sharded variable is a collective, which all workers have
+            to call.
 
     Raises:
         ClusterError: If the workers can't be determined or can't be reached.
@@ -96,11 +94,7 @@ def multi_worker_plan(
     options: CommunicationOptions | None,
     shards_optimizer: bool = False,
 ) -> Plan:
-    """Joins the cluster and builds the plan of a replica on each device.
-
-    Without a resolver, there is no cluster. Raises `TypeError` if an argument
-    has another type.
-    """
+    """Joins the resolver's cluster, if any, and plans a replica per device."""
     # TensorFlow's own resolvers work too: they have the same methods.
     if resolver is not None and not hasattr(resolver, "cluster_spec"):
         raise TypeError(

@@ -80,9 +80,8 @@ class ReplicaMethods(StrategyBase):
             UnsupportedModelError: With several replicas, in a function that
                 is differentiated or in a `keras.StatelessScope`. Differentiate
                 in `fn` instead.
-            BaseException: The exception of the first replica that fails, with
-                a note that names the replica. No variable is partly written
-                then.
+            BaseException: The first exception of a replica, with a note that
+                names the replica. No variable is partly written then.
 
         Example:
 
@@ -133,10 +132,7 @@ class ReplicaMethods(StrategyBase):
     def joined_results(
         self, results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]
     ) -> Any:
-        """Joins the replicas' results to one nest that can't change later.
-
-        `wrap` makes the joined leaf from the components of a leaf.
-        """
+        """Joins the replicas' results, by `wrap`, to one unchangeable nest."""
         # A compiled function returns tensors, never variables or captures.
         wraps = _is_array if inlines() else self.executor.is_live
         return regroup(results, wrap, wraps, self.executor.snapshot)
@@ -160,13 +156,13 @@ class ReplicaMethods(StrategyBase):
 
         Args:
             reduce_op: `ReduceOp`, or its name in any case.
-            value: Nest of per-replica values, such as a result of `run`. A
-                value that is not distributed counts as one that is equal on
-                each replica: it has a mean, but no sum.
+            value: Nest of per-replica values, such as a result of `run`. Any
+                other value counts as equal on each replica: it has a mean,
+                but no sum.
             axis: `None` to combine element by element, for equal shapes.
-                Otherwise an integer, or a list of integers: elements along
-                these axes are combined too, and a mean is over all of them, so
-                that a replica with more rows weighs more.
+                Otherwise an integer, or a list of them: elements along these
+                axes are combined too, and a replica with more rows weighs
+                more in a mean.
 
         Returns:
             Nest of tensors on the first replica's device. A mean of integers
@@ -196,10 +192,7 @@ class ReplicaMethods(StrategyBase):
             raise
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context with the plan's only device as the default one.
-
-        With several devices, each operation runs on its values' device.
-        """
+        """Returns a context with the plan's device, if only one, as default."""
         if not self.plan.is_one_device:
             return contextlib.nullcontext()
         return self.executor.creation_scope()
@@ -227,12 +220,7 @@ class ReplicaMethods(StrategyBase):
         )
 
     def to_combine(self, op: ReduceOp, leaf: Any) -> tuple[Any, ...] | None:
-        """Returns a value's components, to be combined over replicas.
-
-        The result is `None` for a single value that is equal on all replicas,
-        and so is their mean. Raises `ValueError` if `op` is another operation
-        for such a value, and `TypeError` if components are no numbers.
-        """
+        """Returns components to combine, or `None` for one value for all."""
         values = self._components(leaf)
         for value in values or ():
             check_numbers(value)
@@ -255,9 +243,9 @@ class ReplicaMethods(StrategyBase):
 
         Args:
             value: Nest of per-replica values with at least one axis, of any
-                dtype. A value that is not distributed is returned as it is.
-            axis: Integer, the axis to concatenate along. Negative ones count
-                from the end. Sizes along it may differ between replicas.
+                dtype. Any other value is returned as it is.
+            axis: Integer, the axis to concatenate along, where sizes may
+                differ between replicas. Negative ones count from the end.
 
         Returns:
             Nest of tensors on the first replica's device.
@@ -329,11 +317,9 @@ class ReplicaMethods(StrategyBase):
             return (value,)
 
         def component(leaf: Any, index: int) -> Any:
-            if isinstance(leaf, CentralVariable):
-                return leaf
-            if isinstance(leaf, DistributedValues):
-                return leaf.values[index]
-            return leaf
+            is_split = isinstance(leaf, DistributedValues)
+            is_one = isinstance(leaf, CentralVariable)
+            return leaf.values[index] if is_split and not is_one else leaf
 
         return tuple(
             map_nest(functools.partial(component, index=index), value)

@@ -1,6 +1,7 @@
 """scan_steps: runs several steps of a training loop in one call."""
 
 import contextlib
+import itertools
 import types
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -27,20 +28,20 @@ def scan_steps(
 ) -> Any:
     """Runs several steps in one call of compiled code.
 
-    It saves the time that Python takes between the steps of a small model. The
-    results equal those of `strategy.run` in a loop. For each number of steps,
-    a loop of the framework is compiled; on PyTorch it is a Python loop.
+    It saves Python's time between the steps of a small model. The results
+    equal those of `strategy.run` in a loop. For each number of steps, a loop
+    of the framework is compiled; on PyTorch it is a Python loop.
 
     Args:
         train_step: Callable, as for `strategy.run`. It is compiled unless it
             is a `keras_dist.function` already.
         iterator: Iterator of batches, such as `iter(distributed_dataset)`. A
             tuple is the positional arguments of `train_step`; any other batch
-            is its only argument. Batches are run by the strategy of the
-            distributed dataset, else by the current strategy.
-        steps: Integer, largest number of batches to take. At the end of the
-            data there may be fewer. Batches of other shapes, such as a
-            partial last one, are run in a call of their own.
+            is its only argument. The distributed dataset's strategy runs
+            them, else the current strategy.
+        steps: Integer, number of batches to take, fewer at the end of the
+            data. Batches of other shapes, such as a partial last one, are run
+            in a call of their own.
 
     Returns:
         Nest like the result of `train_step`. Each leaf, on each replica, has
@@ -79,7 +80,8 @@ def scan_steps(
     batches = _taken(iterator, steps)
     compiled = _compiled(train_step)
     results = [
-        compiler.scan(strategy, compiled, group) for group in _grouped(batches)
+        compiler.scan(strategy, compiled, list(alike))
+        for _, alike in itertools.groupby(batches, _signature)
     ]
     return concatenate_steps(strategy, results)
 
@@ -123,18 +125,6 @@ def _compiled(train_step: Any) -> Function:
         with contextlib.suppress(AttributeError):  # some objects take none
             setattr(train_step, _KEPT, kept)
     return kept
-
-
-def _grouped(batches: list[tuple[Any, ...]]) -> list[list[tuple[Any, ...]]]:
-    """Groups consecutive batches of equal shapes."""
-    groups: list[list[tuple[Any, ...]]] = []
-    signature = None
-    for batch in batches:
-        before, signature = signature, _signature(batch)
-        if signature != before:
-            groups.append([])
-        groups[-1].append(batch)
-    return groups
 
 
 def _signature(nest: Any) -> Any:

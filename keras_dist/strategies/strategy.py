@@ -2,13 +2,11 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
 from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 from typing import Any
 from typing import NoReturn
-from typing import TypeVar
 
 import keras
 
@@ -33,41 +31,26 @@ if TYPE_CHECKING:
     from keras_dist.verification.report import Report
 
 
-S = TypeVar("S")
-
-
-class _Opened(threading.local):
+class _OpenedScopes(threading.local):
     def __init__(self) -> None:
         # Each with the device that was the default one inside, and with
         # the session that knew it.
         self.managers: list[tuple[Any, Any, object]] = []
 
 
-class Scope(contextlib.AbstractContextManager[S]):
-    """Opens a strategy's scope each time that it is entered.
+class Scope(contextlib.AbstractContextManager["Strategy"]):
+    """A strategy's scope, to be entered many times, nested, in any thread."""
 
-    It can be nested, entered again, and used by several threads.
+    def __init__(self, strategy: "Strategy") -> None:
+        self._strategy = strategy
+        self._opened = _OpenedScopes()
 
-    Args:
-        opens: Callable that returns a context manager for a single entry.
-        default_device: Callable that returns the framework's name of this
-            thread's default device.
-    """
-
-    def __init__(
-        self,
-        opens: Callable[[], contextlib.AbstractContextManager[S]],
-        default_device: Callable[[], Any],
-    ) -> None:
-        self._opens = opens
-        self._default_device = default_device
-        self._opened = _Opened()
-
-    def __enter__(self) -> S:
-        manager = self._opens()
+    def __enter__(self) -> "Strategy":
+        manager = self._strategy._entered_scope()
         strategy = manager.__enter__()
+        device = self._strategy.executor.default_device()
         self._opened.managers.append(
-            (manager, self._default_device(), keras_internals.session())
+            (manager, device, keras_internals.session())
         )
         return strategy
 
@@ -78,7 +61,7 @@ class Scope(contextlib.AbstractContextManager[S]):
         traceback: TracebackType | None,
     ) -> bool | None:
         manager, device, session = self._opened.managers[-1]
-        now = self._default_device()
+        now = self._strategy.executor.default_device()
         # Keras' session may hold the default device; clearing the session
         # then resets it.
         is_forgotten = now is None and session is not keras_internals.session()
@@ -123,8 +106,7 @@ class Strategy(DeprecatedMethods):
     def from_native(strategy: Any) -> "Strategy":
         """Creates a strategy with the devices of a native strategy.
 
-        The two share devices only. Variables of the native strategy keep
-        belonging to it.
+        The two share devices only, and no variables.
 
         Args:
             strategy: On TensorFlow, a `tf.distribute.MirroredStrategy` or
@@ -147,13 +129,12 @@ class Strategy(DeprecatedMethods):
     def scope(self) -> contextlib.AbstractContextManager["Strategy"]:
         """Returns a context in which models and variables are distributed.
 
-        That includes optimizers. A model remembers its strategy: `compile`,
-        `fit` and its other methods may be called inside or outside of the
-        scope, in any thread.
+        So are optimizers. A model remembers its strategy: its methods, such
+        as `fit`, may be called inside or outside of the scope, in any thread.
 
         Returns:
-            A context manager that yields the strategy. The same strategy's
-            scope can be nested and entered again.
+            A context manager that yields the strategy. It can be nested and
+            entered again.
 
         Raises:
             StrategyMismatchError: If another strategy's scope is open.
@@ -165,7 +146,7 @@ class Strategy(DeprecatedMethods):
         ...     model = keras.Sequential([keras.layers.Dense(1)])
         ...     model.compile("sgd", "mse")
         """
-        return Scope(self._entered_scope, self.executor.default_device)
+        return Scope(self)
 
     @contextlib.contextmanager
     def _entered_scope(self) -> Iterator["Strategy"]:
@@ -179,9 +160,7 @@ class Strategy(DeprecatedMethods):
             yield self
 
     def distribute(self, model: keras.Model) -> keras.Model:
-        """Distributes a model that was made outside of the scope.
-
-        The model's variables move to the strategy's devices with their values.
+        """Moves a model made outside of the scope, with its values, into it.
 
         Args:
             model: A `keras.Model`, built or not, compiled or not.
@@ -243,23 +222,23 @@ class Strategy(DeprecatedMethods):
     ) -> "Report":
         """Compares a model's training under the strategy with one device.
 
-        One copy of the model is trained a few steps with plain Keras, another
-        one under this strategy. Both start with the model's weights and
-        optimizer state and get the same batches, among them one with an odd
-        number of rows and one with fewer rows than replicas. Predictions, an
-        evaluation, the first gradients, and all variables after each step are
-        compared. Keras' random draws are made equal for each row in both.
+        Two copies of the model, one with plain Keras and one under this
+        strategy, start with its weights and optimizer state and are trained
+        on the same batches, among them one with an odd number of rows and one
+        with fewer rows than replicas. Predictions, an evaluation, the first
+        gradients, and all variables after each step are compared. Keras'
+        random draws are made equal for each row.
 
         The model and all random states stay unchanged. Gradients and losses
-        count as the same up to 1e-4 of the largest entry in float32 (2e-2 in
-        float16, 6e-2 in bfloat16), variables after training up to 1e-3 of the
-        change by training, plus eight times the change that another order of
-        rows makes on one device.
+        may differ by 1e-4 of the largest entry in float32 (2e-2 in float16,
+        6e-2 in bfloat16), trained variables by 1e-3 of the change by
+        training, plus eight times the change that another order of rows makes
+        on one device.
 
         Args:
-            model: A compiled `keras.Model`, under this strategy or none; or a
-                function without arguments that creates and compiles one, for
-                models that can't be recreated from their configuration.
+            model: A compiled `keras.Model`, under this strategy or none. For
+                one that can't be recreated from its configuration, a function
+                without arguments that creates and compiles it.
             x: Arrays as for `fit`; or batches (a dataset, a list of tuples, an
                 iterable), of which the first `steps` are used.
             y: Arrays of targets, or `None`.
@@ -271,9 +250,8 @@ class Strategy(DeprecatedMethods):
                 only one divides among the replicas, an uneven one is added.
 
         Returns:
-            A `keras_dist.verification.report.Report`; `print` shows it. Its
-            attribute `same` is a boolean, `first` is the first difference, and
-            `cause` the likely cause.
+            A `keras_dist.verification.report.Report`, to print. Its `same` is
+            a boolean, `first` the first difference, `cause` the likely cause.
 
         Raises:
             UnsupportedModelError: If the model can't be copied.

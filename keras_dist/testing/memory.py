@@ -9,6 +9,7 @@ import keras
 
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
+from keras_dist.internals.keras_internals import value_of
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.home import Home
@@ -21,8 +22,7 @@ class MemoryExecutor(Executor):
         plan: The `Plan` that the executor is bound to.
 
     Attributes:
-        placed: List of the variables whose homes were settled, in order,
-            each once.
+        placed: List of the variables whose homes were settled, each once.
         bound: List of the models given to `bind`.
         recovered: List of the models given to `recover`.
     """
@@ -66,7 +66,7 @@ class MemoryHome(Home):
             placed.append(self.variable)
 
     def read(self, index: int) -> Any:
-        return self.variable.value
+        return value_of(self.variable)
 
 
 class MemoryBackend(Backend):

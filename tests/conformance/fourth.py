@@ -6,6 +6,7 @@ With the environment variable KERAS_DIST_FOURTH set, the conformance tests run
 on it in place of the installed one.
 """
 
+import keras
 import torch
 from keras import ops
 from keras import tree
@@ -30,9 +31,10 @@ from keras_dist.testing import MemoryHome
 class FourthReplica(Replica):
     """A replica that differentiates leaves of autograd of its own."""
 
-    def __init__(self, index, share, round_):
+    def __init__(self, index, share, round_, home):
         super().__init__(index, share)
         self.round = round_
+        self.home = home
 
     def meet(self, what, fn, value):
         def hold(values):
@@ -42,8 +44,8 @@ class FourthReplica(Replica):
         return self.round.meet(self.index, what, hold, value)
 
     def read(self, variable):
-        value = variable._value
-        return None if value is None else self.leaf(variable, value.detach())
+        value = self.home(variable).read(self.index)
+        return None if value is None else self.leaf(variable, value)
 
     def hold(self, variable, value):
         return self.leaf(variable, value.detach().clone())
@@ -57,7 +59,8 @@ class FourthHome(MemoryHome):
     """The home of a variable that every replica reads where it is."""
 
     def read(self, index):
-        return self.variable.value.detach()
+        value = super().read(index)
+        return None if value is None else value.detach()
 
 
 class FourthCentralHome(FourthHome):
@@ -65,13 +68,23 @@ class FourthCentralHome(FourthHome):
 
     kind = "central"
 
+    def __init__(self, variable, executor):
+        super().__init__(variable, executor)
+        self.owners = executor.owners
+
     @property
     def devices(self):
-        return (self._executor.owners.of(self.variable),)
+        return (self.owners.of(self.variable),)
 
 
 class FourthExecutor(MemoryExecutor):
     """Leaves variables where Keras makes them."""
+
+    def creation_scope(self):
+        return keras.device("cpu")
+
+    def default_device(self):
+        return ops.convert_to_tensor(0.0).device
 
     def put(self, value, device):
         return ops.convert_to_tensor(value)
@@ -112,7 +125,7 @@ class FourthReplicas(FourthExecutor, StepRunner):
         round_ = Round(len(fns))
 
         def turn(index):
-            replica = FourthReplica(index, shares[index], round_)
+            replica = FourthReplica(index, shares[index], round_, self.home)
             return lambda: fns[index](replica)
 
         return self.pool.run(round_, [turn(index) for index in range(len(fns))])

@@ -21,10 +21,22 @@ runs_compiled = pytest.mark.skipif(
     "tests/functions has it there",
 )
 
+FOURTH = bool(os.environ.get("KERAS_DIST_FOURTH"))
 compiles = pytest.mark.skipif(
-    bool(os.environ.get("KERAS_DIST_FOURTH")),
-    reason="the backend of `fourth.py` compiles no functions",
+    FOURTH, reason="the backend of `fourth.py` compiles no functions"
 )
+
+splits = pytest.mark.skipif(
+    FOURTH, reason="the backend of `fourth.py` has optimizers in whole copies"
+)
+
+# PyTorch's tensors do not tell one CPU from another.
+ELSEWHERE = "meta" if FOURTH else "cpu:1"
+
+
+def function(fn):
+    """`keras_dist.function`, of a backend that compiles functions."""
+    return fn if FOURTH else keras_dist.function(fn)
 
 
 def is_distributed(value):

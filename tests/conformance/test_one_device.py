@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import keras_dist
+from conformance.helpers import compiles
+from conformance.helpers import function
 from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 from conformance.pages import PLACES
@@ -18,6 +20,7 @@ from conformance.pages import places
 HERE = PLACES[1:]
 X = np.arange(24.0, dtype="float32").reshape(12, 2) / 24
 Y = np.ones((12, 1), "float32")
+FUNCTIONS = ["plain", pytest.param("compiled", marks=compiles)]
 
 
 @pytest.fixture
@@ -173,10 +176,10 @@ def step_fns():
             "of a number": keras.ops.convert_to_tensor(1.0) + 1.0,
         }
 
-    return {"plain": plain, "compiled": keras_dist.function(plain)}
+    return {"plain": plain, "compiled": function(plain)}
 
 
-@pytest.mark.parametrize("name", ["plain", "compiled"])
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("argument", ["tensor", "array"])
 @pytest.mark.parametrize("inside", [True, False])
 def test_every_function_under_run(strategy, name, argument, inside):
@@ -195,7 +198,7 @@ def test_every_function_under_run(strategy, name, argument, inside):
     assert places(tensor([1.0])) == PLACES[:1]
 
 
-@pytest.mark.parametrize("name", ["plain", "compiled"])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_computed_of_variables(strategy, name):
     with strategy.scope():
         v = keras.Variable([1.0, 2.0])
@@ -217,7 +220,7 @@ def test_a_loop_of_ones_own_stays_there(strategy):
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         optimizer = keras.optimizers.Adam(0.01)
 
-    @keras_dist.function
+    @function
     def step(x, y):
         def loss_fn():
             return keras.ops.mean((model(x) - y) ** 2)

@@ -9,6 +9,7 @@ from conformance.contract import contract
 from conformance.helpers import local
 from conformance.helpers import raw
 from conformance.helpers import replica_id
+from conformance.helpers import splits
 from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 from conformance.variables import copies
@@ -243,7 +244,7 @@ def test_gradients_that_cancel_are_not_clipped_before(api, two):
 
 
 @pytest.mark.parametrize(
-    "make", [strategy, central, pytest.param(sharded, marks=shards)]
+    "make", [strategy, central, pytest.param(sharded, marks=[shards, splits])]
 )
 def test_variables_need_not_be_named_again(make):
     two = make(2)

@@ -10,6 +10,7 @@ import pytest
 import keras_dist
 from conformance.contract import contract
 from conformance.helpers import BACKEND
+from conformance.helpers import function
 from conformance.helpers import local
 from conformance.helpers import per_replica
 from conformance.helpers import replica_id
@@ -32,13 +33,13 @@ def _reduced(api, strategy, op, value, axis=None):
     """By each way that reduces over replicas."""
     yield to_numpy(strategy.reduce(op, value, axis=axis))
 
-    @keras_dist.function
+    @function
     def reduce(value):
         return strategy.reduce(op, value, axis=axis)
 
     yield to_numpy(reduce(value))
 
-    @keras_dist.function
+    @function
     def run_and_reduce(value):
         each = strategy.run(keras.ops.copy, args=(value,))
         return strategy.reduce(op, each, axis=axis)
@@ -50,7 +51,7 @@ def _reduced(api, strategy, op, value, axis=None):
             return api.get_replica_context().all_reduce(op, x)
 
         yield from local(strategy.run(fn, args=(value,)))
-        run = keras_dist.function(lambda x: strategy.run(fn, args=(x,)))
+        run = function(lambda x: strategy.run(fn, args=(x,)))
         yield from local(run(value))
         yield from local(strategy.extended.reduce_to(op, value, value))
 

@@ -9,6 +9,7 @@ import pytest
 
 import keras_dist
 from conformance.helpers import compiled
+from conformance.helpers import function
 from conformance.helpers import local
 from conformance.helpers import replica_id
 from conformance.helpers import tensor
@@ -43,7 +44,7 @@ def test_the_class():
     seen = []
     with strategy.scope():
 
-        @keras_dist.function
+        @function
         def train_step(val):
             return val + 1
 

@@ -5,6 +5,7 @@ import pytest
 
 import keras_dist
 from conformance.contract import contract
+from conformance.helpers import function
 from conformance.helpers import replica_id
 from conformance.variables import copies
 from conformance.variables import in_replicas
@@ -192,7 +193,7 @@ def test_large_integers_that_differ_by_one_come_apart(api, mirrored):
         mirrored.run(assign, args=(values,))
     # A graph of TensorFlow raises its own error, with this text in it.
     with pytest.raises(Exception, match="different values in"):
-        mirrored.run(keras_dist.function(assign), args=(values,))
+        mirrored.run(function(assign), args=(values,))
 
 
 @contract(123, native=False)

@@ -37,6 +37,7 @@ class Run:
         extras: Strings, what of keras-dist's extras can be imported, beside
             the backend's. `None` for all that is installed.
         keras: String, a version of Keras other than the one installed.
+        variables: Pairs of strings, more variables of the process.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Run:
     command: tuple[str, ...]
     extras: tuple[str, ...] | None = ("test",)
     keras: str | None = None
+    variables: tuple[tuple[str, str], ...] = ()
 
     def environment(self, folder):
         """Variables of the process; what they need is put into a folder."""
@@ -56,6 +58,7 @@ class Run:
         number = [run.name for run in RUNS].index(self.name)
         return {
             **os.environ,
+            **dict(self.variables),
             "KERAS_BACKEND": self.backend,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "TESTS_PORTS": f"{number}/{len(RUNS)}",
@@ -97,6 +100,13 @@ def _runs():
         yield Run(f"{backend}-others", backend, _pytest(*others, str(TESTS)))
     for backend in BACKENDS:
         yield Run(f"{backend}-programs", backend, _pytest(*programs))
+    # The contract holds for a backend written with stable names only.
+    yield Run(
+        "torch-fourth",
+        "torch",
+        _pytest(str(TESTS / "conformance")),
+        variables=(("KERAS_DIST_FOURTH", "1"),),
+    )
     for backend in BACKENDS:
         yield Run(
             f"{backend}-oldest-keras",

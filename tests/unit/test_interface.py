@@ -9,6 +9,7 @@ import pytest
 
 import keras_dist
 from keras_dist import plugins
+from keras_dist import testing
 
 BACKENDS = pathlib.Path(__file__).parents[2] / "backends"
 # The packages that are open to backends. `keras_dist.plugins` names what is
@@ -71,6 +72,19 @@ def test_stable_names_are_of_those_packages():
 @pytest.mark.parametrize("package", sorted(OFFERED))
 def test_each_package_is_there(package):
     assert importlib.import_module(f"keras_dist.{package}").__doc__
+
+
+def test_the_fourth_backend_needs_stable_names_only():
+    path = pathlib.Path(__file__).parents[1] / "conformance" / "fourth.py"
+    names = {
+        name
+        for name in imported(path.read_text())
+        if name.startswith("keras_dist")
+    }
+    assert names
+    stable = {f"keras_dist.plugins.{name}" for name in plugins.__all__}
+    public = {f"keras_dist.testing.{name}" for name in testing.__all__}
+    assert names <= stable | public
 
 
 @pytest.mark.skipif(
