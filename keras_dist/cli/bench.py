@@ -214,13 +214,7 @@ def prepared(
     own_devices: bool = False,
     only_cpus: bool = False,
 ) -> "Iterator[Output]":
-    """Checks the options, selects the backend and yields the `Output`.
-
-    Files that can't be written fail here, before anything is measured.
-    `own_devices` ignores KERAS_DIST_VIRTUAL_DEVICES, because the command sets
-    the number of devices itself; `only_cpus` hides GPUs. A `KerasDistError` or
-    `ValueError` inside of the context ends the command with its message.
-    """
+    """Checks the options before anything is measured; yields the `Output`."""
     check_folder("--json", json)
     check_folder("--plot", plot)
     if plot is not None:
@@ -231,7 +225,7 @@ def prepared(
             )
         require("matplotlib", "matplotlib for --plot", "plot")
     select_backend(backend)
-    if own_devices:
+    if own_devices:  # the command sets the number of devices itself
         os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if only_cpus:
         # Each framework has its own variable to hide GPUs.
@@ -259,12 +253,10 @@ def numbers_or_all(text: str) -> list[int] | None:
 
 
 def names(text: str) -> list[str]:
-    """Splits comma-separated text into its parts, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def some_models(text: str) -> list[str]:
-    """Parses comma-separated names of models; there must be at least one."""
     wanted = names(text)
     if not wanted:
         raise typer.BadParameter("Expected: at least one of small, medium.")

@@ -31,11 +31,7 @@ _NUM_LINES = 12
 
 
 class ChildError(Exception):
-    """Raised when a process has ended, or did not answer in time.
-
-    `lines` has the last lines that the process wrote; `has_ended` is false
-    after a timeout.
-    """
+    """Raised when a process has ended, or did not answer in time."""
 
     def __init__(self, reason: str, lines: str, has_ended: bool) -> None:
         super().__init__(reason)
@@ -51,10 +47,7 @@ class ChildError(Exception):
 
 
 class Child:
-    """A process of one backend, which `close` kills with all that it started.
-
-    The environment is that of this process, with `variables` added.
-    """
+    """A process of one backend; `close` kills it and all that it started."""
 
     def __init__(
         self, backend: str, variables: Mapping[str, str] | None = None
@@ -96,13 +89,7 @@ class Child:
     def ask(
         self, job: str, arguments: Mapping[str, Any], limit: float
     ) -> dict[str, Any]:
-        """Sends a job with its arguments, and returns the answer.
-
-        `arguments` are of types that JSON has.
-
-        Raises:
-            ChildError: If the process ends, or takes more than `limit` seconds.
-        """
+        """Sends a job and returns its answer; raises `ChildError`."""
         assert self._process.stdin is not None
         request = json.dumps({"job": job, "arguments": dict(arguments)})
         # If the process has ended already, `answer` raises.
@@ -112,11 +99,7 @@ class Child:
         return self.answer(limit)
 
     def answer(self, limit: float) -> dict[str, Any]:
-        """Returns the next answer; the first one describes backend and devices.
-
-        Raises:
-            ChildError: If the process ends, or takes more than `limit` seconds.
-        """
+        """Returns the next answer; the first describes backend and devices."""
         deadline = time.monotonic() + limit
         while b"\n" not in self._received:
             left = max(0.0, deadline - time.monotonic())
@@ -136,7 +119,6 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Kills the process, and all that it started."""
         self._kill()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -30,11 +30,9 @@ def fail(message: str) -> NoReturn:
 
 
 def select_backend(name: str | None) -> str:
-    """Sets KERAS_BACKEND for this process, and returns the backend's name.
+    """Sets KERAS_BACKEND for this process, or ends the command.
 
-    The backend is `name`, else the value of KERAS_BACKEND, else the first
-    backend whose framework is installed. A backend that is unknown or not
-    installed ends the command.
+    Without a name, it is KERAS_BACKEND's, else the first that is installed.
     """
     known = sorted(
         entry_point.name

@@ -29,10 +29,7 @@ _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
 
 
 def gather(timeout: float) -> dict[str, Any]:
-    """Returns the whole report, in types that JSON has.
-
-    Each backend has `timeout` seconds to start.
-    """
+    """Returns the whole report, in types that JSON has."""
     known = backends()
     with ThreadPoolExecutor(max(1, len(known))) as threads:
         seen = list(threads.map(lambda each: look(each, timeout), known))
@@ -99,12 +96,7 @@ def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
 
 
 def problem_of(name: str | None, by_name: Mapping[str, Any]) -> str:
-    """Returns why `import keras` fails, and a fix; empty if it works.
-
-    `name` is the backend that Keras takes, or `None` for its default. `by_name`
-    maps each backend's name to a dict with `"works"`; if that is false, also
-    with `"problem"` and `"fix"`.
-    """
+    """Returns why `import keras` fails with a backend, and a fix; or ""."""
     if name is None or (name in by_name and by_name[name]["works"]):
         return ""
     if name not in by_name:
@@ -129,13 +121,11 @@ def _cluster(seen: list[dict[str, Any]], masks: Masks) -> dict[str, Any]:
 
 
 def show_problem(console: Console, problem: str) -> None:
-    """Prints the result of `problem_of`, unless it is empty."""
     if problem:
         console.print(Text(f"Problem: {problem}", style="bold red"))
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    """Prints the report that `gather` returned."""
     picked = found["picked"]
     pairs = {
         "keras_dist": found["keras_dist"],

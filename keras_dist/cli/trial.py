@@ -36,62 +36,44 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """One trial of a backend.
-
-    `job` names the work that the backend's process does with `arguments`.
-    Without a job, the row is skipped: `reason` says why, and `fix` what to do
-    about it.
-    """
+    """One trial of a backend; without a job, it is skipped."""
 
     name: str
     place: RowPlace = RowPlace.CPU
     job: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    reason: str = ""
-    fix: str = ""
+    reason: str = ""  # why it is skipped
+    fix: str = ""  # what to do about it
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """The result of one row.
-
-    `details` is a finding or a reason, and `fix` what to do. `last_lines` is
-    the end of the process' output if it failed, or the text of the report if
-    numbers differ. `report` is the report of `strategy.verify`.
-    """
+    """The result of one row."""
 
     backend: str
     name: str
     status: Status
-    details: str
+    details: str  # a finding or a reason
     fix: str = ""
     seconds: float = 0.0
-    last_lines: str = ""
-    report: dict[str, Any] | None = None
+    last_lines: str = ""  # of the process, or of the report
+    report: dict[str, Any] | None = None  # of `strategy.verify`
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `keras-dist test`.
-
-    `workers` is the number of processes to train over, or 0; `devices` the
-    largest number of virtual CPU devices; `timeout` the seconds that a row may
-    take; `model` the `"module:function"` of what is trained.
-    """
+    """The options of `keras-dist test`."""
 
     workers: int = 0
-    devices: int = 4
-    timeout: float = 90.0
+    devices: int = 4  # at the most, virtual ones
+    timeout: float = 90.0  # in seconds, for each row
     model: str = OWN_MODEL
 
 
 def rows_for(
     backend: InstalledBackend, seen: Mapping[str, Any], settings: Settings
 ) -> list[Row]:
-    """Returns the rows to try with a backend that starts.
-
-    `seen` is the first answer of the backend's process.
-    """
+    """Returns the rows to try with a backend, from its first answer."""
     accelerators = [d for d in seen["devices"] if not d.startswith("cpu:")]
     model = settings.model
     two = _cpus(min(2, settings.devices))
@@ -187,13 +169,7 @@ _EXACT = {
 
 
 class CommandTrial:
-    """Runs the rows of one backend.
-
-    A process does one row after another. If it ends, or takes too long, that
-    row has failed, and a new process does the others. `begin` is called with
-    the backend's name, the name of the row that begins, and the number of rows
-    (0 if not known yet); `end` with each `RowResult`.
-    """
+    """Runs the rows of one backend, in a new process after one that failed."""
 
     def __init__(
         self,
@@ -211,10 +187,7 @@ class CommandTrial:
         self._has_accelerators = False
 
     def run(self) -> dict[str, Any] | None:
-        """Runs all rows, and returns what the backend sees (or `None`).
-
-        It is `None` if the backend is not installed or can't start.
-        """
+        """Runs all rows; returns what the backend sees, or `None`."""
         if not self._backend.is_installed:
             fix = self._backend.fix
             self._end(self._skipped(STARTS, "not installed", fix))
@@ -319,7 +292,6 @@ class CommandTrial:
 
 
 def _fix(answer: dict[str, Any]) -> str:
-    """Returns what to do about a row that failed."""
     if "text" in answer:
         return "see below"
     if answer["is_ours"]:

@@ -48,7 +48,6 @@ class Bar:
         )
 
     def end(self, result: RowResult) -> None:
-        """Advances the bar of the result's backend."""
         if result.backend in self._tasks:
             self._progress.advance(self._tasks[result.backend])
 
@@ -92,17 +91,13 @@ def show(console: Console, results: Sequence[RowResult]) -> None:
 
 
 def number_of(results: Sequence[RowResult], status: Status) -> int:
-    """Returns the number of results with a status."""
     return sum(each.status is status for each in results)
 
 
 def states_of(
     results: Sequence[RowResult], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the state of each backend, in the form that `problem_of` takes.
-
-    A backend that has a result of the row `STARTS` did not start.
-    """
+    """Returns the state of each backend, in the form `problem_of` takes."""
     states: dict[str, dict[str, Any]] = {
         name: {"works": True} for name in names
     }
@@ -123,11 +118,7 @@ def as_json(
     versions: dict[str, str],
     problem: str,
 ) -> dict[str, Any]:
-    """Returns all results, in types that JSON has.
-
-    `seen` is what each backend sees; `problem` is the reason why `import keras`
-    fails, empty if it works.
-    """
+    """Returns all results, in types that JSON has."""
     return {
         "versions": versions,
         "backends": seen,

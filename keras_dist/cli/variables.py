@@ -70,11 +70,7 @@ _MOST_HOSTS = 1000
 
 
 class Masks:
-    """Replaces names of hosts by `host1`, `host2` and so on.
-
-    Users and passwords in addresses are hidden too. A host has the same number
-    in all variables, so that wrong addresses can be found.
-    """
+    """Replaces names of hosts by `host1` and so on, the same everywhere."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}

@@ -192,7 +192,6 @@ class AddressResolver(ClusterResolver):
 
 
 def local_accelerators() -> dict[str, int]:
-    """Counts this worker's accelerators by type."""
     return Counter(
         device.type.upper()
         for device in get_backend().list_devices()

@@ -19,12 +19,7 @@ from keras_dist.errors import ClusterError
 def build_service(
     name: str, version: str, credentials: Any, needed_by: str, **options: Any
 ) -> Any:
-    """Creates a service of Google's API client, such as `"compute"` `"v1"`.
-
-    The credentials `"default"` and `None` mean those of the environment.
-    Raises `ImportError`, which names the class `needed_by`, if the client is
-    not installed.
-    """
+    """Creates a service of Google's API client, such as `"compute"` `"v1"`."""
     try:
         discovery = importlib.import_module("googleapiclient.discovery")
     except ImportError as error:

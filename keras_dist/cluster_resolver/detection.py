@@ -161,13 +161,7 @@ Environ = MutableMapping[str, str]
 
 @dataclass(frozen=True)
 class Place:
-    """A process' position among the workers that a launcher started.
-
-    Args:
-        index: Integer, the process' position.
-        number: Integer, number of workers.
-        role: String, a description of a process that is not a worker.
-    """
+    """A process' position among the workers that a launcher started."""
 
     index: int
     number: int
@@ -179,14 +173,7 @@ class Place:
 
 
 class _Source(NamedTuple):
-    """A launcher that sets environment variables for the workers.
-
-    Attributes:
-        found: Callable that returns how the launcher is recognized; an empty
-            string if its variables are not set.
-        place: Callable that returns this process' `Place`.
-        resolver: The class that reads the variables.
-    """
+    """A launcher that sets environment variables for the workers."""
 
     found: Callable[[Environ], str]
     place: Callable[[Environ], Place]
@@ -238,11 +225,7 @@ def detect(
 
 
 def place(environ: Environ = os.environ) -> tuple[Place, str] | None:
-    """Returns this process' `Place`, and how its launcher is recognized.
-
-    The result is `None` without a launcher's variables, or if they can't be
-    read.
-    """
+    """Returns this process' `Place`, and how its launcher is recognized."""
     for source, found in _present(environ)[:1]:
         with contextlib.suppress(ClusterError):
             return source.place(environ), found

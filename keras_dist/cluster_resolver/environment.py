@@ -69,11 +69,7 @@ class WorkersResolver(EnvironmentResolver):
 
 
 def required(environ: Mapping[str, str], name: str, set_by: str) -> str:
-    """Returns a required environment variable.
-
-    Raises `ClusterError` if it is absent or empty. The message says that
-    `set_by` sets the variable.
-    """
+    """Returns a required environment variable, which `set_by` sets."""
     value = environ.get(name, "").strip()
     if not value:
         raise ClusterError(
@@ -90,11 +86,7 @@ def integer(
     low: int = 0,
     high: int | None = None,
 ) -> int:
-    """Returns a required environment variable as an integer.
-
-    Raises `ClusterError` if it is absent, no integer, or not between `low` and
-    `high`.
-    """
+    """Returns a required environment variable as an integer."""
     value = required(environ, name, set_by)
     if not value.isdecimal() or not low <= int(value) <= (
         int(value) if high is None else high
@@ -110,11 +102,7 @@ def integer(
 def rank_below(
     environ: Mapping[str, str], rank: str, size: str, set_by: str
 ) -> tuple[int, int]:
-    """Returns a rank and the number of ranks, from two variables.
-
-    Raises `ClusterError` if one is absent or no integer, or if the rank is too
-    large.
-    """
+    """Returns a rank and the number of ranks, from two variables."""
     number = integer(environ, size, set_by, low=1)
     index = integer(environ, rank, set_by)
     if index >= number:
@@ -126,11 +114,7 @@ def rank_below(
 
 
 def host_port(host: str, port: int, ports: str) -> str:
-    """Returns the address `"host:port"`, with brackets for IPv6.
-
-    Raises `ClusterError` for a port outside of 1 to 65535. `ports` says in the
-    message where the port comes from.
-    """
+    """Returns `"host:port"`; an error says that `ports` led to the port."""
     if not 0 < port < 65536:
         raise ClusterError(
             f"{ports} leads to port {port}, but ports end at 65535. Choose a "

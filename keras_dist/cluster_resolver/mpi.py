@@ -114,10 +114,7 @@ class MPIClusterResolver(WorkersResolver):
 
 
 def place(environ: Mapping[str, str]) -> tuple[int, int]:
-    """Returns this process' rank and the number of ranks.
-
-    Raises `ClusterError` if the variables of MPI are absent or can't be read.
-    """
+    """Returns this process' rank and the number of ranks."""
     for rank, size in RANKS:
         if rank in environ or size in environ:
             return rank_below(environ, rank, size, _SET_BY)

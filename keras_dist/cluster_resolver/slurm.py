@@ -106,11 +106,7 @@ def _unreadable(hostlist: str) -> ClusterError:
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Returns the number of this node's GPUs that the step may use.
-
-    It is that of SLURM_GPUS_ON_NODE, else of CUDA_VISIBLE_DEVICES, else of
-    nvidia-smi. Raises `RuntimeError` if nvidia-smi fails.
-    """
+    """Returns the number of this node's GPUs that the step may use."""
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
     if on_node.isdecimal():
         return int(on_node)
@@ -139,17 +135,13 @@ def own_gpus(
     gpus_per_task: int,
     local_rank: int,
 ) -> str | None:
-    """Returns CUDA_VISIBLE_DEVICES for the task with a rank on its node.
-
-    The result is `None` if the variable has to stay as it is: if it names
-    another number of GPUs than the node has, the task has its own already.
-    """
+    """Returns a task's CUDA_VISIBLE_DEVICES; `None` to leave it as it is."""
     visible = visible_gpus(environ)
     if not visible and not environ.get(VISIBLE):
         visible = [str(i) for i in range(gpus_per_node)]
     if not visible:  # -1 hides them all
         return None
-    if len(visible) != gpus_per_node:
+    if len(visible) != gpus_per_node:  # the task has its own already
         return None
     start = local_rank * gpus_per_task
     return ",".join(visible[start : start + gpus_per_task])
@@ -326,7 +318,6 @@ class SlurmClusterResolver(EnvironmentResolver):
             )
 
     def _check_place(self) -> None:
-        """Raises `ClusterError` unless Slurm's distribution is by block."""
         node = self._environ.get("SLURM_NODEID", "")
         local_rank = self._environ.get("SLURM_LOCALID", "")
         hosts = list(dict.fromkeys(place.host for place in self._places))

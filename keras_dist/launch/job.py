@@ -35,24 +35,17 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run on all workers.
-
-    `command` begins with a path. `environment` has the variables of all
-    workers, to which those of each one are added, and `backend` names the
-    coordinator. `devices` are virtual CPU devices of each worker. Output goes
-    to files in `log_dir`, or to the screen. `grace` is the time between SIGTERM
-    and SIGKILL in seconds. Each worker must note in the folder `joined` that it
-    has joined the others, unless that is `None`.
-    """
+    """A command to run on all workers."""
 
     command: tuple[str, ...]
     layout: AddressLayout
     backend: str
     environment: Mapping[str, str]
-    devices: int | None = None
-    log_dir: Path | None = None
+    devices: int | None = None  # virtual CPU devices of each worker
+    log_dir: Path | None = None  # if not, output goes to the screen
     max_restarts: int = 0
-    grace: float = GRACE
+    grace: float = GRACE  # seconds between SIGTERM and SIGKILL
+    # A folder where each worker notes that it has joined, if it must.
     joined: Path | None = None
 
     def group(
@@ -62,10 +55,7 @@ class Job:
         screen: Screen,
         on_failure: Callable[[Failure], None],
     ) -> ProcessGroup:
-        """Returns the processes of this machine, not started yet.
-
-        `restarts` counts the earlier starts.
-        """
+        """Returns the processes of this machine, not started yet."""
         service = coordinator.find(self.backend)
         workers = [
             self._worker(index, addresses, bool(service), restarts, screen)
@@ -108,12 +98,8 @@ class Job:
         restarts: int,
         joined: Path | None,
     ) -> dict[str, str]:
-        """Returns the environment variables of one worker.
-
-        Variables of other launchers are left as they are, because strategies
-        look for those of keras_dist first. The worker makes the file `joined`
-        once it has joined the others.
-        """
+        """Returns the environment variables of one worker."""
+        # Other launchers' variables stay: strategies look for these first.
         environment = dict(self.environment)
         environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
         environment["KERAS_DIST_WORKER_INDEX"] = str(index)
@@ -164,9 +150,7 @@ def python(*arguments: str) -> tuple[str, ...]:
 class Signals:
     """A context in which the launcher's signals go to the workers.
 
-    A second Ctrl-C kills them at once. A signal that the launcher was started
-    to ignore, such as SIGHUP under `nohup`, stays ignored. `received` lists the
-    signals' numbers.
+    A second Ctrl-C kills them at once.
     """
 
     def __init__(self) -> None:
@@ -176,6 +160,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         for number in PASSED_ON:
+            # SIGHUP under `nohup` stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._pass_on)
         return self
@@ -196,11 +181,7 @@ class Signals:
 
 
 def run_job(job: Job, screen: Screen) -> int:
-    """Runs a job to its end, with restarts, and returns the exit status.
-
-    The status is 0; that of the worker that failed first; or 128 and the number
-    of the signal that ended that worker, or the launcher.
-    """
+    """Runs a job to its end, with restarts, and returns the exit status."""
 
     def report(failure: Failure) -> None:
         screen.say(failure.report())

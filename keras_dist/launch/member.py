@@ -25,12 +25,7 @@ REAPING_TIME = 1.0
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start, with its environment and the sinks of its output.
-
-    `name` is such as `"worker 1"`; `command` begins with a path. All output
-    goes to the file `log`, too. The file `joined` exists once the process has
-    joined the other workers; it is `None` if the process need not.
-    """
+    """One process to start."""
 
     name: str
     command: tuple[str, ...]
@@ -38,17 +33,14 @@ class Command:
     stdout: tuple[Sink, ...] = ()
     stderr: tuple[Sink, ...] = ()
     log: Path | None = None
-    joined: Path | None = None
+    joined: Path | None = None  # it must make this file when it has joined
 
 
 class Member:
     """A running process, in a session of its own.
 
-    So a terminal's Ctrl-C reaches the launcher alone, and all that the process
-    has started can be ended with it. Signals that ask for an end go to the
-    process only, which may need its helpers to save its state. The pipes are
-    registered with `selector`, `watcher` ends the process if the launcher is
-    killed, and what the process leaves behind has `grace` seconds to end.
+    A terminal's Ctrl-C reaches the launcher alone, and all that the process
+    has started can be ended with it.
     """
 
     def __init__(
@@ -95,7 +87,6 @@ class Member:
         return self.ending() if self.status or self._stayed_alone else None
 
     def ending(self) -> Failure:
-        """Returns the end of the process as a `Failure`."""
         return Failure(
             self.program.name,
             self.status or 0,
@@ -126,6 +117,7 @@ class Member:
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process, if it runs."""
+        # Not to its helpers, which it may need to save its state.
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -164,11 +156,8 @@ class Member:
             self.poll(time.monotonic())
 
     def _signal_group(self, number: int) -> bool:
-        """Sends a signal to the process group; returns false if it is empty.
-
-        The group has the process' number, which is not given out again as long
-        as the group has a member.
-        """
+        """Sends a signal to the process group; returns false if it is empty."""
+        # The number is not given out again while the group has a member.
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):

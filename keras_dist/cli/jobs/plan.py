@@ -20,18 +20,9 @@ from keras_dist.tools.users_function import function_of
 def load_of_named(
     name: str, optimizer: str | None = None, is_sharded: bool = False
 ) -> tuple[Load, str]:
-    """Returns the load of a user's model and its optimizer, with a description.
+    """Returns the load of a user's model and optimizer, with a description.
 
-    The function, `"module:function"`, returns a model or a tuple that begins
-    with one. Variables are made without values, so that they may be larger than
-    the memory here. `optimizer` is Keras' name of an optimizer in place of the
-    model's; without either, it is Adam. With `is_sharded`, replicas are to
-    share its state.
-
-    Raises:
-        ValueError: If there is no such function, model or optimizer, or if
-            the function fails.
-        UnsupportedModelError: If the optimizer's state can't be shared.
+    Variables get no values, so the model may be larger than the memory here.
     """
     function = function_of(name)
     with _without_values():
@@ -57,11 +48,7 @@ def load_of_named(
 
 @contextlib.contextmanager
 def _without_values() -> Iterator[None]:
-    """Makes variables with a shape and a dtype only, inside of the context.
-
-    A stateless scope does that to variables with an initializer. A variable
-    that is given a value gets an initializer that returns the value.
-    """
+    """Makes variables with a shape and a dtype only, inside of the context."""
     before = keras_internals.set_uninitialized([])
     original = keras.Variable.__init__
 
