@@ -10,6 +10,7 @@ from typing import Literal
 
 import typer
 
+from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
@@ -61,11 +62,6 @@ PLOT = Annotated[
 MARKDOWN = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown, for a page.")
 ]
-
-
-@bench.callback()
-def group() -> None:
-    """Measure fit, loops, workers and memory, beside the framework's own."""
 
 
 @bench.command()
@@ -228,8 +224,7 @@ def prepared(
     if own_devices:  # the command sets the number of devices itself
         os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if only_cpus:
-        # Each framework has its own variable to hide GPUs.
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+        os.environ.update(CPU_ONLY)
     from keras_dist.bench.report import Output
     from keras_dist.errors import KerasDistError
 

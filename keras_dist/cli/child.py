@@ -18,9 +18,8 @@ from keras_dist.launch.failures import Failure
 
 MODULE = "keras_dist.cli.jobs.self_test"
 
-# Each framework has its own variables to hide GPUs, to allocate their memory on
-# demand, and to silence the log of its start.
-CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+# Each framework has its own variables to silence the log of its start, and to
+# allocate the memory of GPUs on demand.
 _UNLESS_SET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -35,7 +34,6 @@ class ChildError(Exception):
 
     def __init__(self, reason: str, lines: str, has_ended: bool) -> None:
         super().__init__(reason)
-        self.reason = reason
         self.lines = lines
         self.has_ended = has_ended
 
@@ -43,7 +41,7 @@ class ChildError(Exception):
     def summary(self) -> str:
         """The reason and the last line of output: in a traceback, the error."""
         last = self.lines.strip().rpartition("\n")[2].strip()
-        return f"{self.reason}: {last}" if last else self.reason
+        return f"{self}: {last}" if last else str(self)
 
 
 class Child:

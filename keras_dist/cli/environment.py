@@ -13,6 +13,9 @@ from keras_dist.environment.packages import BACKEND_VARIABLE
 
 CANNOT_RUN = 2
 
+# Each framework has its own variable to hide GPUs.
+CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+
 # The option of all commands that train or count with one backend.
 Backend = Annotated[
     str | None,

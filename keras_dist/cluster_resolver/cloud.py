@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.cluster_resolver.base import AddressResolver
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.base import local_accelerators
 from keras_dist.cluster_resolver.spec import ClusterSpec
@@ -36,7 +35,7 @@ def build_service(
     )
 
 
-class GCEClusterResolver(AddressResolver):
+class GCEClusterResolver(ClusterResolver):
     """A resolver for the running instances of a group, sorted by address.
 
     All instances belong to one job. Google Compute Engine does not tell a

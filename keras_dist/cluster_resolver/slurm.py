@@ -9,14 +9,12 @@ from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
 from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.environment.hostlist import hosts_of
 from keras_dist.environment.machine import VISIBLE
 from keras_dist.environment.machine import listed_gpus
 from keras_dist.environment.machine import visible_gpus
 from keras_dist.errors import ClusterError
 
-_ONE_HOST = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -39,10 +37,13 @@ def expand_hostlist(hostlist: str) -> list[str]:
     >>> expand_hostlist("n[08-10,12],login1")
     ['n08', 'n09', 'n10', 'n12', 'login1']
     """
-    hosts = [match[0] for match in _ONE_HOST.finditer(hostlist)]
-    if ",".join(hosts) != hostlist or not hosts:
-        raise _unreadable(hostlist)
-    return [name for host in hosts for name in _names(host, hostlist)]
+    try:
+        return list(hosts_of(hostlist))
+    except ValueError:
+        raise ClusterError(
+            f"Invalid list of hosts. Received: {hostlist!r}. Expected: a form "
+            "such as 'n[1-2],m5'."
+        ) from None
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
@@ -74,35 +75,6 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
             )
         tasks += [int(match[1])] * int(match[2] or 1)
     return tasks
-
-
-def _names(host: str, hostlist: str) -> list[str]:
-    names = [""]
-    for ranges, text in _PARTS.findall(host):
-        ends = [text] if text else _numbers(ranges, hostlist)
-        names = [name + end for name in names for end in ends]
-    return names
-
-
-def _numbers(ranges: str, hostlist: str) -> list[str]:
-    numbers = []
-    for part in ranges.split(","):
-        match = _RANGE.fullmatch(part)
-        if not match:
-            raise _unreadable(hostlist)
-        first, last = match[1], match[2] or match[1]
-        numbers += [
-            str(number).zfill(len(first))
-            for number in range(int(first), int(last) + 1)
-        ]
-    return numbers
-
-
-def _unreadable(hostlist: str) -> ClusterError:
-    return ClusterError(
-        f"Invalid list of hosts. Received: {hostlist!r}. Expected: a form such "
-        "as 'n[1-2],m5'."
-    )
 
 
 def count_gpus(environ: Mapping[str, str]) -> int:
@@ -147,7 +119,7 @@ def own_gpus(
     return ",".join(visible[start : start + gpus_per_task])
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     host: str
     local_rank: int
 
@@ -206,7 +178,7 @@ class SlurmClusterResolver(EnvironmentResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        rank = self._number("SLURM_PROCID")
+        self._rank = self._number("SLURM_PROCID")
         self._jobs = (
             {"worker": self._number("SLURM_STEP_NUM_TASKS")}
             if jobs is None
@@ -216,11 +188,10 @@ class SlurmClusterResolver(EnvironmentResolver):
         self.rpc_layer = rpc_layer
         by_host = self._tasks_by_host(tasks_per_node)
         self._places = [
-            _Place(host, local_rank)
+            _Slot(host, local_rank)
             for host, number in by_host.items()
             for local_rank in range(number)
         ]
-        self._rank = rank
         self._check_tasks(sum(self._jobs.values()))
         if not isinstance(tasks_per_node, Mapping):
             self._check_place()

@@ -10,9 +10,9 @@ from keras_dist.launch.failures import Failure
 from keras_dist.launch.failures import first
 from keras_dist.launch.member import Command
 from keras_dist.launch.member import Member
+from keras_dist.launch.orphans import Watcher
+from keras_dist.launch.orphans import watching
 from keras_dist.launch.output import Screen
-from keras_dist.launch.watcher import Watcher
-from keras_dist.launch.watcher import watching
 
 # Seconds to wait for the cause when a worker says that it lost another one.
 SETTLING_TIME = 2.0

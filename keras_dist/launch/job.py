@@ -2,7 +2,6 @@
 
 import functools
 import signal
-import sys
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -74,47 +73,37 @@ class Job:
         restarts: int,
         screen: Screen,
     ) -> Command:
+        # Other launchers' variables stay: strategies look for these first.
+        environment = {
+            **self.environment,
+            "KERAS_DIST_WORKERS": ",".join(addresses.workers),
+            "KERAS_DIST_WORKER_INDEX": str(index),
+            "KERAS_DIST_RESTARTS": str(restarts),
+            # Lines are shown when they are written, not when a buffer is full.
+            "PYTHONUNBUFFERED": "1",
+        }
+        for variable in (COORDINATOR, JOINED):
+            environment.pop(variable, None)
+        if has_coordinator:
+            environment[COORDINATOR] = addresses.coordinator
+        joined = None
+        if self.joined is not None and self.layout.num_workers > 1:
+            joined = self.joined / f"{restarts}-{index}"
+            environment[JOINED] = str(joined)
+        if self.devices is not None:
+            environment["KERAS_DIST_VIRTUAL_DEVICES"] = str(self.devices)
+        if self._gpus[index]:
+            environment[VISIBLE] = ",".join(self._gpus[index])
         name = f"worker {index}"
         stdout: tuple[Sink, ...] = ()
         stderr: tuple[Sink, ...] = ()
         if self.log_dir is None or index == 0:
             stdout = (on_screen(screen, "stdout", name, index == 0),)
             stderr = (on_screen(screen, "stderr", name, index == 0),)
-        joined = None
-        if self.joined is not None and self.layout.num_workers > 1:
-            joined = self.joined / f"{restarts}-{index}"
-        environment = self._environment(index, addresses, restarts, joined)
-        if has_coordinator:
-            environment[COORDINATOR] = addresses.coordinator
         log = self._log(f"worker-{index}", restarts)
         return Command(
             name, self.command, environment, stdout, stderr, log, joined
         )
-
-    def _environment(
-        self,
-        index: int,
-        addresses: Addresses,
-        restarts: int,
-        joined: Path | None,
-    ) -> dict[str, str]:
-        """Returns the environment variables of one worker."""
-        # Other launchers' variables stay: strategies look for these first.
-        environment = dict(self.environment)
-        environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
-        environment["KERAS_DIST_WORKER_INDEX"] = str(index)
-        environment["KERAS_DIST_RESTARTS"] = str(restarts)
-        for name in (COORDINATOR, JOINED):
-            environment.pop(name, None)
-        if joined is not None:
-            environment[JOINED] = str(joined)
-        if self.devices is not None:
-            environment["KERAS_DIST_VIRTUAL_DEVICES"] = str(self.devices)
-        if self._gpus[index]:
-            environment[VISIBLE] = ",".join(self._gpus[index])
-        # Lines are shown when they are written, not when a buffer is full.
-        environment["PYTHONUNBUFFERED"] = "1"
-        return environment
 
     @functools.cached_property
     def _gpus(self) -> dict[int, list[str]]:
@@ -140,11 +129,6 @@ class Job:
             return None
         again = f".restart-{restarts}" if restarts else ""
         return self.log_dir / f"{name}{again}.log"
-
-
-def python(*arguments: str) -> tuple[str, ...]:
-    """Returns a command that this Python interpreter runs."""
-    return (sys.executable, *arguments)
 
 
 class Signals:

@@ -5,19 +5,18 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist.launch import guard
 from keras_dist.launch.failures import TRACEBACK
 from keras_dist.launch.failures import Failure
+from keras_dist.launch.orphans import PROGRAM
+from keras_dist.launch.orphans import Watcher
 from keras_dist.launch.output import Pipe
 from keras_dist.launch.output import Sink
 from keras_dist.launch.output import Tail
-from keras_dist.launch.watcher import Watcher
 
 # Seconds that killed processes have to leave their group.
 REAPING_TIME = 1.0
@@ -62,11 +61,7 @@ class Member:
         if program.log is not None:
             logs = [open(program.log, "wb", buffering=0)]  # noqa: SIM115
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-I", "-S", guard.__file__),
-                str(os.getpid()),
-                *program.command,
-            ],
+            [*PROGRAM, str(os.getpid()), *program.command],
             env=program.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

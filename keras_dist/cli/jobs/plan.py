@@ -60,9 +60,13 @@ def _without_values() -> Iterator[None]:
         dtype: Any = None,
         **kwargs: Any,
     ) -> None:
+        # The scope below does so only to variables with an initializer.
         if not callable(initializer) and not isinstance(initializer, str):
             value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
-            initializer = _Constant(value)
+
+            def initializer(shape: Any, dtype: Any = None) -> Any:
+                return value
+
             shape = tuple(value.shape)
             dtype = keras.backend.standardize_dtype(value.dtype)
         original(self, initializer, shape=shape, dtype=dtype, **kwargs)
@@ -74,14 +78,6 @@ def _without_values() -> Iterator[None]:
     finally:
         keras.Variable.__init__ = original
         keras_internals.set_uninitialized(before)
-
-
-class _Constant:
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        return self._value
 
 
 def _optimizer(model: keras.Model, name: str | None) -> Any:
