@@ -1,6 +1,6 @@
 """The report of `keras-dist info`."""
 
-import contextlib
+import dataclasses
 import os
 import platform
 from collections.abc import Mapping
@@ -68,9 +68,7 @@ def gather(timeout: float) -> dict[str, Any]:
 def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
     """Returns the state of a backend, and its devices if it starts in time."""
     found: dict[str, Any] = {
-        "name": backend.name,
-        "plugin": backend.plugin,
-        "version": backend.version,
+        **dataclasses.asdict(backend),
         "works": False,
         "problem": "",
         "fix": "",
@@ -147,13 +145,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
 
 
 def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
-    made = tables.table(
-        "Backends",
-        *(
-            (name, tables.WORDS)
-            for name in ("Name", "Version", "Devices", "Plugin")
-        ),
-    )
+    heads = ("Name", "Version", "Devices", "Plugin")
+    made = tables.table("Backends", *((head, tables.WORDS) for head in heads))
     for each in found:
         state = tables.names_text(each["devices"]) if each["works"] else "none"
         made.add_row(
@@ -172,10 +165,8 @@ def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
-    with contextlib.suppress(KeyError):
-        console.print(Text(f"Cluster: {cluster['reason']}"))
-    if "error" in cluster:
-        console.print(Text(f"Cluster: {cluster['error']}"))
+    told = cluster.get("reason") or cluster["error"]
+    console.print(Text(f"Cluster: {told}"))
     if cluster["variables"]:
         console.print(tables.pairs_table(cluster["variables"]))
     console.print()

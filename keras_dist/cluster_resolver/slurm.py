@@ -254,7 +254,11 @@ class SlurmClusterResolver(EnvironmentResolver):
         self, tasks_per_node: int | Mapping[str, int] | None
     ) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
-            return self._in_order(tasks_per_node)
+            nodes = self._environ.get("SLURM_STEP_NODELIST", "")
+            known = expand_hostlist(nodes) if nodes else []
+            ordered = [host for host in known if host in tasks_per_node]
+            ordered += sorted(tasks_per_node.keys() - set(ordered))
+            return {host: tasks_per_node[host] for host in ordered}
         hosts = expand_hostlist(self._variable("SLURM_STEP_NODELIST"))
         if tasks_per_node is not None:
             return dict.fromkeys(hosts, int(tasks_per_node))
@@ -268,13 +272,6 @@ class SlurmClusterResolver(EnvironmentResolver):
                 f"{self._environ[name]!r}."
             )
         return dict(zip(hosts, tasks, strict=True))
-
-    def _in_order(self, by_host: Mapping[str, int]) -> dict[str, int]:
-        nodes = self._environ.get("SLURM_STEP_NODELIST", "")
-        known = expand_hostlist(nodes) if nodes else []
-        ordered = [host for host in known if host in by_host]
-        ordered += sorted(by_host.keys() - set(ordered))
-        return {host: by_host[host] for host in ordered}
 
     def _check_tasks(self, requested: int) -> None:
         if requested != len(self._places):

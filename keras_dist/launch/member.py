@@ -137,7 +137,10 @@ class Member:
                 pipe.drain()
             self._signal_group(signal.SIGTERM)
         if self._is_empty(now):
-            self._finish()
+            self.gone = True
+            self._watcher.remove(self._process.pid)
+            for pipe in self._pipes:
+                pipe.close()
         elif now > self._ended_at + self._grace:
             self.kill()
 
@@ -172,9 +175,3 @@ class Member:
         return self._killed_at is not None and (
             now > self._killed_at + REAPING_TIME
         )
-
-    def _finish(self) -> None:
-        self.gone = True
-        self._watcher.remove(self._process.pid)
-        for pipe in self._pipes:
-            pipe.close()
