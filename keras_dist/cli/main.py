@@ -30,7 +30,7 @@ INTERRUPTED = 130
 class Interrupts:
     """A context in which Ctrl-C raises KeyboardInterrupt and is remembered.
 
-    Code that runs after a place where Keras ignores it calls `check`.
+    Keras may ignore the exception: code after such a place calls `check`.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,7 @@ def integer(
 def rank_below(
     environ: Mapping[str, str], rank: str, size: str, set_by: str
 ) -> Place:
-    """Returns the place of a process from its rank and their number."""
+    """Returns the place of a process from its rank and the number of ranks."""
     number = integer(environ, size, set_by, low=1)
     index = integer(environ, rank, set_by)
     if index >= number:
