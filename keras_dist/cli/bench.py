@@ -10,6 +10,7 @@ from typing import Literal
 
 import typer
 
+from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
@@ -61,11 +62,6 @@ PLOT = Annotated[
 MARKDOWN = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown, for a page.")
 ]
-
-
-@bench.callback()
-def group() -> None:
-    """Measure fit, loops, workers and memory, beside the framework's own."""
 
 
 @bench.command()
@@ -214,13 +210,7 @@ def prepared(
     own_devices: bool = False,
     only_cpus: bool = False,
 ) -> "Iterator[Output]":
-    """Checks the options, selects the backend and yields the `Output`.
-
-    Files that can't be written fail here, before anything is measured.
-    `own_devices` ignores KERAS_DIST_VIRTUAL_DEVICES, because the command sets
-    the number of devices itself; `only_cpus` hides GPUs. A `KerasDistError` or
-    `ValueError` inside of the context ends the command with its message.
-    """
+    """Checks the options before anything is measured; yields the `Output`."""
     check_folder("--json", json)
     check_folder("--plot", plot)
     if plot is not None:
@@ -231,11 +221,10 @@ def prepared(
             )
         require("matplotlib", "matplotlib for --plot", "plot")
     select_backend(backend)
-    if own_devices:
+    if own_devices:  # the command sets the number of devices itself
         os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if only_cpus:
-        # Each framework has its own variable to hide GPUs.
-        os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+        os.environ.update(CPU_ONLY)
     from keras_dist.bench.report import Output
     from keras_dist.errors import KerasDistError
 
@@ -259,12 +248,10 @@ def numbers_or_all(text: str) -> list[int] | None:
 
 
 def names(text: str) -> list[str]:
-    """Splits comma-separated text into its parts, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def some_models(text: str) -> list[str]:
-    """Parses comma-separated names of models; there must be at least one."""
     wanted = names(text)
     if not wanted:
         raise typer.BadParameter("Expected: at least one of small, medium.")

@@ -18,9 +18,8 @@ from keras_dist.launch.failures import Failure
 
 MODULE = "keras_dist.cli.jobs.self_test"
 
-# Each framework has its own variables to hide GPUs, to allocate their memory on
-# demand, and to silence the log of its start.
-CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+# Each framework has its own variables to silence the log of its start, and to
+# allocate the memory of GPUs on demand.
 _UNLESS_SET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -31,15 +30,10 @@ _NUM_LINES = 12
 
 
 class ChildError(Exception):
-    """Raised when a process has ended, or did not answer in time.
-
-    `lines` has the last lines that the process wrote; `has_ended` is false
-    after a timeout.
-    """
+    """Raised when a process has ended, or did not answer in time."""
 
     def __init__(self, reason: str, lines: str, has_ended: bool) -> None:
         super().__init__(reason)
-        self.reason = reason
         self.lines = lines
         self.has_ended = has_ended
 
@@ -47,14 +41,11 @@ class ChildError(Exception):
     def summary(self) -> str:
         """The reason and the last line of output: in a traceback, the error."""
         last = self.lines.strip().rpartition("\n")[2].strip()
-        return f"{self.reason}: {last}" if last else self.reason
+        return f"{self}: {last}" if last else str(self)
 
 
 class Child:
-    """A process of one backend, which `close` kills with all that it started.
-
-    The environment is that of this process, with `variables` added.
-    """
+    """A process of one backend; `close` kills it and all that it started."""
 
     def __init__(
         self, backend: str, variables: Mapping[str, str] | None = None
@@ -96,13 +87,7 @@ class Child:
     def ask(
         self, job: str, arguments: Mapping[str, Any], limit: float
     ) -> dict[str, Any]:
-        """Sends a job with its arguments, and returns the answer.
-
-        `arguments` are of types that JSON has.
-
-        Raises:
-            ChildError: If the process ends, or takes more than `limit` seconds.
-        """
+        """Sends a job and returns its answer; raises `ChildError`."""
         assert self._process.stdin is not None
         request = json.dumps({"job": job, "arguments": dict(arguments)})
         # If the process has ended already, `answer` raises.
@@ -112,11 +97,7 @@ class Child:
         return self.answer(limit)
 
     def answer(self, limit: float) -> dict[str, Any]:
-        """Returns the next answer; the first one describes backend and devices.
-
-        Raises:
-            ChildError: If the process ends, or takes more than `limit` seconds.
-        """
+        """Returns the next answer; the first describes backend and devices."""
         deadline = time.monotonic() + limit
         while b"\n" not in self._received:
             left = max(0.0, deadline - time.monotonic())
@@ -136,7 +117,6 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Kills the process, and all that it started."""
         self._kill()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

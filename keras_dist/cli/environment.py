@@ -13,6 +13,9 @@ from keras_dist.environment.packages import BACKEND_VARIABLE
 
 CANNOT_RUN = 2
 
+# Each framework has its own variable to hide GPUs.
+CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+
 # The option of all commands that train or count with one backend.
 Backend = Annotated[
     str | None,
@@ -30,11 +33,9 @@ def fail(message: str) -> NoReturn:
 
 
 def select_backend(name: str | None) -> str:
-    """Sets KERAS_BACKEND for this process, and returns the backend's name.
+    """Sets KERAS_BACKEND for this process, or ends the command.
 
-    The backend is `name`, else the value of KERAS_BACKEND, else the first
-    backend whose framework is installed. A backend that is unknown or not
-    installed ends the command.
+    Without a name, it is KERAS_BACKEND's, else the first that is installed.
     """
     known = sorted(
         entry_point.name

@@ -1,6 +1,6 @@
 """The report of `keras-dist info`."""
 
-import contextlib
+import dataclasses
 import os
 import platform
 from collections.abc import Mapping
@@ -29,10 +29,7 @@ _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
 
 
 def gather(timeout: float) -> dict[str, Any]:
-    """Returns the whole report, in types that JSON has.
-
-    Each backend has `timeout` seconds to start.
-    """
+    """Returns the whole report, in types that JSON has."""
     known = backends()
     with ThreadPoolExecutor(max(1, len(known))) as threads:
         seen = list(threads.map(lambda each: look(each, timeout), known))
@@ -71,9 +68,7 @@ def gather(timeout: float) -> dict[str, Any]:
 def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
     """Returns the state of a backend, and its devices if it starts in time."""
     found: dict[str, Any] = {
-        "name": backend.name,
-        "plugin": backend.plugin,
-        "version": backend.version,
+        **dataclasses.asdict(backend),
         "works": False,
         "problem": "",
         "fix": "",
@@ -99,12 +94,7 @@ def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
 
 
 def problem_of(name: str | None, by_name: Mapping[str, Any]) -> str:
-    """Returns why `import keras` fails, and a fix; empty if it works.
-
-    `name` is the backend that Keras takes, or `None` for its default. `by_name`
-    maps each backend's name to a dict with `"works"`; if that is false, also
-    with `"problem"` and `"fix"`.
-    """
+    """Returns why `import keras` fails with a backend, and a fix; or ""."""
     if name is None or (name in by_name and by_name[name]["works"]):
         return ""
     if name not in by_name:
@@ -129,13 +119,11 @@ def _cluster(seen: list[dict[str, Any]], masks: Masks) -> dict[str, Any]:
 
 
 def show_problem(console: Console, problem: str) -> None:
-    """Prints the result of `problem_of`, unless it is empty."""
     if problem:
         console.print(Text(f"Problem: {problem}", style="bold red"))
 
 
 def show(console: Console, found: dict[str, Any]) -> None:
-    """Prints the report that `gather` returned."""
     picked = found["picked"]
     pairs = {
         "keras_dist": found["keras_dist"],
@@ -157,13 +145,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
 
 
 def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
-    made = tables.table(
-        "Backends",
-        *(
-            (name, tables.WORDS)
-            for name in ("Name", "Version", "Devices", "Plugin")
-        ),
-    )
+    heads = ("Name", "Version", "Devices", "Plugin")
+    made = tables.table("Backends", *((head, tables.WORDS) for head in heads))
     for each in found:
         state = tables.names_text(each["devices"]) if each["works"] else "none"
         made.add_row(
@@ -182,10 +165,8 @@ def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
-    with contextlib.suppress(KeyError):
-        console.print(Text(f"Cluster: {cluster['reason']}"))
-    if "error" in cluster:
-        console.print(Text(f"Cluster: {cluster['error']}"))
+    told = cluster.get("reason") or cluster["error"]
+    console.print(Text(f"Cluster: {told}"))
     if cluster["variables"]:
         console.print(tables.pairs_table(cluster["variables"]))
     console.print()

@@ -30,11 +30,7 @@ INTERRUPTED = 130
 class Interrupts:
     """A context in which Ctrl-C raises KeyboardInterrupt and is remembered.
 
-    Keras ignores every exception that is raised while it reads the logs of a
-    batch, where JAX spends most of the time. Code that runs after such a place
-    calls `check`. A process that was started with Ctrl-C ignored, such as a
-    background job of a shell script, goes on ignoring it. `received` is true
-    after a Ctrl-C.
+    Keras may ignore the exception: code after such a place calls `check`.
     """
 
     def __init__(self) -> None:
@@ -44,6 +40,7 @@ class Interrupts:
     def __enter__(self) -> Self:
         before = signal.getsignal(signal.SIGINT)
         is_main = threading.current_thread() is threading.main_thread()
+        # A background job of a shell script goes on ignoring Ctrl-C.
         if is_main and before is signal.default_int_handler:
             self._previous = signal.signal(signal.SIGINT, self._receive)
         return self
@@ -54,6 +51,8 @@ class Interrupts:
 
     def check(self) -> None:
         """Raises KeyboardInterrupt if there was a Ctrl-C, even if ignored."""
+        # Keras swallows what is raised while it reads the logs of a batch,
+        # where JAX spends most of the time.
         if self.received:
             raise KeyboardInterrupt
 
@@ -83,7 +82,6 @@ class Commands(TyperGroup):
 
 
 def print_version(wanted: bool) -> None:
-    """Prints the version and ends the command if `wanted`."""
     if wanted:
         typer.echo(f"keras-dist {version_of('keras-dist')}")
         raise typer.Exit

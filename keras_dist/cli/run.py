@@ -94,7 +94,6 @@ def run(
     from keras_dist.launch.addresses import AddressLayout
     from keras_dist.launch.addresses import parse_hosts
     from keras_dist.launch.job import Job
-    from keras_dist.launch.job import python
     from keras_dist.launch.job import run_job
     from keras_dist.launch.output import Screen
 
@@ -135,7 +134,7 @@ def run(
     try:
         with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
             job = Job(
-                command=python(*(["-m"] if module else []), *script),
+                command=(sys.executable, *(["-m"] if module else []), *script),
                 layout=layout,
                 backend=chosen,
                 environment=environment,

@@ -72,7 +72,6 @@ def self_test(
 
     from keras_dist.cli import info
     from keras_dist.cli import trial
-    from keras_dist.cli import trial_report
 
     console = Console(highlight=False)
     settings = trial.Settings(
@@ -80,28 +79,20 @@ def self_test(
     )
     results: list[trial.RowResult] = []
     seen: dict[str, Any] = {}
-    with trial_report.Bar(console) as bar:
-
-        def end(result: trial.RowResult) -> None:
-            results.append(result)
-            bar.end(result)
-
+    with trial.Bar(console) as bar:
         for each in chosen:
-            seen[each.name] = trial.CommandTrial(
-                each, settings, bar.begin, end
-            ).run()
+            rows = trial.CommandTrial(each, settings, bar, results)
+            seen[each.name] = rows.run()
     _say_what_there_is(console, seen)
-    trial_report.show(console, results)
+    trial.show(console, results)
     problem = info.problem_of(
-        picked or None, trial_report.states_of(results, list(seen))
+        picked or None, trial.states_of(results, list(seen))
     )
     info.show_problem(console, problem)
     if json is not None:
-        content = trial_report.as_json(
-            results, seen, _versions(chosen), problem
-        )
+        content = trial.as_json(results, seen, _versions(chosen), problem)
         json.write_text(json_module.dumps(content, indent=2) + "\n")
-    failed = problem or trial_report.number_of(results, trial.Status.FAILED)
+    failed = problem or trial.number_of(results, trial.Status.FAILED)
     raise typer.Exit(1 if failed else 0)
 
 

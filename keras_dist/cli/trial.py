@@ -1,19 +1,24 @@
 """Trials of a backend: rows to try, run even if its process ends or hangs."""
 
+import dataclasses
 import enum
 import time
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-from keras_dist.cli.child import CPU_ONLY
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
+from rich.progress import TimeElapsedColumn
+from rich.text import Text
+
 from keras_dist.cli.child import Child
 from keras_dist.cli.child import ChildError
+from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.environment.packages import InstalledBackend
-from keras_dist.planning.tables import names_text
+from keras_dist.planning import tables
 
 # The model that is trained unless the user names another one.
 OWN_MODEL = "keras_dist.cli.jobs.digits:make"
@@ -36,62 +41,44 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Row:
-    """One trial of a backend.
-
-    `job` names the work that the backend's process does with `arguments`.
-    Without a job, the row is skipped: `reason` says why, and `fix` what to do
-    about it.
-    """
+    """One trial of a backend; without a job, it is skipped."""
 
     name: str
     place: RowPlace = RowPlace.CPU
     job: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    reason: str = ""
-    fix: str = ""
+    reason: str = ""  # why it is skipped
+    fix: str = ""  # what to do about it
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """The result of one row.
-
-    `details` is a finding or a reason, and `fix` what to do. `last_lines` is
-    the end of the process' output if it failed, or the text of the report if
-    numbers differ. `report` is the report of `strategy.verify`.
-    """
+    """The result of one row."""
 
     backend: str
     name: str
     status: Status
-    details: str
+    details: str  # a finding or a reason
     fix: str = ""
     seconds: float = 0.0
-    last_lines: str = ""
-    report: dict[str, Any] | None = None
+    last_lines: str = ""  # of the process, or of the report
+    report: dict[str, Any] | None = None  # of `strategy.verify`
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of `keras-dist test`.
-
-    `workers` is the number of processes to train over, or 0; `devices` the
-    largest number of virtual CPU devices; `timeout` the seconds that a row may
-    take; `model` the `"module:function"` of what is trained.
-    """
+    """The options of `keras-dist test`."""
 
     workers: int = 0
-    devices: int = 4
-    timeout: float = 90.0
+    devices: int = 4  # at the most, virtual ones
+    timeout: float = 90.0  # in seconds, for each row
     model: str = OWN_MODEL
 
 
 def rows_for(
     backend: InstalledBackend, seen: Mapping[str, Any], settings: Settings
 ) -> list[Row]:
-    """Returns the rows to try with a backend that starts.
-
-    `seen` is the first answer of the backend's process.
-    """
+    """Returns the rows to try with a backend, from its first answer."""
     accelerators = [d for d in seen["devices"] if not d.startswith("cpu:")]
     model = settings.model
     two = _cpus(min(2, settings.devices))
@@ -129,7 +116,8 @@ def _training(
     place: RowPlace = RowPlace.CPU,
 ) -> Row:
     arguments = {"model": model, "kind": kind, "devices": devices}
-    return Row(f"{name}, {names_text(devices)}", place, "verify", arguments)
+    name = f"{name}, {tables.names_text(devices)}"
+    return Row(name, place, "verify", arguments)
 
 
 def _collectives(
@@ -147,7 +135,7 @@ def _on_accelerators(devices: Sequence[str], model: str) -> list[Row]:
     training = _training(model, "mirrored", "mirrored", devices, place)
     if model != OWN_MODEL:
         return [training]
-    name = f"run, reduce, gather, {names_text(devices)}"
+    name = f"run, reduce, gather, {tables.names_text(devices)}"
     return [training, _collectives(name, devices, place)]
 
 
@@ -186,40 +174,62 @@ _EXACT = {
 }
 
 
-class CommandTrial:
-    """Runs the rows of one backend.
+class Bar:
+    """A progress bar on a terminal; nothing elsewhere."""
 
-    A process does one row after another. If it ends, or takes too long, that
-    row has failed, and a new process does the others. `begin` is called with
-    the backend's name, the name of the row that begins, and the number of rows
-    (0 if not known yet); `end` with each `RowResult`.
-    """
+    def __init__(self, console: Console) -> None:
+        self._progress = tables.progress_bar(
+            console, MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self._tasks: dict[str, Any] = {}
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def begin(self, backend: str, row: str, total: int) -> None:
+        """Shows the row that is being tried."""
+        if backend not in self._tasks:
+            self._tasks[backend] = self._progress.add_task("", total=None)
+        self._progress.update(
+            self._tasks[backend],
+            description=f"{backend}: {row}",
+            total=total or None,
+        )
+
+    def end(self, backend: str) -> None:
+        if backend in self._tasks:
+            self._progress.advance(self._tasks[backend])
+
+
+class CommandTrial:
+    """Runs the rows of one backend, in a new process after one that failed."""
 
     def __init__(
         self,
         backend: InstalledBackend,
         settings: Settings,
-        begin: Callable[[str, str, int], None],
-        end: Callable[[RowResult], None],
+        bar: Bar,
+        results: list[RowResult],
     ) -> None:
         self._backend = backend
         self._settings = settings
-        self._begin = begin
-        self._end = end
+        self._bar = bar
+        self._results = results
         self._child: Child | None = None
         self._place = RowPlace.ACCELERATORS
         self._has_accelerators = False
 
     def run(self) -> dict[str, Any] | None:
-        """Runs all rows, and returns what the backend sees (or `None`).
-
-        It is `None` if the backend is not installed or can't start.
-        """
+        """Runs all rows; returns what the backend sees, or `None`."""
         if not self._backend.is_installed:
             fix = self._backend.fix
-            self._end(self._skipped(STARTS, "not installed", fix))
+            self._end(STARTS, Status.SKIPPED, "not installed", fix)
             return None
-        self._begin(self._backend.name, STARTS, 0)
+        self._bar.begin(self._backend.name, STARTS, 0)
         try:
             return self._run()
         finally:
@@ -230,38 +240,37 @@ class CommandTrial:
         try:
             seen = self._start(RowPlace.ACCELERATORS)
         except ChildError as error:
-            self._end(self._failed(STARTS, start, error, self._backend.repair))
+            self._end_failed(STARTS, start, error, self._backend.repair)
             return None
         rows = rows_for(self._backend, seen, self._settings)
         self._has_accelerators = any(
             row.place is RowPlace.ACCELERATORS for row in rows
         )
         # Sorted by place, because each place needs a process of its own.
-        for row in sorted(rows, key=self._moves):
-            self._begin(self._backend.name, row.name, len(rows))
-            self._end(self._try(row))
+        rows.sort(key=lambda row: self._needed(row) is RowPlace.CPU)
+        for row in rows:
+            self._bar.begin(self._backend.name, row.name, len(rows))
+            self._try(row)
         return seen
 
-    def _moves(self, row: Row) -> bool:
-        return self._has_accelerators and row.place is RowPlace.CPU
-
-    def _try(self, row: Row) -> RowResult:
+    def _try(self, row: Row) -> None:
         start = time.monotonic()
         if not row.job:
-            return self._skipped(row.name, row.reason, row.fix)
+            self._end(row.name, Status.SKIPPED, row.reason, row.fix)
+            return
         try:
             answer = self._answer(row)
         except ChildError as error:
             self._close()
             fix = REPORT if error.has_ended else _LONGER
-            return self._failed(row.name, start, error, fix)
+            self._end_failed(row.name, start, error, fix)
+            return
         if "refused" in answer:
-            return self._skipped(
-                row.name, answer["refused"], "leave it mirrored"
-            )
+            reason = answer["refused"]
+            self._end(row.name, Status.SKIPPED, reason, "leave it mirrored")
+            return
         passed = "found" in answer
-        return RowResult(
-            self._backend.name,
+        self._end(
             row.name,
             Status.PASSED if passed else Status.FAILED,
             answer["found"] if passed else answer["error"],
@@ -295,33 +304,107 @@ class CommandTrial:
             self._close()
             raise
 
+    def _end(self, name: str, *rest: Any) -> None:
+        """Notes a `RowResult` with the rest of its fields."""
+        self._results.append(RowResult(self._backend.name, name, *rest))
+        self._bar.end(self._backend.name)
+
+    def _end_failed(
+        self, name: str, start: float, error: ChildError, fix: str
+    ) -> None:
+        seconds, lines = time.monotonic() - start, error.lines
+        self._end(name, Status.FAILED, error.summary, fix, seconds, lines)
+
     def _close(self) -> None:
         if self._child is not None:
             self._child.close()
         self._child = None
 
-    def _skipped(self, name: str, reason: str, fix: str) -> RowResult:
-        backend = self._backend.name
-        return RowResult(backend, name, Status.SKIPPED, reason, fix)
-
-    def _failed(
-        self, name: str, start: float, error: ChildError, fix: str
-    ) -> RowResult:
-        return RowResult(
-            self._backend.name,
-            name,
-            Status.FAILED,
-            error.summary,
-            fix,
-            time.monotonic() - start,
-            error.lines,
-        )
-
 
 def _fix(answer: dict[str, Any]) -> str:
-    """Returns what to do about a row that failed."""
     if "text" in answer:
         return "see below"
     if answer["is_ours"]:
         return "do what it says"
     return _LONGER if answer["is_late"] else REPORT
+
+
+_STYLES = {
+    Status.PASSED: "green",
+    Status.FAILED: "bold red",
+    Status.SKIPPED: "yellow",
+}
+
+
+def show(console: Console, results: Sequence[RowResult]) -> None:
+    """Prints a table, the output of failed processes, and a count by status."""
+    made = tables.table(
+        "",
+        ("Backend", tables.WORD),
+        ("Tried", tables.WORDS),
+        ("Result", tables.WORD),
+        ("Time", tables.NUMBER),
+        ("Details", tables.WORDS),
+    )
+    made.title = None
+    for each in results:
+        details = each.details
+        if each.fix:
+            details = f"{details.rstrip('.')}. To do: {each.fix}"
+        made.add_row(
+            each.backend,
+            Text(each.name),
+            Text(each.status, style=_STYLES[each.status]),
+            f"{each.seconds:.0f} s" if each.seconds else "",
+            Text(details),
+        )
+    console.print(made)
+    for each in results:
+        if each.last_lines:
+            console.print()
+            what = "last lines" if each.report is None else "what differs"
+            console.print(
+                Text(f"{each.backend}, {each.name}: {what}", style="bold")
+            )
+            console.print(Text(each.last_lines))
+    console.print()
+    counts = [f"{number_of(results, status)} {status}" for status in Status]
+    console.print(", ".join(counts))
+
+
+def number_of(results: Sequence[RowResult], status: Status) -> int:
+    return sum(each.status is status for each in results)
+
+
+def states_of(
+    results: Sequence[RowResult], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Returns the state of each backend, in the form `problem_of` takes."""
+    states: dict[str, dict[str, Any]] = {
+        name: {"works": True} for name in names
+    }
+    for each in results:
+        if each.name == STARTS:
+            is_there = each.status is Status.FAILED
+            states[each.backend] = {
+                "works": False,
+                "problem": "can't be used, " * is_there + each.details,
+                "fix": each.fix,
+            }
+    return states
+
+
+def as_json(
+    results: Sequence[RowResult],
+    seen: dict[str, Any],
+    versions: dict[str, str],
+    problem: str,
+) -> dict[str, Any]:
+    """Returns all results, in types that JSON has."""
+    return {
+        "versions": versions,
+        "backends": seen,
+        "problem": problem,
+        "results": [dataclasses.asdict(each) for each in results],
+        **{str(s): number_of(results, s) for s in Status},
+    }

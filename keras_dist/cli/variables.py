@@ -5,8 +5,9 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
+
+from keras_dist.environment.hostlist import hosts_of
 
 # Variables that cluster resolvers read.
 _CLUSTER = (
@@ -70,11 +71,7 @@ _MOST_HOSTS = 1000
 
 
 class Masks:
-    """Replaces names of hosts by `host1`, `host2` and so on.
-
-    Users and passwords in addresses are hidden too. A host has the same number
-    in all variables, so that wrong addresses can be found.
-    """
+    """Replaces names of hosts by `host1` and so on, the same everywhere."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
@@ -107,8 +104,11 @@ class Masks:
 
     def _note_all(self, short: str) -> None:
         """Notes the hosts that a short form of Slurm stands for."""
-        hosts = [*itertools.islice(_expanded(short), _MOST_HOSTS + 1)]
-        if len(hosts) > _MOST_HOSTS:
+        try:
+            hosts = [*itertools.islice(hosts_of(short), _MOST_HOSTS + 1)]
+        except ValueError:
+            hosts = []
+        if not 0 < len(hosts) <= _MOST_HOSTS:
             self._name(short)
             return
         self._names[short] = ",".join(map(self._name, hosts))
@@ -118,29 +118,6 @@ class Masks:
             self._count += 1
             self._names[host] = f"host{self._count}"
         return self._names[host]
-
-
-def _expanded(short: str) -> Iterator[str]:
-    """Yields the hosts that a short form such as `n[1-2,08]` stands for."""
-    # Text is at even places, and what is in brackets at odd ones.
-    parts = _RANGES.split(short)
-    choices = [
-        _numbers(part) if place % 2 else (part,)
-        for place, part in enumerate(parts)
-    ]
-    for names in itertools.product(*choices):
-        yield "".join(names)
-
-
-def _numbers(ranges: str) -> list[str]:
-    found: list[str] = []
-    for each in ranges.split(","):
-        first, _, last = each.partition("-")
-        numbers = range(int(first), int(last or first) + 1)
-        # One more than are shown, however many there are.
-        for number in numbers[: _MOST_HOSTS + 1]:
-            found.append(str(number).zfill(len(first)))
-    return found
 
 
 def _pattern(short: str) -> str:

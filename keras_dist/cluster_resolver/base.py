@@ -12,9 +12,9 @@ from keras_dist.plugin.backend import get_backend
 class ClusterResolver(ABC):
     """Base class of resolvers, which find a cluster's tasks and the own one.
 
-    A subclass defines `cluster_spec` and `master`. For the task of this
-    process it assigns `self.task_type` and `self.task_id`, or defines
-    `own_task`. Pass an instance to `MultiWorkerMirroredStrategy`.
+    A subclass defines `cluster_spec`. For the task of this process it assigns
+    `self.task_type` and `self.task_id`, or defines `own_task`. Pass an
+    instance to `MultiWorkerMirroredStrategy`.
 
     Example:
 
@@ -27,9 +27,6 @@ class ClusterResolver(ABC):
     ...
     ...     def cluster_spec(self):
     ...         return ClusterSpec({"worker": ["left:9000", "right:9000"]})
-    ...
-    ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
-    ...         return self.address_of(task_type, task_id, rpc_layer)
     >>> Pair(1).master()
     'right:9000'
     """
@@ -42,7 +39,6 @@ class ClusterResolver(ABC):
     def cluster_spec(self) -> ClusterSpec:
         """Returns the current cluster; each call looks it up anew."""
 
-    @abstractmethod
     def master(
         self,
         task_type: str | None = None,
@@ -59,8 +55,13 @@ class ClusterResolver(ABC):
                 resolver's own.
 
         Returns:
-            String, such as `"grpc://10.0.0.1:9000"`.
+            String, such as `"grpc://10.0.0.1:9000"`; empty if this process'
+            task is needed and not known.
+
+        Raises:
+            ClusterError: If the cluster has no such task.
         """
+        return self.address_of(task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self,
@@ -149,18 +150,8 @@ class ClusterResolver(ABC):
     ) -> str:
         """Returns a task's address in the cluster spec, with its protocol.
 
-        Most resolvers implement `master` with it.
-
-        Args:
-            task_type: As in `master`.
-            task_id: As in `master`.
-            rpc_layer: As in `master`.
-
-        Returns:
-            String; empty if this process' task is needed and not known.
-
-        Raises:
-            ClusterError: If the cluster has no such task.
+        It is what `master` returns, with the same arguments and errors, unless
+        a subclass has a `master` of its own.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -175,24 +166,7 @@ class ClusterResolver(ABC):
         return f"{layer}://{address}" if layer else address
 
 
-class AddressResolver(ClusterResolver):
-    """A resolver whose `master` is a task's address in the cluster spec."""
-
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Returns a task's address, by default this process' task's.
-
-        It is empty if that task is not known.
-        """
-        return self.address_of(task_type, task_id, rpc_layer)
-
-
 def local_accelerators() -> dict[str, int]:
-    """Counts this worker's accelerators by type."""
     return Counter(
         device.type.upper()
         for device in get_backend().list_devices()

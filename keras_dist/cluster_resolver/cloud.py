@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.cluster_resolver.base import AddressResolver
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.base import local_accelerators
 from keras_dist.cluster_resolver.spec import ClusterSpec
@@ -19,12 +18,7 @@ from keras_dist.errors import ClusterError
 def build_service(
     name: str, version: str, credentials: Any, needed_by: str, **options: Any
 ) -> Any:
-    """Creates a service of Google's API client, such as `"compute"` `"v1"`.
-
-    The credentials `"default"` and `None` mean those of the environment.
-    Raises `ImportError`, which names the class `needed_by`, if the client is
-    not installed.
-    """
+    """Creates a service of Google's API client, such as `"compute"` `"v1"`."""
     try:
         discovery = importlib.import_module("googleapiclient.discovery")
     except ImportError as error:
@@ -41,7 +35,7 @@ def build_service(
     )
 
 
-class GCEClusterResolver(AddressResolver):
+class GCEClusterResolver(ClusterResolver):
     """A resolver for the running instances of a group, sorted by address.
 
     All instances belong to one job. Google Compute Engine does not tell a

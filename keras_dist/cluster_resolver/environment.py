@@ -1,19 +1,20 @@
-"""Base classes and helpers of resolvers that read environment variables."""
+"""Reading environment variables, and the resolver of TF_CONFIG."""
 
 import json
+import math
 import os
-from abc import abstractmethod
 from collections.abc import Mapping
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any
 from typing import Self
 
-from keras_dist.cluster_resolver.base import AddressResolver
+from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
 
 
-class EnvironmentResolver(AddressResolver):
+class EnvironmentResolver(ClusterResolver):
     """A resolver that reads environment variables."""
 
     _environ: MutableMapping[str, str] = os.environ
@@ -42,38 +43,21 @@ class EnvironmentResolver(AddressResolver):
         return resolver
 
 
-class WorkersResolver(EnvironmentResolver):
-    """A resolver for numbered workers, the tasks of one job, `worker`."""
+@dataclass(frozen=True)
+class Place:
+    """A process' position among the workers that a launcher started."""
 
-    def cluster_spec(self) -> ClusterSpec:
-        """Returns the workers, as the job `worker`."""
-        return ClusterSpec({"worker": self.addresses()})
+    index: int
+    number: int
+    role: str = ""
 
-    def own_task(self) -> tuple[str | None, int | None]:
-        """Returns `"worker"` and this worker's position."""
-        return "worker", self.index()
-
-    def _count(self, name: str, set_by: str) -> int:
-        """Returns the integer in a variable, 0 if it is not set."""
-        if not self._environ.get(name):
-            return 0
-        return integer(self._environ, name, set_by)
-
-    @abstractmethod
-    def addresses(self) -> list[str]:
-        """Returns each worker's `"host:port"` in order, empty if unknown."""
-
-    @abstractmethod
-    def index(self) -> int:
-        """Returns this worker's position."""
+    def __str__(self) -> str:
+        number = "1 worker" if self.number == 1 else f"{self.number} workers"
+        return self.role or f"{number}, this is worker {self.index}"
 
 
 def required(environ: Mapping[str, str], name: str, set_by: str) -> str:
-    """Returns a required environment variable.
-
-    Raises `ClusterError` if it is absent or empty. The message says that
-    `set_by` sets the variable.
-    """
+    """Returns a required environment variable, which `set_by` sets."""
     value = environ.get(name, "").strip()
     if not value:
         raise ClusterError(
@@ -88,18 +72,14 @@ def integer(
     name: str,
     set_by: str,
     low: int = 0,
-    high: int | None = None,
+    high: float = math.inf,
 ) -> int:
-    """Returns a required environment variable as an integer.
-
-    Raises `ClusterError` if it is absent, no integer, or not between `low` and
-    `high`.
-    """
+    """Returns a required environment variable as an integer."""
     value = required(environ, name, set_by)
-    if not value.isdecimal() or not low <= int(value) <= (
-        int(value) if high is None else high
-    ):
-        limits = f"of at least {low}" if high is None else f"of {low} to {high}"
+    if not value.isdecimal() or not low <= int(value) <= high:
+        limits = f"of {low} to {high}"
+        if high == math.inf:
+            limits = f"of at least {low}"
         raise ClusterError(
             f"The environment variable {name} must be an integer {limits}. "
             f"Received: {value!r}."
@@ -109,12 +89,8 @@ def integer(
 
 def rank_below(
     environ: Mapping[str, str], rank: str, size: str, set_by: str
-) -> tuple[int, int]:
-    """Returns a rank and the number of ranks, from two variables.
-
-    Raises `ClusterError` if one is absent or no integer, or if the rank is too
-    large.
-    """
+) -> Place:
+    """Returns the place of a process from its rank and the number of ranks."""
     number = integer(environ, size, set_by, low=1)
     index = integer(environ, rank, set_by)
     if index >= number:
@@ -122,15 +98,11 @@ def rank_below(
             f"{rank}={index} does not fit {size}={number}. Expected: a rank of "
             f"0 to {number - 1}."
         )
-    return index, number
+    return Place(index, number)
 
 
 def host_port(host: str, port: int, ports: str) -> str:
-    """Returns the address `"host:port"`, with brackets for IPv6.
-
-    Raises `ClusterError` for a port outside of 1 to 65535. `ports` says in the
-    message where the port comes from.
-    """
+    """Returns `"host:port"`; an error says that `ports` led to the port."""
     if not 0 < port < 65536:
         raise ClusterError(
             f"{ports} leads to port {port}, but ports end at 65535. Choose a "
@@ -139,9 +111,6 @@ def host_port(host: str, port: int, ports: str) -> str:
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"{host}:{port}"
-
-
-VARIABLE = "TF_CONFIG"
 
 
 class TFConfigClusterResolver(EnvironmentResolver):
@@ -192,7 +161,7 @@ class TFConfigClusterResolver(EnvironmentResolver):
             return ClusterSpec(cluster)
         except TypeError as error:
             raise ClusterError(
-                f"The cluster in {VARIABLE} can't be read: {error}"
+                f"The cluster in TF_CONFIG can't be read: {error}"
             ) from error
 
     def master(
@@ -233,7 +202,7 @@ class TFConfigClusterResolver(EnvironmentResolver):
             )
         except (TypeError, ValueError) as error:
             raise ClusterError(
-                f"The index of the task in {VARIABLE} must be an integer. "
+                "The index of the task in TF_CONFIG must be an integer. "
                 f"Received: {index!r}."
             ) from error
 
@@ -248,146 +217,22 @@ class TFConfigClusterResolver(EnvironmentResolver):
             return {}
         if not isinstance(part, dict):
             raise ClusterError(
-                f"{name!r} in {VARIABLE} must be an object. Received: {part!r}."
+                f"{name!r} in TF_CONFIG must be an object. Received: {part!r}."
             )
         return part
 
     def _config(self) -> dict[str, Any]:
-        value = self._environ.get(VARIABLE, "").strip()
+        value = self._environ.get("TF_CONFIG", "").strip()
         try:
             config = json.loads(value or "{}")
         except json.JSONDecodeError as error:
             raise ClusterError(
-                f"The environment variable {VARIABLE} is not JSON: {error}. "
+                f"The environment variable TF_CONFIG is not JSON: {error}. "
                 f"Received: {value!r}."
             ) from error
         if not isinstance(config, dict):
             raise ClusterError(
-                f"The environment variable {VARIABLE} must be a JSON object "
+                f"The environment variable TF_CONFIG must be a JSON object "
                 f"with 'cluster' and 'task'. Received: {value!r}."
             )
         return config
-
-
-_BY_TORCHRUN = "torchrun"
-
-
-class TorchrunClusterResolver(WorkersResolver):
-    """A resolver for workers that torchrun started, on any backend.
-
-    It reads the environment variables `RANK`, `WORLD_SIZE`,
-    `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and
-    `TORCHELASTIC_RESTART_COUNT`. torchrun itself listens at `MASTER_PORT`, so
-    worker `i` is given port `MASTER_PORT + 1 + i`. With several hosts, only
-    the first worker's host is known, and the other addresses are empty.
-
-    Raises:
-        ClusterError: From methods that need a variable that is absent or
-            can't be read.
-
-    Example:
-
-    >>> from keras_dist.cluster_resolver import TorchrunClusterResolver
-    >>> resolver = TorchrunClusterResolver.reading({
-    ...     "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-    ...     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-    ... })
-    >>> resolver.cluster_spec()
-    ClusterSpec({'worker': ['127.0.0.1:29501', '127.0.0.1:29502']})
-    """
-
-    def addresses(self) -> list[str]:
-        """Returns the workers' addresses, empty where they are unknown."""
-        _, number = self._place()
-        host = required(self._environ, "MASTER_ADDR", _BY_TORCHRUN)
-        port = integer(self._environ, "MASTER_PORT", _BY_TORCHRUN, 1, 65535)
-        known = number if self._on_one_host(number) else 1
-        addresses = [
-            host_port(
-                host, port + 1 + i, f"MASTER_PORT={port} with {number} workers"
-            )
-            for i in range(known)
-        ]
-        return addresses + [""] * (number - known)
-
-    def index(self) -> int:
-        """Returns this worker's rank."""
-        return self._place()[0]
-
-    @property
-    def restarts(self) -> int:
-        """Number of times that torchrun restarted the workers."""
-        return self._count("TORCHELASTIC_RESTART_COUNT", _BY_TORCHRUN)
-
-    def _place(self) -> tuple[int, int]:
-        return rank_below(self._environ, "RANK", "WORLD_SIZE", _BY_TORCHRUN)
-
-    def _on_one_host(self, number: int) -> bool:
-        return self._environ.get("LOCAL_WORLD_SIZE") == str(number)
-
-
-WORKERS = "KERAS_DIST_WORKERS"
-INDEX = "KERAS_DIST_WORKER_INDEX"
-COORDINATOR = "KERAS_DIST_COORDINATOR"
-RESTARTS = "KERAS_DIST_RESTARTS"
-_BY_KERAS_DIST = (
-    "`keras-dist run`; where you start workers yourself, set "
-    f"{WORKERS}=host:port,host:port and {INDEX}=0, 1, ..."
-)
-
-
-class KerasDistClusterResolver(WorkersResolver):
-    """A resolver for workers that `keras-dist run` started.
-
-    The environment variable `KERAS_DIST_WORKERS` has all workers' addresses,
-    separated by commas and chief first; `KERAS_DIST_WORKER_INDEX` is this
-    worker's position. `KERAS_DIST_COORDINATOR`, if set, is the address of the
-    rendezvous. `KERAS_DIST_RESTARTS` is the number of times that the workers
-    were restarted.
-
-    Raises:
-        ClusterError: From methods that need a variable that is absent or
-            can't be read.
-
-    Example:
-
-    >>> from keras_dist.cluster_resolver import KerasDistClusterResolver
-    >>> resolver = KerasDistClusterResolver.reading({
-    ...     "KERAS_DIST_WORKERS": "10.0.0.1:9000,10.0.0.2:9000",
-    ...     "KERAS_DIST_WORKER_INDEX": "0",
-    ... })
-    >>> resolver.task_type, resolver.task_id
-    ('worker', 0)
-    """
-
-    def addresses(self) -> list[str]:
-        """Returns the workers' addresses."""
-        value = required(self._environ, WORKERS, _BY_KERAS_DIST)
-        addresses = [address.strip() for address in value.split(",")]
-        if not all(addresses):
-            raise ClusterError(
-                f"{WORKERS} must be addresses 'host:port', separated by "
-                f"commas. Received: {value!r}."
-            )
-        return addresses
-
-    def index(self) -> int:
-        """Returns this worker's position."""
-        index = integer(self._environ, INDEX, _BY_KERAS_DIST)
-        number = len(self.addresses())
-        if index >= number:
-            raise ClusterError(
-                f"{INDEX}={index} does not fit {WORKERS}, which names {number} "
-                f"workers. Expected: 0 to {number - 1}."
-            )
-        return index
-
-    @property
-    def coordinator(self) -> str | None:
-        """The address in `KERAS_DIST_COORDINATOR`; `None` if it is not set."""
-        return self._environ.get(COORDINATOR, "").strip() or None
-
-    @property
-    def restarts(self) -> int:
-        """The number in `KERAS_DIST_RESTARTS`; 0 if it is not set."""
-        return self._count(RESTARTS, _BY_KERAS_DIST)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.cluster_resolver.base import AddressResolver
+from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
 
@@ -28,7 +28,7 @@ class KubernetesExecutableLocation(enum.Enum):
     OFF_CLUSTER = 1
 
 
-class KubernetesClusterResolver(AddressResolver):
+class KubernetesClusterResolver(ClusterResolver):
     """A resolver for the running pods that labels select, sorted by name.
 
     A task's address is its host's IP address with `tf_server_port`, so a host

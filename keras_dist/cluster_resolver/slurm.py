@@ -9,14 +9,12 @@ from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
 from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.environment.hostlist import hosts_of
 from keras_dist.environment.machine import VISIBLE
 from keras_dist.environment.machine import listed_gpus
 from keras_dist.environment.machine import visible_gpus
 from keras_dist.errors import ClusterError
 
-_ONE_HOST = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -39,10 +37,13 @@ def expand_hostlist(hostlist: str) -> list[str]:
     >>> expand_hostlist("n[08-10,12],login1")
     ['n08', 'n09', 'n10', 'n12', 'login1']
     """
-    hosts = [match[0] for match in _ONE_HOST.finditer(hostlist)]
-    if ",".join(hosts) != hostlist or not hosts:
-        raise _unreadable(hostlist)
-    return [name for host in hosts for name in _names(host, hostlist)]
+    try:
+        return list(hosts_of(hostlist))
+    except ValueError:
+        raise ClusterError(
+            f"Invalid list of hosts. Received: {hostlist!r}. Expected: a form "
+            "such as 'n[1-2],m5'."
+        ) from None
 
 
 def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
@@ -76,41 +77,8 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     return tasks
 
 
-def _names(host: str, hostlist: str) -> list[str]:
-    names = [""]
-    for ranges, text in _PARTS.findall(host):
-        ends = [text] if text else _numbers(ranges, hostlist)
-        names = [name + end for name in names for end in ends]
-    return names
-
-
-def _numbers(ranges: str, hostlist: str) -> list[str]:
-    numbers = []
-    for part in ranges.split(","):
-        match = _RANGE.fullmatch(part)
-        if not match:
-            raise _unreadable(hostlist)
-        first, last = match[1], match[2] or match[1]
-        numbers += [
-            str(number).zfill(len(first))
-            for number in range(int(first), int(last) + 1)
-        ]
-    return numbers
-
-
-def _unreadable(hostlist: str) -> ClusterError:
-    return ClusterError(
-        f"Invalid list of hosts. Received: {hostlist!r}. Expected: a form such "
-        "as 'n[1-2],m5'."
-    )
-
-
 def count_gpus(environ: Mapping[str, str]) -> int:
-    """Returns the number of this node's GPUs that the step may use.
-
-    It is that of SLURM_GPUS_ON_NODE, else of CUDA_VISIBLE_DEVICES, else of
-    nvidia-smi. Raises `RuntimeError` if nvidia-smi fails.
-    """
+    """Returns the number of this node's GPUs that the step may use."""
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
     if on_node.isdecimal():
         return int(on_node)
@@ -139,23 +107,19 @@ def own_gpus(
     gpus_per_task: int,
     local_rank: int,
 ) -> str | None:
-    """Returns CUDA_VISIBLE_DEVICES for the task with a rank on its node.
-
-    The result is `None` if the variable has to stay as it is: if it names
-    another number of GPUs than the node has, the task has its own already.
-    """
+    """Returns a task's CUDA_VISIBLE_DEVICES; `None` to leave it as it is."""
     visible = visible_gpus(environ)
     if not visible and not environ.get(VISIBLE):
         visible = [str(i) for i in range(gpus_per_node)]
     if not visible:  # -1 hides them all
         return None
-    if len(visible) != gpus_per_node:
+    if len(visible) != gpus_per_node:  # the task has its own already
         return None
     start = local_rank * gpus_per_task
     return ",".join(visible[start : start + gpus_per_task])
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     host: str
     local_rank: int
 
@@ -214,7 +178,7 @@ class SlurmClusterResolver(EnvironmentResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        rank = self._number("SLURM_PROCID")
+        self._rank = self._number("SLURM_PROCID")
         self._jobs = (
             {"worker": self._number("SLURM_STEP_NUM_TASKS")}
             if jobs is None
@@ -224,11 +188,10 @@ class SlurmClusterResolver(EnvironmentResolver):
         self.rpc_layer = rpc_layer
         by_host = self._tasks_by_host(tasks_per_node)
         self._places = [
-            _Place(host, local_rank)
+            _Slot(host, local_rank)
             for host, number in by_host.items()
             for local_rank in range(number)
         ]
-        self._rank = rank
         self._check_tasks(sum(self._jobs.values()))
         if not isinstance(tasks_per_node, Mapping):
             self._check_place()
@@ -291,7 +254,11 @@ class SlurmClusterResolver(EnvironmentResolver):
         self, tasks_per_node: int | Mapping[str, int] | None
     ) -> dict[str, int]:
         if isinstance(tasks_per_node, Mapping):
-            return self._in_order(tasks_per_node)
+            nodes = self._environ.get("SLURM_STEP_NODELIST", "")
+            known = expand_hostlist(nodes) if nodes else []
+            ordered = [host for host in known if host in tasks_per_node]
+            ordered += sorted(tasks_per_node.keys() - set(ordered))
+            return {host: tasks_per_node[host] for host in ordered}
         hosts = expand_hostlist(self._variable("SLURM_STEP_NODELIST"))
         if tasks_per_node is not None:
             return dict.fromkeys(hosts, int(tasks_per_node))
@@ -306,13 +273,6 @@ class SlurmClusterResolver(EnvironmentResolver):
             )
         return dict(zip(hosts, tasks, strict=True))
 
-    def _in_order(self, by_host: Mapping[str, int]) -> dict[str, int]:
-        nodes = self._environ.get("SLURM_STEP_NODELIST", "")
-        known = expand_hostlist(nodes) if nodes else []
-        ordered = [host for host in known if host in by_host]
-        ordered += sorted(by_host.keys() - set(ordered))
-        return {host: by_host[host] for host in ordered}
-
     def _check_tasks(self, requested: int) -> None:
         if requested != len(self._places):
             raise RuntimeError(
@@ -326,7 +286,6 @@ class SlurmClusterResolver(EnvironmentResolver):
             )
 
     def _check_place(self) -> None:
-        """Raises `ClusterError` unless Slurm's distribution is by block."""
         node = self._environ.get("SLURM_NODEID", "")
         local_rank = self._environ.get("SLURM_LOCALID", "")
         hosts = list(dict.fromkeys(place.host for place in self._places))

@@ -33,7 +33,7 @@ class ClusterSpec:
     def __init__(self, cluster: Any) -> None:
         if not isinstance(cluster, Mapping):
             cluster = _dict_of(cluster)
-        self._jobs = {_name(job): _tasks(job, cluster[job]) for job in cluster}
+        self._jobs = {job: _tasks(job, cluster[job]) for job in cluster}
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -149,13 +149,9 @@ def _dict_of(spec: Any) -> Mapping[str, Any]:
     return found
 
 
-def _name(job: Any) -> str:
+def _tasks(job: Any, tasks: Any) -> dict[int, str]:
     if not isinstance(job, str):
         raise TypeError(f"Job name {job!r} must be a string.")
-    return job
-
-
-def _tasks(job: str, tasks: Any) -> dict[int, str]:
     if isinstance(tasks, (list, tuple)):
         tasks = dict(enumerate(tasks))
     if not isinstance(tasks, Mapping):
@@ -163,10 +159,16 @@ def _tasks(job: str, tasks: Any) -> dict[int, str]:
             f"The tasks for job {job!r} must be a list of addresses or a dict "
             f"from task indices to addresses. Received: {tasks!r}."
         )
-    return {
-        _index(job, index): _address(job, address)
-        for index, address in tasks.items()
-    }
+    checked = {}
+    for index, address in tasks.items():
+        number = _index(job, index)
+        if not isinstance(address, str):
+            raise TypeError(
+                f"Task address {address!r} of job {job!r} must be a string "
+                "'host:port'."
+            )
+        checked[number] = address
+    return checked
 
 
 def _index(job: str, index: Any) -> int:
@@ -181,12 +183,3 @@ def _index(job: str, index: Any) -> int:
             f"Received: {index!r}."
         )
     return number
-
-
-def _address(job: str, address: Any) -> str:
-    if not isinstance(address, str):
-        raise TypeError(
-            f"Task address {address!r} of job {job!r} must be a string "
-            "'host:port'."
-        )
-    return address

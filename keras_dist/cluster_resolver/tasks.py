@@ -18,22 +18,7 @@ def is_chief(
     task_type: str | None = None,
     task_id: int | None = None,
 ) -> bool:
-    """Returns true for a chief, an evaluator, and worker 0 without a chief.
-
-    Args:
-        cluster_spec: `ClusterSpec`, or a dict that makes one.
-        task_type: String, the task's job.
-        task_id: Integer, the task's index in its job.
-
-    Raises:
-        ClusterError: If the cluster has an unknown job, or has no such task.
-
-    Example:
-
-    >>> from keras_dist.cluster_resolver.tasks import is_chief
-    >>> is_chief({"worker": ["a:9000", "b:9000"]}, "worker", 0)
-    True
-    """
+    """Returns true for a chief, an evaluator, and worker 0 without a chief."""
     spec = _checked(cluster_spec or {}, task_type, task_id)
     if task_type in _SINGLE:
         return True
@@ -41,24 +26,7 @@ def is_chief(
 
 
 def worker_count(cluster_spec: Any, task_type: str | None) -> int:
-    """Returns the number of tasks that work together with one of a type.
-
-    Args:
-        cluster_spec: `ClusterSpec`, or a dict that makes one.
-        task_type: String, `"chief"`, `"worker"` or `"evaluator"`.
-
-    Returns:
-        Integer. A chief counts as a worker, an evaluator works alone.
-
-    Raises:
-        ClusterError: As for `is_chief`, and for other types of tasks.
-
-    Example:
-
-    >>> from keras_dist.cluster_resolver.tasks import worker_count
-    >>> worker_count({"chief": ["a:9000"], "worker": ["b:9000"]}, "worker")
-    2
-    """
+    """Returns the number of tasks that work together with one of a type."""
     spec = _checked(cluster_spec, task_type, 0)
     if task_type == "evaluator":
         return max(1, _count(spec, "evaluator"))
@@ -73,24 +41,7 @@ def worker_count(cluster_spec: Any, task_type: str | None) -> int:
 def id_in_cluster(
     cluster_spec: Any, task_type: str | None, task_id: int | None
 ) -> int:
-    """Returns a task's position among those that work together.
-
-    The chief, if there is one, has position 0.
-
-    Args:
-        cluster_spec: `ClusterSpec`, or a dict that makes one.
-        task_type: String, `"chief"`, `"worker"` or `"evaluator"`.
-        task_id: Integer, the task's index in its job.
-
-    Raises:
-        ClusterError: As for `is_chief`, and for other types of tasks.
-
-    Example:
-
-    >>> from keras_dist.cluster_resolver.tasks import id_in_cluster
-    >>> id_in_cluster({"chief": ["a:9000"], "worker": ["b:9000"]}, "worker", 0)
-    1
-    """
+    """Returns a task's position among those that work together, chief first."""
     spec = _checked(cluster_spec, task_type, task_id)
     if task_type == "worker" and task_id is not None:
         return task_id + _count(spec, "chief")
@@ -105,25 +56,7 @@ def id_in_cluster(
 def collective_leader(
     cluster_spec: Any, task_type: str | None, task_id: int | None
 ) -> str:
-    """Returns the name of the task that leads collectives.
-
-    Args:
-        cluster_spec: `ClusterSpec`, or a dict that makes one.
-        task_type: String, this task's job.
-        task_id: Integer, this task's index in its job.
-
-    Returns:
-        String; empty without a cluster, and for an evaluator.
-
-    Raises:
-        ClusterError: As for `is_chief`.
-
-    Example:
-
-    >>> from keras_dist.cluster_resolver.tasks import collective_leader
-    >>> collective_leader({"worker": ["a:9000", "b:9000"]}, "worker", 1)
-    '/job:worker/replica:0/task:0'
-    """
+    """Returns the name of the task that leads collectives, or ""."""
     spec = ClusterSpec(cluster_spec)
     if not spec:
         return ""

@@ -60,13 +60,7 @@ class _Finder(MetaPathFinder):
 
 
 def _explain(error: Exception) -> NoReturn:
-    """Raises what to do instead.
-
-    Raises:
-        BackendNotFoundError: If the backend that Keras takes is none of ours,
-            or is not installed.
-        Exception: The error itself, if it is about something else.
-    """
+    """Raises what to do instead, or the error itself if it is another one."""
     # Imported late: only a failed import needs it.
     from keras_dist.environment import packages
 

@@ -25,13 +25,7 @@ def visible_gpus(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def listed_gpus() -> tuple[int, str | None]:
-    """Counts the GPUs that nvidia-smi lists, 0 without it.
-
-    Also returns its output if it failed, else `None`.
-
-    Raises:
-        subprocess.TimeoutExpired: If it does not end.
-    """
+    """Counts the GPUs that nvidia-smi lists; adds its output if it failed."""
     if not shutil.which("nvidia-smi"):
         return 0, None
     listed = subprocess.run(
@@ -48,14 +42,7 @@ def listed_gpus() -> tuple[int, str | None]:
 
 
 def gpus(environ: Mapping[str, str]) -> list[str]:
-    """Returns the GPUs that processes started here see, as CUDA names them.
-
-    They are read from CUDA_VISIBLE_DEVICES, or else from nvidia-smi. The list
-    is empty if neither tells.
-
-    Raises:
-        GpusError: If nvidia-smi does not end.
-    """
+    """Returns the GPUs that processes started here see, as CUDA names them."""
     visible = visible_gpus(environ)
     if visible is not None:
         return visible
@@ -72,16 +59,7 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
 
 
 def share(names: list[str], position: int, num_local: int) -> list[str]:
-    """Returns a worker's own GPUs: consecutive, and equally many for each.
-
-    `position` is the worker's among the `num_local` of this machine. The list
-    is empty if there are fewer GPUs than workers.
-
-    Example:
-
-    >>> share(["0", "1", "2", "3"], position=1, num_local=2)
-    ['2', '3']
-    """
+    """Returns a worker's own consecutive GPUs, none if there are too few."""
     each = len(names) // num_local
     return names[position * each : (position + 1) * each]
 
@@ -96,16 +74,9 @@ def num_cores() -> int:
 def with_threads(
     inherited: Mapping[str, str], num_local: int
 ) -> tuple[dict[str, str], str | None]:
-    """Shares the cores among the workers of this machine.
+    """Shares the cores among local workers, unless the user has set a number.
 
-    Otherwise each worker would start a thread for every core. A number that the
-    user has set is kept. Returns the environment, and a sentence to show, or
-    `None` if nothing was changed.
-
-    Example:
-
-    >>> with_threads({"OMP_NUM_THREADS": "3"}, 2)
-    ({'OMP_NUM_THREADS': '3'}, None)
+    Returns the environment and what to tell the user, if anything.
     """
     environment = dict(inherited)
     if num_local == 1 or environment.get(THREADS):

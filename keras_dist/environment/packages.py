@@ -17,20 +17,14 @@ _GROUP = "keras_dist.backends"
 
 @dataclass(frozen=True)
 class InstalledBackend:
-    """A registered backend.
+    """A registered backend, whose version is empty if it is not installed."""
 
-    `name` is also the name of the framework's module, `plugin` is the class in
-    the entry point, and `version` is the framework's, empty if it is not
-    installed.
-    """
-
-    name: str
+    name: str  # also of the framework's module
     plugin: str
-    version: str
+    version: str  # the framework's
 
     @property
     def is_installed(self) -> bool:
-        """True if the framework's module can be found."""
         return bool(self.version)
 
     @property
@@ -65,10 +59,7 @@ def version_of(module: str) -> str:
 
 
 def related(names: list[str]) -> dict[str, str]:
-    """Returns versions of the packages whose names begin with one of `names`.
-
-    Frameworks come in several packages: `jaxlib`, plugins for accelerators.
-    """
+    """Returns versions of the packages whose names begin with these names."""
     found = {
         str(each.metadata["Name"]): each.version for each in distributions()
     }
@@ -80,10 +71,7 @@ def related(names: list[str]) -> dict[str, str]:
 
 
 def picked_by_keras() -> tuple[str | None, str]:
-    """Returns the backend that `import keras` takes, and the reason.
-
-    The backend is `None` if Keras takes its own default.
-    """
+    """Returns the backend that `import keras` takes (or `None`), and why."""
     name = os.environ.get(BACKEND_VARIABLE)
     if name:
         return name, f"{BACKEND_VARIABLE}={name}"

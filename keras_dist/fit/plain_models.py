@@ -21,7 +21,7 @@ from typing import Any
 import keras
 
 from keras_dist.cluster_resolver.detection import place
-from keras_dist.cluster_resolver.environment import WORKERS
+from keras_dist.cluster_resolver.launched import WORKERS
 from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.internals import keras_internals

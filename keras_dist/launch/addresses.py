@@ -17,18 +17,13 @@ _MAX_TRIES = 100
 
 @dataclass(frozen=True)
 class Addresses:
-    """The addresses of a job's processes, each as `"host:port"`.
-
-    `workers` are in the workers' order. `coordinator` is for the service
-    outside of the workers; the port stays unused if there is none.
-    """
+    """The addresses of a job's processes, each as `"host:port"`."""
 
     workers: tuple[str, ...]
     coordinator: str
 
     @property
     def all(self) -> frozenset[str]:
-        """All addresses."""
         return frozenset((*self.workers, self.coordinator))
 
 
@@ -36,23 +31,8 @@ class Addresses:
 class AddressLayout:
     """All workers of a job, and those that this machine starts.
 
-    `hosts` are `"host:port"`, with the port of the host's first worker; its
-    other workers take the ports after that. Without hosts, all workers are on
-    this machine, on free ports. `host_index` is this machine's position in
-    `hosts`.
-
-    Raises:
-        ValueError: If the hosts can't take the workers.
-
-    Example:
-
-    >>> layout = AddressLayout(4, ("a:9000", "b:9000"), host_index=1)
-    >>> list(layout.local)
-    [2, 3]
-    >>> layout.addresses().workers
-    ('a:9000', 'a:9001', 'b:9000', 'b:9001')
-    >>> layout.addresses().coordinator
-    'a:9002'
+    Each host is `"host:port"`, with the port of its first worker; its others
+    take the next ones. Without hosts, all workers are here, on free ports.
     """
 
     num_workers: int
@@ -102,11 +82,7 @@ class AddressLayout:
         return range(first, first + self.num_local)
 
     def addresses(self, avoid: Collection[str] = ()) -> Addresses:
-        """Returns the addresses of all processes.
-
-        On one machine, `avoid` has addresses that are not taken again, such as
-        those of a group that failed.
-        """
+        """Returns all addresses; free ports are none of those in `avoid`."""
         if not self.hosts:
             *workers, coordinator = free_addresses(self.num_workers + 1, avoid)
             return Addresses(tuple(workers), coordinator)
@@ -120,16 +96,7 @@ class AddressLayout:
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Parses a comma-separated list of hosts with ports.
-
-    Raises:
-        ValueError: If a port is missing or impossible.
-
-    Example:
-
-    >>> parse_hosts("a:9000, [fd00::2]:9000")
-    ('a:9000', '[fd00::2]:9000')
-    """
+    """Parses comma-separated hosts, each with a port."""
     hosts = tuple(part.strip() for part in text.split(","))
     for host in hosts:
         name, _, port = host.rpartition(":")
@@ -149,10 +116,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 
 def free_addresses(count: int, avoid: Collection[str] = ()) -> list[str]:
-    """Returns `count` different loopback addresses that nothing listens on.
-
-    Addresses in `avoid` are not returned.
-    """
+    """Returns different loopback addresses that nothing listens on."""
     found: list[str] = []
     with contextlib.ExitStack() as bound:
         # Sockets stay bound until all are found: a port let go may be found
@@ -167,10 +131,8 @@ def free_addresses(count: int, avoid: Collection[str] = ()) -> list[str]:
 
 
 def _bind(listener: socket.socket) -> None:
-    """Binds a socket to a random port, if possible not an ephemeral one.
-
-    So the system gives the port to nobody else before a worker listens.
-    """
+    """Binds a socket to a random port, if possible not an ephemeral one."""
+    # So the system gives the port to nobody else before a worker listens.
     for _ in range(_MAX_TRIES):
         try:
             listener.bind((LOOPBACK, secrets.choice(_PORTS)))

@@ -26,17 +26,12 @@ MODULE = "keras_dist.launch.call"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a worker's call: a value, or an exception.
-
-    `pickled` is `None` for an exception that can't be pickled; `traceback` is
-    empty if the function returned.
-    """
+    """The result of a worker's call: a value, or an exception."""
 
     pickled: bytes | None
     traceback: str = ""
 
     def load(self) -> Any:
-        """Returns the value or the exception; `None` if it is not pickled."""
         return None if self.pickled is None else pickle.loads(self.pickled)
 
 
@@ -46,7 +41,6 @@ def write_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> None:
-    """Writes a call to a file for the workers."""
     with open(folder / "call.pkl", "wb") as file:
         # The path comes first: unpickling the call may import modules.
         pickle.dump(sys.path, file)
@@ -63,7 +57,6 @@ def read_outcome(folder: Path, index: int) -> Outcome | None:
 
 
 def work() -> None:
-    """Calls the function, writes the outcome, and exits."""
     folder = Path(sys.argv[1])
     index = int(os.environ["KERAS_DIST_WORKER_INDEX"])
     status = 0

@@ -24,7 +24,6 @@ def find(backend: str) -> EntryPoint | None:
 
 
 def command(backend: str, address: str, num_workers: int) -> tuple[str, ...]:
-    """Returns the command that starts a backend's coordinator."""
     return (
         *(sys.executable, "-P", "-m", MODULE),
         *(backend, address, str(num_workers)),

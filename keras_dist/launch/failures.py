@@ -36,37 +36,27 @@ ANOTHER = re.compile(r"\bworker \d+\b")
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one process.
-
-    `name` is such as `"worker 1"`; `status` is the exit status, or minus the
-    number of the signal that killed the process. `time`, of `time.monotonic`,
-    is when the failure was noticed. `stderr` has the end of what the process
-    wrote there, the file `log` all output. With `stayed_alone`, it ended well
-    without having joined the other workers. `told_by` is the failure of another
-    worker, which lost this one while this one still runs.
-    """
+    """The failure of one process."""
 
     name: str
-    status: int
-    time: float = 0.0
-    stderr: str = ""
-    log: Path | None = None
+    status: int  # minus the signal's number, if one killed it
+    time: float = 0.0  # of `time.monotonic`, when it was noticed
+    stderr: str = ""  # the end of it
+    log: Path | None = None  # a file with all output
+    # It ended well without having joined the other workers.
     stayed_alone: bool = False
+    # The failure of a worker that lost this one, which still runs.
     told_by: "Failure | None" = None
 
     @property
     def lost_a_peer(self) -> bool:
-        """True if the process failed because it lost another one.
-
-        The exit status or stderr says so.
-        """
+        """True if the process failed because it lost another one."""
         return self.status == RESTART_EXIT_CODE or bool(
             LOST_A_PEER.search(last_lines(self.stderr))
         )
 
     @property
     def has_traceback(self) -> bool:
-        """True if stderr has a traceback."""
         return TRACEBACK in self.stderr
 
     @property
@@ -83,15 +73,7 @@ class Failure:
         return 128 - self.status if self.status < 0 else self.status or 1
 
     def how(self) -> str:
-        """Returns the failure as a phrase without a subject.
-
-        Example:
-
-        >>> Failure("worker 1", 3).how()
-        'ended with exit status 3'
-        >>> Failure("worker 1", -15).how()
-        'was ended by the signal SIGTERM (15)'
-        """
+        """Returns the failure as a phrase without a subject."""
         if self.told_by is not None:
             said = "failed" if self.has_traceback else "did not answer"
             return f"{said}, and still ran when {self.told_by.name} noticed"
@@ -130,18 +112,8 @@ class Failure:
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:
-    """Returns the failure that most likely caused the others.
-
-    Processes that lost another one come last. Of failures noticed at the same
-    time, those by a signal come first: an exit status may be a consequence.
-
-    Example:
-
-    >>> lost = Failure("worker 0", 42, time=1.0)
-    >>> killed = Failure("worker 1", -9, time=1.5)
-    >>> first([lost, killed]).name
-    'worker 1'
-    """
+    """Returns the failure that most likely caused the others."""
+    # An exit status may be a consequence of a signal noticed with it.
     return min(
         failures,
         key=lambda f: (f.lost_a_peer, f.time, f.stayed_alone, f.status > 0),
@@ -150,15 +122,7 @@ def first(failures: Iterable[Failure]) -> Failure | None:
 
 
 def last_lines(stderr: str) -> str:
-    """Returns the last traceback with its causes, or else the last lines.
-
-    Example:
-
-    >>> print(last_lines(f"noise\\n{TRACEBACK}\\n  ...\\nKeyError: 1"))
-    Traceback (most recent call last):
-      ...
-    KeyError: 1
-    """
+    """Returns the last traceback with its causes, or else the last lines."""
     text = stderr.rstrip()
     start = text.rfind(TRACEBACK)
     if start < 0:

@@ -78,7 +78,6 @@ def launch(
     from keras_dist.launch import call
     from keras_dist.launch.addresses import AddressLayout
     from keras_dist.launch.job import Job
-    from keras_dist.launch.job import python
     from keras_dist.launch.output import Screen
 
     environment, _ = with_threads(os.environ, workers)
@@ -87,7 +86,7 @@ def launch(
         folder = Path(name)
         call.write_call(folder, fn, args, kwargs or {})
         job = Job(
-            command=python("-P", "-m", call.MODULE, name),
+            command=(sys.executable, "-P", "-m", call.MODULE, name),
             layout=AddressLayout(workers),
             backend=environment["KERAS_BACKEND"],
             environment=environment,

@@ -10,9 +10,9 @@ from keras_dist.launch.failures import Failure
 from keras_dist.launch.failures import first
 from keras_dist.launch.member import Command
 from keras_dist.launch.member import Member
+from keras_dist.launch.orphans import Watcher
+from keras_dist.launch.orphans import watching
 from keras_dist.launch.output import Screen
-from keras_dist.launch.watcher import Watcher
-from keras_dist.launch.watcher import watching
 
 # Seconds to wait for the cause when a worker says that it lost another one.
 SETTLING_TIME = 2.0
@@ -22,12 +22,7 @@ TURN = 0.05
 
 
 class ProcessGroup:
-    """The workers of this machine, and the coordinator if there is one.
-
-    `screen` holds output back until it is clear which worker failed first.
-    `grace` is the number of seconds between SIGTERM and SIGKILL. `on_failure`
-    is called with the first `Failure`, before the others are ended.
-    """
+    """The workers of this machine, and the coordinator if there is one."""
 
     def __init__(
         self,
@@ -51,11 +46,7 @@ class ProcessGroup:
     def run(self, timeout: float | None = None) -> Failure | None:
         """Starts all processes, waits for the workers, and ends what is left.
 
-        Returns the failure that came first, or `None`. Workers may take
-        `timeout` seconds.
-
-        Raises:
-            TimeoutError: If workers still ran after `timeout`.
+        Returns the failure that came first, if any; raises `TimeoutError`.
         """
         with selectors.DefaultSelector() as selector, watching() as watcher:
             self._selector = selector
@@ -153,11 +144,7 @@ class ProcessGroup:
         self.stop(signal.SIGTERM)
 
     def _blamed_by(self, cause: Failure) -> Failure | None:
-        """Returns the failure of a running worker that others lost, or `None`.
-
-        A worker that was lost may say itself that it lost another one, and so
-        on.
-        """
+        """Returns the failure of a running worker that others lost, if any."""
         running = {m.program.name: m for m in self._running()}
         found, name = None, cause.blamed
         while name in running:

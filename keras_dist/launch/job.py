@@ -2,7 +2,6 @@
 
 import functools
 import signal
-import sys
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,24 +34,17 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run on all workers.
-
-    `command` begins with a path. `environment` has the variables of all
-    workers, to which those of each one are added, and `backend` names the
-    coordinator. `devices` are virtual CPU devices of each worker. Output goes
-    to files in `log_dir`, or to the screen. `grace` is the time between SIGTERM
-    and SIGKILL in seconds. Each worker must note in the folder `joined` that it
-    has joined the others, unless that is `None`.
-    """
+    """A command to run on all workers."""
 
     command: tuple[str, ...]
     layout: AddressLayout
     backend: str
     environment: Mapping[str, str]
-    devices: int | None = None
-    log_dir: Path | None = None
+    devices: int | None = None  # virtual CPU devices of each worker
+    log_dir: Path | None = None  # if not, output goes to the screen
     max_restarts: int = 0
-    grace: float = GRACE
+    grace: float = GRACE  # seconds between SIGTERM and SIGKILL
+    # A folder where each worker notes that it has joined, if it must.
     joined: Path | None = None
 
     def group(
@@ -62,10 +54,7 @@ class Job:
         screen: Screen,
         on_failure: Callable[[Failure], None],
     ) -> ProcessGroup:
-        """Returns the processes of this machine, not started yet.
-
-        `restarts` counts the earlier starts.
-        """
+        """Returns the processes of this machine, not started yet."""
         service = coordinator.find(self.backend)
         workers = [
             self._worker(index, addresses, bool(service), restarts, screen)
@@ -84,51 +73,37 @@ class Job:
         restarts: int,
         screen: Screen,
     ) -> Command:
+        # Other launchers' variables stay: strategies look for these first.
+        environment = {
+            **self.environment,
+            "KERAS_DIST_WORKERS": ",".join(addresses.workers),
+            "KERAS_DIST_WORKER_INDEX": str(index),
+            "KERAS_DIST_RESTARTS": str(restarts),
+            # Lines are shown when they are written, not when a buffer is full.
+            "PYTHONUNBUFFERED": "1",
+        }
+        for variable in (COORDINATOR, JOINED):
+            environment.pop(variable, None)
+        if has_coordinator:
+            environment[COORDINATOR] = addresses.coordinator
+        joined = None
+        if self.joined is not None and self.layout.num_workers > 1:
+            joined = self.joined / f"{restarts}-{index}"
+            environment[JOINED] = str(joined)
+        if self.devices is not None:
+            environment["KERAS_DIST_VIRTUAL_DEVICES"] = str(self.devices)
+        if self._gpus[index]:
+            environment[VISIBLE] = ",".join(self._gpus[index])
         name = f"worker {index}"
         stdout: tuple[Sink, ...] = ()
         stderr: tuple[Sink, ...] = ()
         if self.log_dir is None or index == 0:
             stdout = (on_screen(screen, "stdout", name, index == 0),)
             stderr = (on_screen(screen, "stderr", name, index == 0),)
-        joined = None
-        if self.joined is not None and self.layout.num_workers > 1:
-            joined = self.joined / f"{restarts}-{index}"
-        environment = self._environment(index, addresses, restarts, joined)
-        if has_coordinator:
-            environment[COORDINATOR] = addresses.coordinator
         log = self._log(f"worker-{index}", restarts)
         return Command(
             name, self.command, environment, stdout, stderr, log, joined
         )
-
-    def _environment(
-        self,
-        index: int,
-        addresses: Addresses,
-        restarts: int,
-        joined: Path | None,
-    ) -> dict[str, str]:
-        """Returns the environment variables of one worker.
-
-        Variables of other launchers are left as they are, because strategies
-        look for those of keras_dist first. The worker makes the file `joined`
-        once it has joined the others.
-        """
-        environment = dict(self.environment)
-        environment["KERAS_DIST_WORKERS"] = ",".join(addresses.workers)
-        environment["KERAS_DIST_WORKER_INDEX"] = str(index)
-        environment["KERAS_DIST_RESTARTS"] = str(restarts)
-        for name in (COORDINATOR, JOINED):
-            environment.pop(name, None)
-        if joined is not None:
-            environment[JOINED] = str(joined)
-        if self.devices is not None:
-            environment["KERAS_DIST_VIRTUAL_DEVICES"] = str(self.devices)
-        if self._gpus[index]:
-            environment[VISIBLE] = ",".join(self._gpus[index])
-        # Lines are shown when they are written, not when a buffer is full.
-        environment["PYTHONUNBUFFERED"] = "1"
-        return environment
 
     @functools.cached_property
     def _gpus(self) -> dict[int, list[str]]:
@@ -156,17 +131,10 @@ class Job:
         return self.log_dir / f"{name}{again}.log"
 
 
-def python(*arguments: str) -> tuple[str, ...]:
-    """Returns a command that this Python interpreter runs."""
-    return (sys.executable, *arguments)
-
-
 class Signals:
     """A context in which the launcher's signals go to the workers.
 
-    A second Ctrl-C kills them at once. A signal that the launcher was started
-    to ignore, such as SIGHUP under `nohup`, stays ignored. `received` lists the
-    signals' numbers.
+    A second Ctrl-C kills them at once.
     """
 
     def __init__(self) -> None:
@@ -176,6 +144,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         for number in PASSED_ON:
+            # SIGHUP under `nohup` stays ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous[number] = signal.signal(number, self._pass_on)
         return self
@@ -196,11 +165,7 @@ class Signals:
 
 
 def run_job(job: Job, screen: Screen) -> int:
-    """Runs a job to its end, with restarts, and returns the exit status.
-
-    The status is 0; that of the worker that failed first; or 128 and the number
-    of the signal that ended that worker, or the launcher.
-    """
+    """Runs a job to its end, with restarts, and returns the exit status."""
 
     def report(failure: Failure) -> None:
         screen.say(failure.report())

@@ -5,19 +5,18 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from keras_dist.launch import guard
 from keras_dist.launch.failures import TRACEBACK
 from keras_dist.launch.failures import Failure
+from keras_dist.launch.orphans import PROGRAM
+from keras_dist.launch.orphans import Watcher
 from keras_dist.launch.output import Pipe
 from keras_dist.launch.output import Sink
 from keras_dist.launch.output import Tail
-from keras_dist.launch.watcher import Watcher
 
 # Seconds that killed processes have to leave their group.
 REAPING_TIME = 1.0
@@ -25,12 +24,7 @@ REAPING_TIME = 1.0
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start, with its environment and the sinks of its output.
-
-    `name` is such as `"worker 1"`; `command` begins with a path. All output
-    goes to the file `log`, too. The file `joined` exists once the process has
-    joined the other workers; it is `None` if the process need not.
-    """
+    """One process to start."""
 
     name: str
     command: tuple[str, ...]
@@ -38,17 +32,14 @@ class Command:
     stdout: tuple[Sink, ...] = ()
     stderr: tuple[Sink, ...] = ()
     log: Path | None = None
-    joined: Path | None = None
+    joined: Path | None = None  # it must make this file when it has joined
 
 
 class Member:
     """A running process, in a session of its own.
 
-    So a terminal's Ctrl-C reaches the launcher alone, and all that the process
-    has started can be ended with it. Signals that ask for an end go to the
-    process only, which may need its helpers to save its state. The pipes are
-    registered with `selector`, `watcher` ends the process if the launcher is
-    killed, and what the process leaves behind has `grace` seconds to end.
+    A terminal's Ctrl-C reaches the launcher alone, and all that the process
+    has started can be ended with it.
     """
 
     def __init__(
@@ -70,11 +61,7 @@ class Member:
         if program.log is not None:
             logs = [open(program.log, "wb", buffering=0)]  # noqa: SIM115
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-I", "-S", guard.__file__),
-                str(os.getpid()),
-                *program.command,
-            ],
+            [*PROGRAM, str(os.getpid()), *program.command],
             env=program.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -95,7 +82,6 @@ class Member:
         return self.ending() if self.status or self._stayed_alone else None
 
     def ending(self) -> Failure:
-        """Returns the end of the process as a `Failure`."""
         return Failure(
             self.program.name,
             self.status or 0,
@@ -126,6 +112,7 @@ class Member:
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process, if it runs."""
+        # Not to its helpers, which it may need to save its state.
         if self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -150,7 +137,10 @@ class Member:
                 pipe.drain()
             self._signal_group(signal.SIGTERM)
         if self._is_empty(now):
-            self._finish()
+            self.gone = True
+            self._watcher.remove(self._process.pid)
+            for pipe in self._pipes:
+                pipe.close()
         elif now > self._ended_at + self._grace:
             self.kill()
 
@@ -164,11 +154,8 @@ class Member:
             self.poll(time.monotonic())
 
     def _signal_group(self, number: int) -> bool:
-        """Sends a signal to the process group; returns false if it is empty.
-
-        The group has the process' number, which is not given out again as long
-        as the group has a member.
-        """
+        """Sends a signal to the process group; returns false if it is empty."""
+        # The number is not given out again while the group has a member.
         try:
             os.killpg(self._process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -188,9 +175,3 @@ class Member:
         return self._killed_at is not None and (
             now > self._killed_at + REAPING_TIME
         )
-
-    def _finish(self) -> None:
-        self.gone = True
-        self._watcher.remove(self._process.pid)
-        for pipe in self._pipes:
-            pipe.close()

@@ -57,36 +57,28 @@ class Screen:
             self._end_waiting = status.stop
 
     def end_waiting(self) -> None:
-        """Removes the text that `wait` shows."""
         end, self._end_waiting = self._end_waiting, None
         if end is not None:
             end()
 
     def is_terminal(self, stream: StreamName) -> bool:
-        """Returns true if the stream is a terminal."""
         return self._streams[stream].isatty()
 
     def write(self, stream: StreamName, data: bytes, writer: object) -> None:
-        """Writes output, or keeps it until `release` while output is held back.
-
-        `writer` is any object that identifies the writer. On a terminal, the
-        output of one writer does not continue another one's unfinished line.
-        """
+        """Writes output of a worker, or keeps it while output is held back."""
         if self._held is not None:
             self._held.append((stream, data, writer))
             return
         if self.is_terminal(stream):
+            # One writer does not continue another one's unfinished line.
             if self._unfinished not in (None, writer):
                 data = b"\n" + data
             self._unfinished = None if data.endswith(b"\n") else writer
         self._put(stream, data)
 
     def say(self, text: str) -> None:
-        """Writes a message of the launcher, even while output is held back.
-
-        Each line gets a prefix. An indented line belongs to the one before, and
-        gets none.
-        """
+        """Writes a message of the launcher, even while output is held back."""
+        # An indented line belongs to the one before.
         lines = "".join(
             f"{line}\n" if line.startswith(" ") else f"keras-dist: {line}\n"
             for line in text.splitlines()
@@ -96,12 +88,10 @@ class Screen:
         self._held = held
 
     def hold(self) -> None:
-        """Holds the workers' output back until `release`."""
         if self._held is None:
             self._held = []
 
     def release(self) -> None:
-        """Writes the output that was held back."""
         held, self._held = self._held or [], None
         for stream, data, writer in held:
             self.write(stream, data, writer)
@@ -137,7 +127,6 @@ class Lines:
         self._rest = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Shows the lines that are complete."""
         self._rest += data
         if b"\n" not in data and len(self._rest) <= LONGEST_LINE:
             return
@@ -148,7 +137,6 @@ class Lines:
         self._rest = bytearray(rest)
 
     def close(self) -> None:
-        """Shows a last line that has no end."""
         if self._rest:
             self._show([bytes(self._rest)])
             self._rest.clear()
@@ -166,7 +154,6 @@ class Bytes:
         self._stream: StreamName = stream
 
     def write(self, data: bytes) -> None:
-        """Shows the output."""
         # One writer for both streams of the worker, which may share a line.
         self._screen.write(self._stream, data, "chief")
 
@@ -175,26 +162,16 @@ class Bytes:
 
 
 class Tail:
-    """A sink that keeps the last `KEPT` bytes.
-
-    Example:
-
-    >>> tail = Tail()
-    >>> tail.write(b"a" * 100_000 + b"b")
-    >>> len(tail.text), tail.text[-2:]
-    (65536, 'ab')
-    """
+    """A sink that keeps the last `KEPT` bytes."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
 
     @property
     def text(self) -> str:
-        """The kept bytes, as text."""
         return self._kept.decode(errors="replace")
 
     def write(self, data: bytes) -> None:
-        """Adds output, and drops all but the last `KEPT` bytes."""
         self._kept += data
         del self._kept[:-KEPT]
 
@@ -205,22 +182,15 @@ class Tail:
 def on_screen(
     screen: Screen, stream: StreamName, name: str, is_chief: bool
 ) -> Sink:
-    """Returns the sink that shows a worker's stream.
-
-    On a terminal the chief's output is shown byte by byte, so that its progress
-    bars move.
-    """
+    """Returns the sink that shows a worker's stream."""
+    # Byte by byte on a terminal, so that progress bars move.
     if is_chief and screen.is_terminal(stream):
         return Bytes(screen, stream)
     return Lines(screen, stream, name)
 
 
 class Pipe:
-    """The reading end of a process' output, and the sinks that take it.
-
-    It registers with `selector`, with the method to call when there is
-    something to read.
-    """
+    """The reading end of a process' output, and the sinks that take it."""
 
     def __init__(
         self,

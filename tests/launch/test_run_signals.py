@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from keras_dist.launch import guard
+from keras_dist.launch import orphans
 
 pytestmark = pytest.mark.once("torch")
 
@@ -162,7 +162,7 @@ def _children_of(process_id):
 
 def test_the_guard_does_not_start_for_a_dead_parent():
     done = subprocess.run(
-        [sys.executable, guard.__file__, "1", sys.executable, "-c", "print(1)"],
+        [*orphans.PROGRAM, "1", sys.executable, "-c", "print(1)"],
         capture_output=True,
         timeout=100,
     )

@@ -58,10 +58,7 @@ class Digits:
 
 
 class TrainingProgress(keras.callbacks.Callback):
-    """A progress bar on a terminal; a line for each epoch elsewhere.
-
-    `on_batch` is called after each batch.
-    """
+    """A progress bar on a terminal; a line for each epoch elsewhere."""
 
     def __init__(
         self, console: Console, title: str, on_batch: Callable[[], None]
@@ -103,14 +100,7 @@ class TrainingProgress(keras.callbacks.Callback):
 
 
 def run_demo(replicas: int, epochs: int, on_batch: Callable[[], None]) -> bool:
-    """Trains on replicas and on one device, and compares the weights.
-
-    Returns whether they agree within `TOLERANCE`. `on_batch` is called after
-    each batch and may raise.
-
-    Raises:
-        KerasDistError: If the devices can't be had.
-    """
+    """Trains on replicas and on one device; returns whether weights agree."""
     console = Console(highlight=False)
     digits = Digits.load()
     set_virtual_devices(replicas)
@@ -132,12 +122,10 @@ def run_demo(replicas: int, epochs: int, on_batch: Callable[[], None]) -> bool:
 
 
 def build_model() -> keras.Model:
-    """Returns a convolutional net whose numbers depend on the whole batch.
-
-    Its activations are smooth: at the kink of a ReLU, a difference in the last
-    digit turns a gradient on or off, and two correct trainings diverge.
-    """
+    """Returns a convolutional net whose numbers depend on the whole batch."""
     keras.utils.set_random_seed(SEED)
+    # Smooth activations: at the kink of a ReLU, a difference in the last digit
+    # turns a gradient on or off, and two correct trainings diverge.
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -198,7 +186,6 @@ def show_setting(console: Console, strategy: MirroredStrategy) -> None:
 
 
 def per_replica(rows: int, replicas: int) -> str:
-    """Returns the number of rows that a replica gets of a batch, as text."""
     if rows % replicas == 0:
         return f"{rows // replicas} rows"
     return f"at most {rows // replicas + 1} rows"
@@ -231,7 +218,6 @@ def show_verdict(
 
 
 def accuracy(model: keras.Model, digits: Digits) -> str:
-    """Returns the model's accuracy on the test rows, as text."""
     logs: dict[str, Any] = model.evaluate(
         digits.x_test,
         digits.y_test,

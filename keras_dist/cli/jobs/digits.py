@@ -21,10 +21,7 @@ Array = NDArray[np.float32]
 
 
 def make() -> tuple[keras.Model, list[tuple[Array, Array]]]:
-    """Returns a compiled model with smooth activations, and its batches.
-
-    At the kink of a ReLU, the last digit turns a gradient on or off.
-    """
+    """Returns a compiled model and its batches, as `--model` takes them."""
     model = keras.Sequential(
         [
             keras.Input((NUM_FEATURES,)),
@@ -51,10 +48,7 @@ def data() -> list[tuple[Array, Array]]:
 
 
 def rows(count: int) -> tuple[Array, Array]:
-    """Returns digits of scikit-learn if it is installed, else made-up ones.
-
-    Their shapes are `(count, NUM_FEATURES)` and `(count,)`.
-    """
+    """Returns digits of scikit-learn if it is installed, else made-up ones."""
     if importlib.util.find_spec("sklearn") is not None:
         from sklearn.datasets import load_digits
 
@@ -69,7 +63,6 @@ def rows(count: int) -> tuple[Array, Array]:
 
 
 def largest_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Returns the largest absolute difference between two lists of weights."""
     return float(
         np.max([np.max(np.abs(x - y)) for x, y in zip(a, b, strict=True)])
     )

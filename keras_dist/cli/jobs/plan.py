@@ -20,18 +20,9 @@ from keras_dist.tools.users_function import function_of
 def load_of_named(
     name: str, optimizer: str | None = None, is_sharded: bool = False
 ) -> tuple[Load, str]:
-    """Returns the load of a user's model and its optimizer, with a description.
+    """Returns the load of a user's model and optimizer, with a description.
 
-    The function, `"module:function"`, returns a model or a tuple that begins
-    with one. Variables are made without values, so that they may be larger than
-    the memory here. `optimizer` is Keras' name of an optimizer in place of the
-    model's; without either, it is Adam. With `is_sharded`, replicas are to
-    share its state.
-
-    Raises:
-        ValueError: If there is no such function, model or optimizer, or if
-            the function fails.
-        UnsupportedModelError: If the optimizer's state can't be shared.
+    Variables get no values, so the model may be larger than the memory here.
     """
     function = function_of(name)
     with _without_values():
@@ -57,11 +48,7 @@ def load_of_named(
 
 @contextlib.contextmanager
 def _without_values() -> Iterator[None]:
-    """Makes variables with a shape and a dtype only, inside of the context.
-
-    A stateless scope does that to variables with an initializer. A variable
-    that is given a value gets an initializer that returns the value.
-    """
+    """Makes variables with a shape and a dtype only, inside of the context."""
     before = keras_internals.set_uninitialized([])
     original = keras.Variable.__init__
 
@@ -73,9 +60,13 @@ def _without_values() -> Iterator[None]:
         dtype: Any = None,
         **kwargs: Any,
     ) -> None:
+        # The scope below does so only to variables with an initializer.
         if not callable(initializer) and not isinstance(initializer, str):
             value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
-            initializer = _Constant(value)
+
+            def initializer(shape: Any, dtype: Any = None) -> Any:
+                return value
+
             shape = tuple(value.shape)
             dtype = keras.backend.standardize_dtype(value.dtype)
         original(self, initializer, shape=shape, dtype=dtype, **kwargs)
@@ -87,14 +78,6 @@ def _without_values() -> Iterator[None]:
     finally:
         keras.Variable.__init__ = original
         keras_internals.set_uninitialized(before)
-
-
-class _Constant:
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __call__(self, shape: Any, dtype: Any = None) -> Any:
-        return self._value
 
 
 def _optimizer(model: keras.Model, name: str | None) -> Any:

@@ -55,10 +55,7 @@ class RefusedError(Exception):
 
 
 def main(channel: int) -> None:
-    """Replies to requests until standard input ends.
-
-    `channel` is the file descriptor for replies.
-    """
+    """Replies to requests on a file descriptor until standard input ends."""
     os.set_inheritable(channel, False)
     with os.fdopen(channel, "w") as replies:
 
@@ -72,10 +69,7 @@ def main(channel: int) -> None:
 
 
 def look() -> dict[str, Any]:
-    """Returns the backend, its devices and the cluster, in types that JSON has.
-
-    If the cluster can't be read, `"cluster"` has the reason under `"error"`.
-    """
+    """Returns the backend, its devices and the cluster, as JSON has them."""
     return {
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
@@ -138,10 +132,6 @@ def _told(report: Report) -> dict[str, Any]:
 
 
 def make_strategy(kind: str, devices: Sequence[str]) -> Strategy:
-    """Returns a strategy on these devices.
-
-    `kind` is `"one"`, `"mirrored"`, `"sharded"` or `"central"`.
-    """
     if kind == "one":
         return OneDeviceStrategy(devices[0])
     if kind == "central":
@@ -150,17 +140,7 @@ def make_strategy(kind: str, devices: Sequence[str]) -> Strategy:
 
 
 def verify(model: str, kind: str, devices: Sequence[str]) -> Report:
-    """Compares a model on devices of this process with one device.
-
-    `model` is `"module:function"`; the function returns a compiled model, `x`,
-    and, if there are any, `y` and sample weights. `kind` is that of
-    `make_strategy`.
-
-    Raises:
-        UnsupportedModelError: If the function returns something else, or its
-            model is refused.
-        RefusedError: If the optimizer's state can't be sharded.
-    """
+    """Compares a model on devices of this process with one device."""
     try:
         return _verified(model, lambda: make_strategy(kind, devices))[0]
     except UnsupportedModelError as error:
@@ -172,31 +152,16 @@ def verify(model: str, kind: str, devices: Sequence[str]) -> Report:
 def verify_workers(
     model: str, workers: int, devices: int | None, timeout: float
 ) -> Report:
-    """Compares a model over several processes with one device in each.
-
-    `devices` is the number of virtual CPU devices of each process, or `None`
-    for the accelerators that each gets. `timeout` is in seconds, for all of
-    them.
-
-    Raises:
-        UnsupportedModelError: As for `verify`.
-        DifferentNumbersError: If workers end with different weights.
-        TimeoutError: If workers still ran after `timeout`.
-    """
+    """Compares a model over several processes with one device in each."""
     found: list[tuple[Report, str]] = launch(
         _as_worker, (model,), workers=workers, devices=devices, timeout=timeout
     )
     check_alike([digest for _, digest in found])
-    # All workers have the same report.
-    return found[0][0]
+    return found[0][0]  # each worker has the same report
 
 
 def check_alike(digests: Sequence[str]) -> None:
-    """Checks that all workers have the same bits in their weights.
-
-    Raises:
-        DifferentNumbersError: If one has others than worker 0.
-    """
+    """Checks that all workers have the same bits in their weights."""
     for index, digest in enumerate(digests):
         if digest != digests[0]:
             raise DifferentNumbersError(
@@ -211,7 +176,6 @@ def _as_worker(model: str) -> tuple[Report, str]:
 
 
 def digest_of(weights: Sequence[Any]) -> str:
-    """Returns a hash of all bits of arrays."""
     digest = hashlib.sha256()
     for weight in weights:
         digest.update(np.ascontiguousarray(weight).tobytes())
@@ -251,14 +215,7 @@ def _verified(
 
 
 def check_fit(own: keras.Model, other: keras.Model) -> None:
-    """Checks a `fit` of several steps, the last one of an odd number of rows.
-
-    `strategy.verify` calls `fit` once for each batch. `own` is of plain Keras,
-    `other` under a strategy. Both have trained: nothing is compiled again.
-
-    Raises:
-        DifferentNumbersError: If their weights differ afterwards.
-    """
+    """Checks a `fit` of several steps, the last one with fewer rows."""
     other.set_weights(own.get_weights())
     full, last = digits.BATCHES
     x, y = digits.rows(2 * full + last)
@@ -276,13 +233,7 @@ def check_fit(own: keras.Model, other: keras.Model) -> None:
 
 
 def check_collectives(devices: Sequence[str]) -> str:
-    """Runs a function on each device, and checks collectives of its results.
-
-    Returns the names of what was checked.
-
-    Raises:
-        DifferentNumbersError: If a number is not what it should be.
-    """
+    """Checks collectives on the devices, and returns their names."""
     strategy = MirroredStrategy(devices)
     count = len(devices)
     rows = np.arange(2 * count + 1, dtype="float32")

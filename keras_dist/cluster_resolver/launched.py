@@ -1,0 +1,280 @@
+"""Resolvers of workers that a launcher started: ours, torchrun and MPI."""
+
+import zlib
+from abc import abstractmethod
+from collections.abc import Mapping
+
+from keras_dist.cluster_resolver.environment import EnvironmentResolver
+from keras_dist.cluster_resolver.environment import Place
+from keras_dist.cluster_resolver.environment import host_port
+from keras_dist.cluster_resolver.environment import integer
+from keras_dist.cluster_resolver.environment import rank_below
+from keras_dist.cluster_resolver.environment import required
+from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.errors import ClusterError
+
+
+class WorkersResolver(EnvironmentResolver):
+    """A resolver for numbered workers, the tasks of one job, `worker`."""
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the workers, as the job `worker`."""
+        return ClusterSpec({"worker": self.addresses()})
+
+    def own_task(self) -> tuple[str | None, int | None]:
+        """Returns `"worker"` and this worker's position."""
+        return "worker", self.index()
+
+    @abstractmethod
+    def addresses(self) -> list[str]:
+        """Returns each worker's `"host:port"` in order, empty if unknown."""
+
+    @abstractmethod
+    def index(self) -> int:
+        """Returns this worker's position."""
+
+    def _count(self, name: str, set_by: str) -> int:
+        """Returns the integer in a variable, 0 if it is not set."""
+        if not self._environ.get(name):
+            return 0
+        return integer(self._environ, name, set_by)
+
+    def _on_one_host(self, number: int, *names: str) -> bool:
+        """Returns true if a variable says that this host has all workers."""
+        return any(self._environ.get(name) == str(number) for name in names)
+
+
+def _from_leader(
+    host: str, port: int, number: int, on_one_host: bool, skip: int = 0
+) -> list[str]:
+    """Returns consecutive ports of the leader's host; "" on other hosts."""
+    known = number if on_one_host else 1
+    ports = f"MASTER_PORT={port} with {number} workers"
+    first = port + skip
+    addresses = [host_port(host, first + i, ports) for i in range(known)]
+    return addresses + [""] * (number - known)
+
+
+_BY_TORCHRUN = "torchrun"
+
+
+class TorchrunClusterResolver(WorkersResolver):
+    """A resolver for workers that torchrun started, on any backend.
+
+    It reads the environment variables `RANK`, `WORLD_SIZE`,
+    `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and
+    `TORCHELASTIC_RESTART_COUNT`. torchrun itself listens at `MASTER_PORT`, so
+    worker `i` is given port `MASTER_PORT + 1 + i`. With several hosts, only
+    the first worker's host is known, and the other addresses are empty.
+
+    Raises:
+        ClusterError: From methods that need a variable that is absent or
+            can't be read.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import TorchrunClusterResolver
+    >>> resolver = TorchrunClusterResolver.reading({
+    ...     "RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+    ...     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+    ... })
+    >>> resolver.cluster_spec()
+    ClusterSpec({'worker': ['127.0.0.1:29501', '127.0.0.1:29502']})
+    """
+
+    def addresses(self) -> list[str]:
+        """Returns the workers' addresses, empty where they are unknown."""
+        number = torchrun_place(self._environ).number
+        host = required(self._environ, "MASTER_ADDR", _BY_TORCHRUN)
+        port = integer(self._environ, "MASTER_PORT", _BY_TORCHRUN, 1, 65535)
+        on_one_host = self._on_one_host(number, "LOCAL_WORLD_SIZE")
+        return _from_leader(host, port, number, on_one_host, skip=1)
+
+    def index(self) -> int:
+        """Returns this worker's rank."""
+        return torchrun_place(self._environ).index
+
+    @property
+    def restarts(self) -> int:
+        """Number of times that torchrun restarted the workers."""
+        return self._count("TORCHELASTIC_RESTART_COUNT", _BY_TORCHRUN)
+
+
+def torchrun_place(environ: Mapping[str, str]) -> Place:
+    """Returns this process' place among torchrun's."""
+    return rank_below(environ, "RANK", "WORLD_SIZE", _BY_TORCHRUN)
+
+
+WORKERS = "KERAS_DIST_WORKERS"
+INDEX = "KERAS_DIST_WORKER_INDEX"
+COORDINATOR = "KERAS_DIST_COORDINATOR"
+RESTARTS = "KERAS_DIST_RESTARTS"
+_BY_KERAS_DIST = (
+    "`keras-dist run`; where you start workers yourself, set "
+    f"{WORKERS}=host:port,host:port and {INDEX}=0, 1, ..."
+)
+
+
+class KerasDistClusterResolver(WorkersResolver):
+    """A resolver for workers that `keras-dist run` started.
+
+    The environment variable `KERAS_DIST_WORKERS` has all workers' addresses,
+    separated by commas and chief first; `KERAS_DIST_WORKER_INDEX` is this
+    worker's position. `KERAS_DIST_COORDINATOR`, if set, is the address of the
+    rendezvous. `KERAS_DIST_RESTARTS` is the number of times that the workers
+    were restarted.
+
+    Raises:
+        ClusterError: From methods that need a variable that is absent or
+            can't be read.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import KerasDistClusterResolver
+    >>> resolver = KerasDistClusterResolver.reading({
+    ...     "KERAS_DIST_WORKERS": "10.0.0.1:9000,10.0.0.2:9000",
+    ...     "KERAS_DIST_WORKER_INDEX": "0",
+    ... })
+    >>> resolver.task_type, resolver.task_id
+    ('worker', 0)
+    """
+
+    def addresses(self) -> list[str]:
+        """Returns the workers' addresses."""
+        value = required(self._environ, WORKERS, _BY_KERAS_DIST)
+        addresses = [address.strip() for address in value.split(",")]
+        if not all(addresses):
+            raise ClusterError(
+                f"{WORKERS} must be addresses 'host:port', separated by "
+                f"commas. Received: {value!r}."
+            )
+        return addresses
+
+    def index(self) -> int:
+        """Returns this worker's position."""
+        index = integer(self._environ, INDEX, _BY_KERAS_DIST)
+        number = len(self.addresses())
+        if index >= number:
+            raise ClusterError(
+                f"{INDEX}={index} does not fit {WORKERS}, which names {number} "
+                f"workers. Expected: 0 to {number - 1}."
+            )
+        return index
+
+    @property
+    def coordinator(self) -> str | None:
+        """The address in `KERAS_DIST_COORDINATOR`; `None` if it is not set."""
+        return self._environ.get(COORDINATOR, "").strip() or None
+
+    @property
+    def restarts(self) -> int:
+        """The number in `KERAS_DIST_RESTARTS`; 0 if it is not set."""
+        return self._count(RESTARTS, _BY_KERAS_DIST)
+
+
+# The variables of Open MPI, then those of MPICH, Intel MPI and others.
+MPI_RANKS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_JOB_IDS = (
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "OMPI_MCA_orte_ess_jobid",
+    "PMI_JOBID",
+)
+
+# Below Linux's ephemeral ports, which begin at 32768.
+_FIRST_PORT = 10240
+_NUM_PORTS = 20000
+
+
+class MPIClusterResolver(WorkersResolver):
+    """A resolver for workers that mpirun or mpiexec started.
+
+    It reads environment variables; MPI itself is not used. Ranks come from
+    `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE` (Open MPI), or from
+    `PMI_RANK` and `PMI_SIZE` (MPICH, Intel MPI). `PMIX_RANK` alone is not
+    enough, since it comes without a size.
+
+    If all workers are on one host, worker `i` is given port `MASTER_PORT + i`
+    on host `MASTER_ADDR`. If not, only the first worker's address is known,
+    and the others are empty. If all workers are on this host, as
+    `OMPI_COMM_WORLD_LOCAL_SIZE` or `MPI_LOCALNRANKS` says, `MASTER_ADDR` and
+    `MASTER_PORT` may be absent. The workers then use loopback, and ports
+    between 10240 and 30239 that are computed from the job's id
+    (`PMIX_NAMESPACE` or a similar variable). Set `MASTER_PORT` if those are in
+    use.
+
+    Raises:
+        ClusterError: From methods that need variables that are absent or can't
+            be read.
+
+    Example:
+
+    >>> from keras_dist.cluster_resolver import MPIClusterResolver
+    >>> resolver = MPIClusterResolver.reading({
+    ...     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
+    ...     "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "9000",
+    ... })
+    >>> resolver.cluster_spec(), resolver.task_id
+    (ClusterSpec({'worker': ['10.0.0.1:9000', '']}), 1)
+    """
+
+    def addresses(self) -> list[str]:
+        """Returns the workers' addresses, empty where they are unknown."""
+        number = mpi_place(self._environ).number
+        on_one_host = self._on_one_host(number, *_LOCAL_SIZES)
+        host, port = self._leader(on_one_host, number)
+        return _from_leader(host, port, number, on_one_host)
+
+    def index(self) -> int:
+        """Returns this worker's rank."""
+        return mpi_place(self._environ).index
+
+    def _leader(self, on_one_host: bool, number: int) -> tuple[str, int]:
+        host = self._environ.get("MASTER_ADDR", "").strip()
+        if not host and on_one_host:
+            host = "127.0.0.1"
+        if self._environ.get("MASTER_PORT"):
+            port = integer(self._environ, "MASTER_PORT", "you", 1, 65535)
+        else:
+            port = self._job_port(number) if on_one_host else 0
+        if not host or not port:
+            raise ClusterError(
+                f"MPI started {number} workers, but does not say where they "
+                "meet. Set MASTER_ADDR (the host of rank 0) and MASTER_PORT "
+                "(a free port there) for all of them: with Open MPI `mpirun "
+                "-x MASTER_ADDR=... -x MASTER_PORT=...`, with MPICH `mpiexec "
+                "-genv MASTER_ADDR ... -genv MASTER_PORT ...`. They may only "
+                "be absent where all workers are on one host and the job has "
+                f"an id ({', '.join(_JOB_IDS)}; MPICH gives none)."
+            )
+        return host, port
+
+    def _job_port(self, number: int) -> int:
+        ids = [
+            self._environ[name] for name in _JOB_IDS if name in self._environ
+        ]
+        if not ids:
+            return 0
+        room = max(1, _NUM_PORTS - number)
+        return _FIRST_PORT + zlib.crc32(ids[0].encode()) % room
+
+
+def mpi_place(environ: Mapping[str, str]) -> Place:
+    """Returns this process' place among MPI's."""
+    for rank, size in MPI_RANKS:
+        if rank in environ or size in environ:
+            return rank_below(environ, rank, size, "mpirun")
+    raise ClusterError(
+        "This process was not started by MPI as far as its variables tell. "
+        f"Expected: {' or '.join(' and '.join(pair) for pair in MPI_RANKS)}"
+        + (
+            ". PMIX_RANK is set, but it does not say how many workers there "
+            "are: set PMI_RANK and PMI_SIZE."
+            if "PMIX_RANK" in environ
+            else "."
+        )
+    )
