@@ -33,7 +33,7 @@ from keras_dist.inputs.sources.choice import source_of
 from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORDS
 from keras_dist.planning.tables import Shown
-from keras_dist.planning.tables import filled_table
+from keras_dist.planning.tables import table
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.strategy_core import StrategyBase
@@ -136,7 +136,7 @@ class Explanation(Shown):
         kinds = (NUMBER, NUMBER, WORDS, NUMBER, NUMBER, WORDS)
         columns = list(zip(_COLUMNS, kinds, strict=True))
         rows = [list(map(Text, _cells(row))) for row in self.rows]
-        return [filled_table(self._title, columns, rows)]
+        return [table(self._title, *columns, rows=rows)]
 
     def _lines(self) -> tuple[str, ...]:
         return self.notes
