@@ -115,9 +115,9 @@ class Explanation(Shown):
     ) -> Iterator[Table | Text]:
         yield Text(self._title)
         yield Text()
-        for table in self._tables():
-            table.title = None
-            yield table
+        for shown in self._tables():
+            shown.title = None
+            yield shown
         yield from map(Text, self.notes)
 
     def __repr__(self) -> str:
