@@ -11,9 +11,11 @@ import os
 import pathlib
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 SECONDS_BETWEEN_LOOKS = 0.02
@@ -69,7 +71,8 @@ class _Cluster:
             ],
             cwd=pathlib.Path(__file__).parents[1],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=subprocess.DEVNULL,
+            # It is closed when this process ends, however that happens.
+            stdin=subprocess.PIPE,
             stdout=self._output,
             stderr=subprocess.STDOUT,
         )
@@ -107,6 +110,7 @@ class _Cluster:
             except subprocess.TimeoutExpired:
                 self._process.terminate()
                 self._process.wait()
+        self._process.stdin.close()
         self._output.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -143,11 +147,17 @@ def serve(folder):
             jax.clear_caches()
 
 
+def _end_with_the_tests():
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 if __name__ == "__main__":
     import keras_dist
     from workers.clusters import serve as serve_jobs
 
     folder, workers, devices = sys.argv[1:]
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     keras_dist.launch(
         serve_jobs, (folder,), workers=int(workers), devices=int(devices)
     )
