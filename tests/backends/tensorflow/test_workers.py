@@ -10,6 +10,8 @@ from worker_processes import Workers
 from keras_dist.launch.addresses import free_addresses
 
 TOPOLOGIES = {"2x1": (2, 1), "2x2": (2, 2), "3x1": (3, 1)}
+# CI has 3 workers, and workers of one device, in `tests/workers`.
+ONLY_IN_FULL = ("2x1", "3x1")
 
 
 # Seconds that everything may take, by far: on a busy machine the import of
@@ -59,7 +61,13 @@ class Launched:
         return range(worker * self.devices, (worker + 1) * self.devices)
 
 
-@pytest.fixture(scope="module", params=TOPOLOGIES)
+def _topologies():
+    for name in TOPOLOGIES:
+        marks = [pytest.mark.once()] if name in ONLY_IN_FULL else []
+        yield pytest.param(name, marks=marks)
+
+
+@pytest.fixture(scope="module", params=_topologies())
 def launched(request, tmp_path_factory):
     return Launched(tmp_path_factory.mktemp("w"), *TOPOLOGIES[request.param])
 
