@@ -302,16 +302,18 @@ def listen_to_own_address(cluster: Cluster) -> None:
         )
     if not all(is_of_this_machine(ip) and not ip.is_unspecified for ip in ips):
         return  # as behind a forwarded port
-    everyone = [ip_addresses(split(each)[0]) for each in cluster.addresses]
-    if all(ip.is_loopback for ip in ips) and not all(
-        each and all(ip.is_loopback for ip in each) for each in everyone
-    ):
+    if all(ip.is_loopback for ip in ips) and not _all_are_here(cluster):
         # This machine resolves its own name to loopback; other workers reach
         # it at another address.
         return
     program = _program([ip for ip in ips if not ip.is_loopback])
     for number in os.listdir("/proc/self/fd"):
         _narrow(int(number), port, program)
+
+
+def _all_are_here(cluster: Cluster) -> bool:
+    found = [ip_addresses(split(each)[0]) for each in cluster.addresses]
+    return all(ips and all(ip.is_loopback for ip in ips) for ips in found)
 
 
 def _narrow(number: int, port: int, program: list[_Instruction]) -> None:

@@ -141,7 +141,8 @@ def left() -> contextlib.AbstractContextManager[None]:
     return replaced(_stack, scopes=[])
 
 
-def default_entered() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def default_entered() -> Iterator[None]:
     """Marks the default strategy's scope as open; refused under another's."""
     if has_strategy():
         raise RuntimeError(
@@ -149,7 +150,12 @@ def default_entered() -> contextlib.AbstractContextManager[None]:
             "strategy's scope was entered inside of the scope of "
             f"{current_strategy()!r}. Leave that first."
         )
-    return replaced(_stack, default_scopes=_stack.default_scopes + 1)
+    # A number, because scopes in generators may be left in any order.
+    _stack.default_scopes += 1
+    try:
+        yield
+    finally:
+        _stack.default_scopes -= 1
 
 
 @contextlib.contextmanager

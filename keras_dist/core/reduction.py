@@ -1,7 +1,6 @@
 """ReduceOp: reductions, and checks of the values and axes to reduce."""
 
 import enum
-import math
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -233,7 +232,9 @@ def _nothing(op: ReduceOp, value: Any, axes: tuple[int, ...]) -> Any:
 
 def _size(value: Any, axes: tuple[int, ...]) -> Any:
     shape = ops.shape(value)
-    size = math.prod(shape[axis] for axis in axes)
+    size = 1
+    for axis in axes:  # `torch.compile` can't follow `math.prod`
+        size = size * shape[axis]
     return size if isinstance(size, int) else ops.cast(size, "float32")
 
 

@@ -200,12 +200,17 @@ class Heartbeats(SignsOfLife):
         return f"{self._rounds} {self._own_reason}"
 
     def _look(self) -> None:
-        tells = bool(self._own_reason)
         super()._look()
-        self._rounds += 1
+        rounds = self._rounds + 1
         for other, seen in self._seen.items():
             if seen == self._looked:
-                self._heard[other] = self._rounds
+                self._heard[other] = rounds
+        # Whoever waits for rounds then knows who was heard in them.
+        self._rounds = rounds
+
+    def _write(self) -> None:
+        tells = bool(self._own_reason)
+        super()._write()
         if tells:
             self._has_told.set()
 

@@ -202,8 +202,9 @@ class BatonPool:
         try:
             inherit = self._enter()
             while len(workers) < len(fns) - 1:
-                workers.append(_start(len(workers) + 1))
-                self._all.append(workers[-1])
+                worker = _start(len(workers) + 1)
+                self._all.append(worker)
+                workers.append(worker)
             for index, fn in enumerate(fns[1:], start=1):
                 tasks, _ = workers[index - 1]
                 tasks.put((round_, index, inherit, fn))

@@ -27,10 +27,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Function(CompiledFunction):
     """A compiled function as its user calls it, of methods too."""
 
-    @functools.cached_property
-    def _bound(self) -> dict[int, tuple[Any, object]]:
-        """By an instance's id, a weak reference to it and its method's key."""
-        return {}
+    def __init__(
+        self,
+        python_function: Callable[..., Any],
+        jit_compile: bool | None = None,
+        key: object | None = None,
+    ) -> None:
+        super().__init__(python_function, jit_compile, key)
+        # By an instance's id, a weak reference to it and its method's key.
+        self._bound: dict[int, tuple[Any, object]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A compiled program uses the variables themselves. It would neither

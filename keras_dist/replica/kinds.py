@@ -11,7 +11,6 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
-from keras_dist.internals.overrides import own_steps
 from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.exchange import is_float
@@ -193,7 +192,11 @@ class Kinds:
     def _warn_of_rows(self, owner: keras.Layer) -> None:
         model = self._model()
         assert model is not None
-        names = own_steps(model)
+        names = [
+            name
+            for name in ("train_step", "compute_loss")
+            if getattr(type(model), name) is not getattr(keras.Model, name)
+        ]
         if names:
             self._tell(
                 owner,
