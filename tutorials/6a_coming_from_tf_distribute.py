@@ -247,7 +247,7 @@ plt.show()
 # | `next(iterator)` in `tf.function` | works | not inside; `for` does |
 # | parameter servers, TPU | yes | not yet |
 #
-# The README's "What we decided" has all of them. On TensorFlow,
+# The README's "Behavior in detail" lists all of them. On TensorFlow,
 # `Strategy.from_native` takes over a strategy that you already have:
 
 # %%
