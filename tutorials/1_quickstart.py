@@ -293,7 +293,7 @@ print("Plain Keras loaded the same weights:", same_file)
 # %% [markdown]
 # ## Facts
 #
-# The next cell checks what the page claims. Next: [one loop, three
+# The next cell checks what the page claims. Next page: [one loop, three
 # backends](2_one_loop.ipynb), for your own training loops.
 
 # %%

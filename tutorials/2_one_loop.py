@@ -60,7 +60,7 @@ squares = strategy.run(square_of_id)
 print(squares)
 
 # %% [markdown]
-# ## `reduce`: make one value of them
+# ## `reduce`: combine the values of all replicas
 #
 # `axis=None` combines the replicas' values as they are.
 
@@ -70,7 +70,7 @@ mean = strategy.reduce("MEAN", squares, axis=None)
 print(f"0 + 1 + 4 + 9 = {int(total)}, and their mean is {float(mean)}")
 
 # %% [markdown]
-# ## Replicas can meet
+# ## Replicas can exchange values
 #
 # Inside of `run`, `all_reduce` waits for all replicas, and gives each of them
 # the sum. Here each replica computes which part of all rows it has.
@@ -305,7 +305,7 @@ plt.show()
 # %% [markdown]
 # ## Facts
 #
-# The next cell checks what the page claims. Next: [distributed
+# The next cell checks what the page claims. Next page: [distributed
 # input](3_distributed_input.ipynb).
 
 # %%

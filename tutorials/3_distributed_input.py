@@ -56,7 +56,7 @@ batches = [
 ]
 
 # %% [markdown]
-# ## What a distributed dataset gives
+# ## The elements of a distributed dataset
 #
 # Each element is like a batch of the data, with a `PerReplica` in place of each
 # array. A `PerReplica` has one part for each replica, on the replica's device.
@@ -189,7 +189,7 @@ for kind, data in kinds.items():
     print(f"{kind:35} {sizes}")
 
 # %% [markdown]
-# ## Data that each replica has of its own
+# ## Separate data for each replica
 #
 # `distribute_datasets_from_function` does not split anything. Your function
 # makes batches that already belong to one replica. Its argument says for which
@@ -309,7 +309,7 @@ for _, context, *_ in reports:
 # %% [markdown]
 # ## Facts
 #
-# The next cell checks what the page claims. Next: [many
+# The next cell checks what the page claims. Next page: [many
 # workers](4_many_workers.ipynb).
 
 # %%

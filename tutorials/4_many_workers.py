@@ -336,7 +336,7 @@ plt.show()
 #
 # ## Facts
 #
-# The next cell checks what the page claims. Next:
+# The next cell checks what the page claims. Next page:
 # [memory](5_memory.ipynb).
 
 # %%

@@ -115,7 +115,7 @@ for name, strategy in strategies.items():
     print(f"{name} is trained")
 
 # %% [markdown]
-# ## Where it all is
+# ## What each device keeps
 #
 # `summary` counts what each device keeps between steps, and what a step sends.
 # This is the summary for central storage:
@@ -267,7 +267,7 @@ for name, found in summaries.items():
 #
 # ## Facts
 #
-# The next cell checks what the page claims. Next: [coming from
+# The next cell checks what the page claims. Next page: [coming from
 # tf.distribute](6a_coming_from_tf_distribute.ipynb).
 
 # %%

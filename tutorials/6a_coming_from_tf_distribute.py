@@ -18,7 +18,7 @@
 # keras_dist has the names, arguments and results of `tf.distribute`, on JAX,
 # TensorFlow and PyTorch. In most programs, you change these lines:
 #
-# | you wrote | write |
+# | `tf.distribute` | keras_dist |
 # |---|---|
 # | `tf.distribute.MirroredStrategy()` | `keras_dist.MirroredStrategy()` |
 # | `tf.distribute.MultiWorkerMirroredStrategy()`, ... | the same names |

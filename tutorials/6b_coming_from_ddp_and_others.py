@@ -33,7 +33,7 @@
 #
 # ## What to delete from your script
 #
-# | | there | here |
+# | | your script has | with keras_dist |
 # |---|---|---|
 # | **DDP** | `init_process_group`, `set_device`, `.to(rank)` | the strategy |
 # | | `DistributedDataParallel(model)` | `with strategy.scope()` |
