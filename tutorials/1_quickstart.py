@@ -16,24 +16,25 @@
 # %% [markdown]
 # # 1. Quickstart
 #
-# You have a Keras model that trains with `fit`. With two more lines it trains
-# on all devices of your machine at once, and ends with the weights that one
-# device would have given.
+# You have a Keras model that trains with `fit`. With two more lines, it trains
+# on all devices of your machine at once. It ends with the weights that training
+# on one device would have given.
 #
-# Five words are used everywhere:
+# You need five words:
 #
-# - **device**: what computes, such as a GPU. Here it is a part of the CPU.
+# - **device**: hardware that computes, such as a GPU. Here it is a part of the
+#   CPU.
 # - **replica**: the model's computation on one device.
-# - **strategy**: says which devices there are, and who keeps what.
-# - **global batch**: the rows of one training step, of all replicas together.
-# - **share**: the rows of it that one replica computes.
+# - **strategy**: says which devices there are, and which of them keeps what.
+# - **global batch**: the rows of one training step, for all replicas together.
+# - **share**: the rows of the global batch that one replica computes.
 
 # %% [markdown]
 # ## Devices
 #
-# A laptop has one CPU. `set_virtual_devices` makes it look like several, so
-# that everything can be tried without GPUs. It has to come first. With GPUs,
-# leave it out.
+# A laptop has one CPU. `set_virtual_devices` makes it look like several
+# devices, so that you can try everything without GPUs. Call it before anything
+# else. With GPUs, leave it out.
 
 # %%
 import pathlib
@@ -52,13 +53,14 @@ print("Backend:", keras.backend.backend())
 print("Devices:", keras_dist.list_devices())
 
 # %% [markdown]
-# Nothing here names the backend. It is what `KERAS_BACKEND` says: `jax`,
+# The code does not name the backend. `KERAS_BACKEND` chooses it: `jax`,
 # `tensorflow` or `torch`.
 #
 # ## Data and a model
 #
-# Small pictures of digits come with scikit-learn. 1507 rows are awkward on
-# purpose: in batches of 100, the last one has 7 rows, for 4 devices.
+# The data are small pictures of digits from scikit-learn. We take 1507 rows,
+# because this number is awkward: in batches of 100, the last batch has 7 rows
+# for 4 devices.
 
 # %%
 digits = load_digits()
@@ -70,8 +72,8 @@ x_test, y_test = x[1507:], y[1507:]
 print("Train:", x_train.shape, " Test:", x_test.shape)
 
 # %% [markdown]
-# The model is plain Keras. It has a batch normalization, whose result depends
-# on all rows of a batch.
+# The model is plain Keras. It contains a batch normalization, whose result
+# depends on all rows of a batch.
 
 
 # %%
@@ -97,7 +99,7 @@ def build_model():
 # %% [markdown]
 # ## The two lines
 #
-# Make a strategy, and build the model in its scope.
+# Make a strategy, and build the model in its scope:
 
 # %%
 keras.utils.set_random_seed(0)  # the same initial weights in each run
@@ -122,29 +124,30 @@ print("Copies on:", strategy.devices_of(kernel))
 print("Kind:", type(kernel).__name__, " Shape:", tuple(kernel.shape))
 
 # %% [markdown]
-# The model remembers its strategy. `fit`, `evaluate`, `predict` and `save` work
-# outside of the scope too.
+# The model remembers its strategy. So `fit`, `evaluate`, `predict` and `save`
+# also work outside of the scope.
 #
 # ## The global batch
 #
 # `batch_size` always means the rows of all replicas together, whatever their
-# number. `explain` shows who computes which rows of the next batch, and
-# computes nothing.
+# number. `explain` shows which replica computes which rows of the next batch.
+# It does not compute anything.
 
 # %%
 first = strategy.explain(x_train, y_train, batch_size=100)
 print(first)
 
 # %% [markdown]
-# The last batch has 7 rows. They are shared as evenly as 7 rows can be.
+# The last batch has 7 rows. The replicas share them as evenly as possible.
 
 # %%
 last = strategy.explain(x_train[1500:], y_train[1500:])
 print(last)
 
 # %% [markdown]
-# The same as a picture. On the left, the rows of the two batches, with a color
-# for each replica. On the right, the variables: each device has all of them.
+# Here is the same as a picture. On the left are the rows of the two batches,
+# with a color for each replica. On the right are the variables: each device has
+# all of them.
 
 # %%
 colors = plt.cm.viridis(np.linspace(0.1, 0.9, 4))
@@ -211,10 +214,10 @@ for epoch, loss in enumerate(history["loss"]):
     )
 
 # %% [markdown]
-# `summary` shows where the model lives and what a step has to send. Here the
-# optimizer keeps two numbers for each weight, so each device holds three times
-# the trainable weights. Gradients are what is sent: their *all-reduce* adds
-# them up over the replicas.
+# `summary` shows which device stores which variables, and what a step has to
+# send. Here the optimizer keeps two numbers for each weight, so each device
+# holds three times the trainable weights. A step sends gradients: their
+# *all-reduce* adds them up over the replicas.
 
 # %%
 summary = keras_dist.summary(model)
@@ -223,8 +226,8 @@ print(summary)
 # %% [markdown]
 # ## Is it really the same?
 #
-# Train the same model, from the same initial weights and on the same batches,
-# without a strategy. That is plain Keras on one device.
+# Train the same model without a strategy, from the same initial weights and on
+# the same batches. That is plain Keras on one device.
 
 # %%
 plain = build_model()
@@ -264,8 +267,9 @@ plt.show()
 # %% [markdown]
 # ## Evaluate and save
 #
-# A saved file has no trace of the strategy: plain Keras loads it, as does a
-# model on another number of devices. `model.save("m.keras")` works likewise.
+# A saved file does not depend on the strategy. Plain Keras loads it, and so
+# does a model on another number of devices. The same is true for
+# `model.save("m.keras")`.
 
 # %%
 scores = model.evaluate(
@@ -289,8 +293,8 @@ print("Plain Keras loaded the same weights:", same_file)
 # %% [markdown]
 # ## Facts
 #
-# What this page claims, checked. Next: [one loop, three
-# backends](2_one_loop.ipynb), for training loops of your own.
+# The next cell checks what the page claims. Next page: [one loop, three
+# backends](2_one_loop.ipynb), for your own training loops.
 
 # %%
 # Each row of each batch is computed once, by one replica.
@@ -312,7 +316,7 @@ for device in summary.devices:
 assert summary.bytes_sent == 4 * 2 * 3 / 4 * trained
 
 # The weights, losses and accuracies are those of one device. Adam divides by
-# its gradients' size, so where one is tiny, its rounding errors are not.
+# the size of a gradient, so rounding errors of tiny gradients become large.
 assert difference < 1e-4
 assert np.allclose(history["loss"], plain_history["loss"], rtol=1e-4)
 assert np.allclose(history["accuracy"], plain_history["accuracy"], atol=1e-3)

@@ -18,15 +18,17 @@
 # %% [markdown]
 # # 2. One loop, three backends
 #
-# `fit` is not always enough. This page writes a training loop by hand, for
-# several devices. The same source runs on JAX, TensorFlow and PyTorch; on the
-# first two it runs compiled.
+# `fit` is not always enough. On this page, we write a training loop by hand,
+# for several devices. The same source code runs on JAX, TensorFlow and PyTorch.
+# On JAX and TensorFlow, it runs compiled.
 #
 # You need two more words:
 #
-# - **replica context**: inside of a function that `strategy.run` calls. It is
-#   called once for each replica, and sees that replica's share of the rows.
-# - **cross-replica context**: everywhere else. There you see all replicas.
+# - **replica context**: the code inside of a function that `strategy.run`
+#   calls. `run` calls it once for each replica, and it sees that replica's
+#   share of the rows.
+# - **cross-replica context**: the code everywhere else. There you see all
+#   replicas.
 
 # %%
 import keras_dist
@@ -45,7 +47,7 @@ print(strategy)
 # %% [markdown]
 # ## `run`: call a function on each replica
 #
-# What it returns is a `PerReplica`: one value for each replica.
+# `run` returns a `PerReplica`, which has one value for each replica.
 
 
 # %%
@@ -58,7 +60,7 @@ squares = strategy.run(square_of_id)
 print(squares)
 
 # %% [markdown]
-# ## `reduce`: make one value of them
+# ## `reduce`: combine the values of all replicas
 #
 # `axis=None` combines the replicas' values as they are.
 
@@ -68,10 +70,10 @@ mean = strategy.reduce("MEAN", squares, axis=None)
 print(f"0 + 1 + 4 + 9 = {int(total)}, and their mean is {float(mean)}")
 
 # %% [markdown]
-# ## Replicas can meet
+# ## Replicas can exchange values
 #
 # Inside of `run`, `all_reduce` waits for all replicas, and gives each of them
-# the sum. Here each replica asks which part of all the rows it has.
+# the sum. Here each replica computes which part of all rows it has.
 
 
 # %%
@@ -89,8 +91,8 @@ print([float(part) for part in strategy.experimental_local_results(parts)])
 # %% [markdown]
 # ## Data
 #
-# Any iterable of batches will do. `experimental_distribute_dataset` cuts each
-# of them into one share for each replica. The last batch here has 7 rows.
+# You can use any iterable of batches. `experimental_distribute_dataset` splits
+# each batch into one share for each replica. Here the last batch has 7 rows.
 
 # %%
 digits = load_digits()
@@ -102,7 +104,7 @@ print(len(batches), "batches, the last of", len(batches[-1][0]), "rows")
 # %% [markdown]
 # ## Model, optimizer, metric
 #
-# All that has variables is made in the scope of the strategy.
+# Make everything that has variables in the scope of the strategy.
 
 
 # %%
@@ -124,11 +126,13 @@ def build(strategy):
 # ## The step of one replica
 #
 # - `value_and_grad` calls `loss_fn`, and returns its value and the gradients.
-#   It does so on each backend, where the frameworks have three different ways.
+#   It works on each backend, although each framework has its own way to compute
+#   gradients.
 # - `compute_average_loss` divides by the rows of *all* replicas. So the sum of
-#   the replicas' losses is the mean over the global batch, also if their shares
+#   the replicas' losses is the mean over the global batch, even if their shares
 #   differ.
-# - `optimizer.apply` adds up the gradients of all replicas before it updates.
+# - `optimizer.apply` adds up the gradients of all replicas before it updates
+#   the variables.
 # - `keras_dist.function` compiles the step, for all replicas together.
 
 # %%
@@ -160,8 +164,8 @@ def make_step(model, optimizer, accuracy):
 # %% [markdown]
 # ## The loop
 #
-# `run` returns a loss for each replica, and `reduce` adds them up. The metric
-# was updated by each replica; read here, it is that of all rows.
+# `run` returns a loss for each replica, and `reduce` adds the losses up. Each
+# replica updates the metric. When we read it here, it covers all rows.
 
 
 # %%
@@ -196,8 +200,8 @@ print("Rows that each replica computed:", rows_of_4)
 # %% [markdown]
 # ## How often did Python run?
 #
-# A step that is compiled runs Python while it is traced (JAX and TensorFlow).
-# PyTorch runs it as it is, once for each replica and step.
+# On JAX and TensorFlow, the step is compiled, and Python runs only while the
+# step is traced. On PyTorch, Python runs in every step, once for each replica.
 
 # %%
 num_steps = EPOCHS * len(batches)
@@ -207,7 +211,7 @@ print(f"{num_steps} steps of 4 replicas called Python {calls_of_4} times")
 # %% [markdown]
 # ## The same with plain Keras
 #
-# `fit` on one device, from the same weights, on the same batches.
+# This is `fit` on one device, from the same weights, on the same batches.
 
 # %%
 plain = keras.Sequential(
@@ -239,8 +243,8 @@ print(f"Largest difference in weights: {largest_difference(model, plain):.1e}")
 # %% [markdown]
 # ## More replicas, fewer rows for each
 #
-# Now with 1 and 2 replicas. The source does not change; with one replica, `run`
-# calls the function, and nothing is wrapped.
+# Now we use 1 and 2 replicas. The source code does not change. With one
+# replica, `run` just calls the function and wraps nothing.
 
 # %%
 found = {4: (losses, rows_of_4, model)}
@@ -255,8 +259,8 @@ for num_replicas in (1, 2):
     print(f"{num_replicas} replicas: rows of each {its_rows}")
 
 # %% [markdown]
-# On the left, the work of each replica becomes less. On the right, the losses
-# are on top of one another.
+# On the left, each replica has less work if there are more of them. On the
+# right, the losses are on top of one another.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
@@ -301,7 +305,7 @@ plt.show()
 # %% [markdown]
 # ## Facts
 #
-# What this page claims, checked. Next: [distributed
+# The next cell checks what the page claims. Next page: [distributed
 # input](3_distributed_input.ipynb).
 
 # %%
@@ -320,12 +324,12 @@ assert np.allclose(accuracies, history["accuracy"], atol=1e-6)
 for num_replicas, (its_losses, its_rows, its_model) in found.items():
     assert largest_difference(its_model, plain) < 1e-5
     assert np.allclose(its_losses, losses, rtol=1e-4)
-    # Every row was computed once an epoch; no share is more than a row a step
-    # above another.
+    # Every row was computed once in each epoch. In each step, shares differ by
+    # at most one row.
     assert len(its_rows) == num_replicas
     assert sum(its_rows) == EPOCHS * len(x)
     assert max(its_rows) - min(its_rows) <= num_steps
 
-# A compiled step runs Python to be traced, and not in every step.
+# A compiled step runs Python only while it is traced, not in every step.
 is_compiled = calls_of_4 < num_steps
 assert is_compiled or calls_of_4 == 4 * num_steps

@@ -18,9 +18,10 @@
 # %% [markdown]
 # # 3. Distributed input
 #
-# Which data can be given, who gets which rows of it, and what happens when they
-# can't be shared evenly. `fit` takes all of these kinds of data as well; this
-# page looks at them batch by batch, as a loop of your own does.
+# This page shows which data you can use, which replica gets which rows, and
+# what happens if the replicas can't share the rows evenly. `fit` takes all of
+# these kinds of data as well. Here we look at them batch by batch, as your own
+# loop does.
 
 # %%
 import importlib.util
@@ -42,8 +43,8 @@ print(strategy)
 # %% [markdown]
 # ## Data
 #
-# 22 pictures of digits, each with its row number, in batches of 8. The last
-# batch has 6 rows.
+# We use 22 pictures of digits, each with its row number, in batches of 8. The
+# last batch has 6 rows.
 
 # %%
 NUM_ROWS, BATCH_SIZE = 22, 8
@@ -55,10 +56,10 @@ batches = [
 ]
 
 # %% [markdown]
-# ## What a distributed dataset gives
+# ## The elements of a distributed dataset
 #
 # Each element is like a batch of the data, with a `PerReplica` in place of each
-# array: one part for each replica, on its device.
+# array. A `PerReplica` has one part for each replica, on the replica's device.
 
 # %%
 dataset = strategy.experimental_distribute_dataset(batches)
@@ -67,9 +68,9 @@ for _, row_numbers in dataset:
     print(row_numbers)
 
 # %% [markdown]
-# The last batch has fewer rows than 4 replicas could share evenly. It is cut as
-# evenly as it can be. No row is lost, none is there twice, and nothing is
-# padded. `explain` tells the same without reading the data to its end.
+# The 6 rows of the last batch can't be shared evenly by 4 replicas, so they are
+# split as evenly as possible. No row is lost, no row comes twice, and nothing
+# is padded. `explain` shows the same without reading the data to its end.
 
 # %%
 last_batch = batches[-1]
@@ -77,18 +78,18 @@ explained = strategy.explain([last_batch])
 print(explained)
 
 # %% [markdown]
-# Where a note above says that `fit` gives other numbers of rows: that is for
-# the speed of that backend, and changes no result.
+# A note above may say that `fit` gives other numbers of rows. `fit` does that
+# for speed on that backend. It changes no result.
 #
-# The same as a picture: each line is a batch, and the color of a frame is the
-# replica.
+# Here is the same as a picture. Each line is a batch, and the color of a frame
+# shows the replica.
 
 # %%
 colors = plt.cm.plasma(np.linspace(0.0, 0.85, 4))
 
 
 def draw_rows(owners, title, names):
-    """Draws all images; `owners[row]` is the number of the color."""
+    """Draws all images; `owners[row]` is the index of the color."""
     num_lines = len(batches)
     fig, grid = plt.subplots(num_lines, BATCH_SIZE, figsize=(9, 3.9))
     for axes in grid.flat:
@@ -125,9 +126,9 @@ draw_rows(
 # %% [markdown]
 # ## All kinds of data
 #
-# They give the same parts. First those that are there with any backend. A
-# function is called anew for each pass over the data; a generator that is not
-# wrapped in one can be read only once.
+# All kinds of data give the same parts. First, these are the kinds that work
+# without any further package. A function is called again for each pass over the
+# data. A generator that is not wrapped in a function can be read only once.
 
 
 # %%
@@ -149,8 +150,9 @@ kinds = {
 }
 
 # %% [markdown]
-# Then those of the frameworks. Any backend takes them; here they are tried if
-# their framework is loaded anyway, to save memory.
+# Next, these are the kinds that come with a framework. They work with any
+# backend. To save memory, we try them here only if their framework is already
+# loaded.
 
 # %%
 if "tensorflow" in sys.modules:
@@ -187,10 +189,11 @@ for kind, data in kinds.items():
     print(f"{kind:35} {sizes}")
 
 # %% [markdown]
-# ## Data that each replica has of its own
+# ## Separate data for each replica
 #
-# `distribute_datasets_from_function` cuts nothing. Your function makes batches
-# that are one replica's already, and is told for whom.
+# `distribute_datasets_from_function` does not split anything. Your function
+# makes batches that already belong to one replica. Its argument says for which
+# worker it makes them.
 
 
 # %%
@@ -207,12 +210,14 @@ sizes_from_function = [
 print(sizes_from_function)
 
 # %% [markdown]
-# The replicas took the 11 batches of 2 rows in turn: 4, 4, and 3. The replica
-# that was left without one got an array of no rows.
+# The replicas took the 11 batches of 2 rows in turn: 4 in the first step, 4 in
+# the second and 3 in the third. The replica without a batch got an array with
+# no rows.
 #
 # ## A value for each replica
 #
-# Not all that differs is a batch. Here each replica has a weight of its own.
+# Values other than batches can also differ between replicas. Here each replica
+# has its own weight.
 
 # %%
 weights = strategy.experimental_distribute_values_from_function(
@@ -235,12 +240,13 @@ print(f"2 + 20 + 200 + 2000 = {total}")
 # ## Many workers
 #
 # A worker is a process, on this machine or on another one. All workers run the
-# same script on the same data; each takes the rows of its own replicas. So
-# nothing has to be sharded by hand, and the numbers are those of one device.
+# same script on the same data, and each takes the rows of its own replicas. So
+# you don't have to shard anything by hand, and the numbers are those of one
+# device.
 #
 # `keras_dist.launch` calls a function on several workers of this machine. Here
-# they are 2, with 2 devices each. The next page is about workers; here they
-# only say what they get.
+# there are 2 workers with 2 devices each. They only report what they get; the
+# next page shows how they train.
 
 
 # %%
@@ -271,8 +277,8 @@ for worker, own in enumerate(of_workers):
         print("   ", step)
 
 # %% [markdown]
-# What worker 0 explains of the first batch. It knows the rows of all; the
-# device of another worker's replica is that worker's own matter.
+# This is what worker 0 explains about the first batch. It knows the rows of all
+# replicas, but not the devices of the other worker's replicas.
 
 # %%
 print(reports[0][2])
@@ -292,9 +298,9 @@ draw_rows(
 )
 
 # %% [markdown]
-# With `distribute_datasets_from_function` each worker calls the function with a
-# context of its own. `num_input_pipelines` and `input_pipeline_id` tell which
-# files it should read, if it should not read all of them.
+# With `distribute_datasets_from_function`, each worker calls the function with
+# its own context. If a worker should not read all files, `num_input_pipelines`
+# and `input_pipeline_id` say which of them it should read.
 
 # %%
 for _, context, *_ in reports:
@@ -303,7 +309,7 @@ for _, context, *_ in reports:
 # %% [markdown]
 # ## Facts
 #
-# What this page claims, checked. Next: [many
+# The next cell checks what the page claims. Next page: [many
 # workers](4_many_workers.ipynb).
 
 # %%
@@ -315,7 +321,7 @@ for kind, found in seen.items():
 assert sorted(owners) == rows.tolist()
 assert [part.num_rows for part in explained] == [2, 1, 2, 1]
 
-# Batches that a function makes are not cut, but dealt out in turn.
+# Batches that a function makes are not split; replicas get them in turn.
 assert sizes_from_function == [[2, 2, 2, 2], [2, 2, 2, 2], [2, 2, 2, 0]]
 assert total == 2222.0
 

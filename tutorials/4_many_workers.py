@@ -15,13 +15,12 @@
 # %% [markdown]
 # # 4. Many workers
 #
-# A worker is one process. Each worker runs the same script on the same data
-# and computes on its own rows of every batch; the gradients of all are added
-# up, so that all keep the same weights. Here the workers are processes of one
-# machine. Between machines nothing changes in the script.
+# A worker is one process. Each worker runs the same script on the same data,
+# and computes on its own rows of every batch. The gradients of all workers are
+# added up, so all workers keep the same weights. Here the workers are processes
+# of one machine. On several machines, the script stays the same.
 #
-# Which framework runs is what `KERAS_BACKEND` says. The same notebook runs on
-# all three.
+# `KERAS_BACKEND` chooses the framework. The same notebook runs on all three.
 
 # %%
 import contextlib
@@ -43,12 +42,11 @@ from sklearn.datasets import load_digits
 import keras_dist
 
 # %% [markdown]
-# The data are 500 small pictures of digits. `make_model` is used by the
-# workers, and here, for plain Keras on one device: that is what we compare
-# with.
+# The data are 500 small pictures of digits. The workers use `make_model`. We
+# also use it here for plain Keras on one device, to compare the results.
 
 # %%
-BATCH_SIZE = 64  # the global one: of all workers together
+BATCH_SIZE = 64  # the global batch: of all workers together
 
 
 digits = load_digits()
@@ -79,10 +77,10 @@ expected
 # %% [markdown]
 # ## From a notebook
 #
-# `launch` sends a function and its arguments to several workers, which are new
-# processes, and returns what each one returned. Make the strategy first of all
-# in it: the workers meet there. With two workers of two devices there are four
-# replicas.
+# `launch` starts several workers, which are new processes. It sends a function
+# and its arguments to them, and returns what each worker returned. In the
+# function, make the strategy before anything else, because the workers connect
+# at this point. Two workers with two devices each have four replicas.
 
 
 # %%
@@ -105,8 +103,8 @@ print("worker 1:", other["loss"])
 print("one device:", expected["loss"][:2])
 
 # %% [markdown]
-# Both report the same losses, and those of one device. `strategy.explain` told
-# which rows of a batch each replica computed:
+# Both workers report the same losses, and these equal the losses of one device.
+# `strategy.explain` returned which rows of a batch each replica computed:
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 1.9), layout="constrained")
@@ -130,12 +128,13 @@ plt.show()
 # %% [markdown]
 # ## A script for the rest of this page
 #
-# Outside of notebooks, workers run a script. It differs from one for a single
-# device in the strategy and its scope. `BackupAndRestore` and `CSVLogger` are
-# Keras' own callbacks: only the *chief*, worker 0, writes.
+# Outside of notebooks, workers run a script. It differs from a script for a
+# single device only in the strategy and its scope. `BackupAndRestore` and
+# `CSVLogger` are Keras' own callbacks. Only the *chief*, worker 0, writes
+# files.
 #
-# To see a fault, worker 1 kills itself in the third epoch where the variable
-# `POWER_CUT` is set.
+# To show a failure, a worker kills itself in the third epoch if the environment
+# variable `POWER_CUT` is set.
 
 # %%
 SCRIPT = f"""
@@ -186,9 +185,10 @@ np.savez(folder / "digits.npz", x=x, y=y)
 # %% [markdown]
 # ## Clusters
 #
-# How do workers find each other? Whoever starts them says so in environment
+# How do workers find each other? The program that starts them sets environment
 # variables, and a *cluster resolver* reads them. `detect` chooses the resolver
-# as the strategy does. Here we give it what four launchers would have set:
+# in the same way as the strategy. Here we give it the variables that four
+# launchers would have set:
 
 # %%
 workers = {"worker": ["10.0.0.1:9000", "10.0.0.2:9000"]}
@@ -225,15 +225,15 @@ for launcher, variables in launchers.items():
     print(f"{'':15} {reason}")
 
 # %% [markdown]
-# No launcher is needed: two processes with `TF_CONFIG` are a cluster. Worker 1
-# is given the `POWER_CUT`.
+# You don't need a launcher: two processes with `TF_CONFIG` are a cluster. We
+# set `POWER_CUT` for worker 1.
 
 # %%
 sockets = []
 while len(sockets) < 2:
-    # The system gives these ports to nobody who asks for any.
+    # The system gives no port of this range to a program that asks for any.
     port = random.randrange(20000, 32768)
-    with contextlib.suppress(OSError):  # it is taken
+    with contextlib.suppress(OSError):  # the port is taken
         sockets.append(socket.create_server(("127.0.0.1", port)))
 addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 for each in sockets:
@@ -263,9 +263,9 @@ for index, (out, _) in enumerate(said):
 # %% [markdown]
 # ## Faults
 #
-# Worker 1 was killed, by signal 9. Worker 0 waited for it in the middle of a
-# step. It does not hang: it raises a `WorkerLostError` that says who is gone.
-# Its exit status 42 asks whoever started it to start all workers again.
+# Worker 1 was killed by signal 9, while worker 0 waited for it in the middle of
+# a step. Worker 0 does not hang: it raises a `WorkerLostError` that names the
+# lost worker. Its exit status 42 means: start all workers again.
 
 # %%
 print("exit status:", [process.returncode for process in processes])
@@ -275,11 +275,11 @@ print(lines[-1])
 # %% [markdown]
 # ## Resuming, from the command line
 #
-# `keras-dist run` starts all workers, shows what they print, and ends the
-# others when one fails. The script is the same, and so is its folder, so
-# `BackupAndRestore` goes on with the last epoch that was complete.
+# `keras-dist run` starts all workers and shows what they print. If one worker
+# fails, it ends the others. The script and its folder are the same as before,
+# so `BackupAndRestore` continues after the last complete epoch.
 #
-# With `--max-restarts 3` it would also have started the workers again by
+# With `--max-restarts 3`, it would also have started the workers again by
 # itself.
 
 # %%
@@ -294,8 +294,8 @@ run = subprocess.run(
 print(f"$ {command}\n{run.stdout}")
 
 # %% [markdown]
-# Two lives of the workers, one training: its losses are those of plain Keras,
-# which was never interrupted.
+# The workers were started twice, but it is one training. Its losses are those
+# of plain Keras, which was never interrupted.
 
 # %%
 with open(folder / "log.csv") as file:
@@ -306,8 +306,8 @@ epochs, losses = zip(*log, strict=True)
 
 figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
 axes.plot(expected["loss"], color="0.7", lw=7, label="plain Keras, one device")
-axes.plot(epochs[:2], losses[:2], "o-", color="C0", label="first life")
-axes.plot(epochs[2:], losses[2:], "o-", color="C1", label="second life")
+axes.plot(epochs[:2], losses[:2], "o-", color="C0", label="first start")
+axes.plot(epochs[2:], losses[2:], "o-", color="C1", label="second start")
 axes.axvline(1.5, color="C3", ls="--")
 axes.text(1.54, max(losses), "worker 1 is killed", color="C3", va="top")
 axes.set(xlabel="epoch", ylabel="loss", xticks=range(5))
@@ -316,8 +316,8 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Machines that are taken away with a warning (SIGTERM) need not lose the
-# epoch:
+# Some systems warn a machine with SIGTERM before they take it away. Then the
+# epoch is not lost:
 #
 # ```python
 # handler = keras_dist.experimental.PreemptionCheckpointHandler(
@@ -327,22 +327,26 @@ plt.show()
 #     handler.run(model.fit, x, y, batch_size=64)
 # ```
 #
-# After a warning to any worker, all finish the call, the chief saves, and all
-# end with status 42. Started again, they go on after that call.
+# After a warning to any worker, all workers finish the call, the chief saves,
+# and all workers end with status 42. When they are started again, they continue
+# after that call.
 #
 # [many_workers.md](many_workers.md) has the exact files for several hosts,
 # SLURM, Kubernetes and torchrun.
 #
-# ## What we have seen, as facts
+# ## Facts
+#
+# The next cell checks what the page claims. Next page:
+# [memory](5_memory.ipynb).
 
 # %%
-# Two workers of two devices give the numbers of one device, each of them.
+# Both of two workers with two devices give the numbers of one device.
 for worker in (chief, other):
     np.testing.assert_allclose(worker["loss"], expected["loss"][:2], rtol=1e-4)
 for ours, theirs in zip(chief["weights"], other["weights"], strict=True):
     np.testing.assert_array_equal(ours, theirs)
 
-# Each row of a batch is computed once; both workers have half of them.
+# Each row of a batch is computed once; each worker has half of the rows.
 taken = [row for _, _, rows in chief["rows"] for row in rows]
 assert taken == list(range(BATCH_SIZE))
 assert [len(rows) for _, _, rows in chief["rows"]] == [16] * 4
@@ -350,11 +354,11 @@ assert [len(rows) for _, _, rows in chief["rows"]] == [16] * 4
 # Each resolver says: worker 1 of 2.
 assert set(found.values()) == {(1, 2)}
 
-# One was killed; the other one says which, and asks for a new start.
+# Worker 1 was killed; worker 0 names it, and asks for a new start.
 assert [process.returncode for process in processes] == [42, -9]
 assert "worker 1" in lines[-1]
 
-# The second life trained what was missing, no more, to the same numbers.
+# The second start trained only the missing epochs, to the same numbers.
 assert run.returncode == 0, run.stderr
 assert epochs == (0, 1, 2, 3, 4)
 np.testing.assert_allclose(losses, expected["loss"], rtol=1e-4)

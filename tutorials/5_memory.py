@@ -19,9 +19,10 @@
 # # 5. Memory
 #
 # With a copy of everything on each device, a model has to fit into the memory
-# of one. Most of what a device keeps is often not the weights but the
+# of one device. Often, most of this memory is not for the weights but for the
 # optimizer's state: Adam keeps two numbers for each weight. This page shows two
-# ways to keep less, what they cost, and how to know before you start.
+# ways to keep less on each device, what they cost, and how to compute the
+# memory before you start.
 #
 # | strategy | weights | optimizer's state |
 # |---|---|---|
@@ -37,7 +38,7 @@ import sys
 
 import keras_dist
 
-# Four devices that compute, and one that plays the memory of the host.
+# Four devices that compute, and one in place of the host's memory.
 keras_dist.set_virtual_devices(5)
 
 import keras
@@ -59,8 +60,8 @@ strategies = {
 }
 
 # %% [markdown]
-# TensorFlow can't shard an optimizer's state: its error says so. A script that
-# is to run on all backends can catch it.
+# TensorFlow can't shard an optimizer's state, and raises an error that says so.
+# A script for all backends can catch this error.
 
 # %%
 refusal = None
@@ -76,7 +77,7 @@ print(refusal or "This backend shards the optimizer's state.")
 # %% [markdown]
 # ## The same training under each
 #
-# The script is the same, but for the strategy.
+# Only the strategy differs.
 
 # %%
 digits = load_digits()
@@ -114,10 +115,10 @@ for name, strategy in strategies.items():
     print(f"{name} is trained")
 
 # %% [markdown]
-# ## Where it all is
+# ## What each device keeps
 #
 # `summary` counts what each device keeps between steps, and what a step sends.
-# Of central storage:
+# This is the summary for central storage:
 
 # %%
 summaries = {
@@ -127,10 +128,11 @@ summaries = {
 print(summaries["central"])
 
 # %% [markdown]
-# All strategies next to each other. A device that computes keeps least with
-# central storage, which sends most. Sharding the optimizer's state saves
-# memory. By this estimate it sends no more than mirroring does. That is true on
-# GPUs, TPUs and PyTorch; JAX on CPU devices sends 1.5 times as much.
+# The picture compares all strategies. With central storage, the devices that
+# compute keep the least, and a step sends the most. Sharding the optimizer's
+# state saves memory. By this estimate, it sends no more than mirroring does.
+# That is true on GPUs, TPUs and PyTorch. JAX on CPU devices sends 1.5 times as
+# much.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1))
@@ -175,8 +177,9 @@ plt.show()
 # %% [markdown]
 # ## Before you start: `keras-dist plan`
 #
-# The command computes the same for a model of any size, without making it. In a
-# terminal, write `keras-dist plan ...`; a notebook can call it like this.
+# The command computes the same for a model of any size, without making the
+# model. In a terminal, write `keras-dist plan ...`. A notebook can call it like
+# this:
 
 
 # %%
@@ -189,9 +192,9 @@ def plan(*options):
 print(plan("--params", "7e9", "--dtype", "bfloat16", "--devices", "8"))
 
 # %% [markdown]
-# `--json -` gives the numbers. Here is what a device that computes holds during
-# a step, without activations, for more and more devices. The dotted line is a
-# GPU with 40 GB.
+# `--json -` prints the numbers. The picture shows what a device that computes
+# holds during a step, without activations, for different numbers of devices.
+# The dotted line is a GPU with 40 GB.
 
 # %%
 numbers_of_devices = [2, 4, 8, 16]
@@ -228,8 +231,8 @@ fig.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Is the plan right? Ask for our small model, and compare with what `summary`
-# counted after the training.
+# Is the plan right? We plan our small model, and compare the result with what
+# `summary` counted after the training.
 
 # %%
 num_parameters = sum(int(np.prod(w.shape)) for w in start)
@@ -239,7 +242,7 @@ small = json.loads(
 
 
 def kept(summary, device):
-    """Bytes of weights and optimizer's state that a device keeps."""
+    """Returns the bytes of weights and optimizer's state on a device."""
     groups = {each.device: each.of_groups for each in summary.devices}
     return groups[device][0] + groups[device][2]
 
@@ -258,13 +261,13 @@ for name, found in summaries.items():
     print(f"{name:11} planned {planned[name]:,} B, counted {counted[name]:,} B")
 
 # %% [markdown]
-# Numbers that were measured, rather than counted, come from
-# `keras-dist bench memory`: it trains under each strategy in a process of its
-# own, and asks the framework what is alive.
+# To measure memory instead of counting it, use `keras-dist bench memory`. It
+# trains under each strategy in a separate process, and asks the framework which
+# memory is in use.
 #
 # ## Facts
 #
-# What this page claims, checked. Next: [coming from
+# The next cell checks what the page claims. Next page: [coming from
 # tf.distribute](6a_coming_from_tf_distribute.ipynb).
 
 # %%
@@ -277,15 +280,15 @@ for name, model in models.items():
 # Mirrored: each device keeps what one device alone would.
 alone = kept(summaries["plain Keras"], "cpu:0")
 assert [kept(summaries["mirrored"], d) for d in compute] == [alone] * 4
-# 4 bytes for each weight and each of Adam's numbers, and two of its own.
+# 4 bytes for each weight and each of Adam's numbers, and two more numbers.
 assert 0 < alone - 3 * 4 * num_parameters <= 16
 
-# Central: devices that compute keep nothing, the other one has it all.
+# Central: devices that compute keep nothing; the parameter device keeps all.
 assert [kept(summaries["central"], d) for d in compute] == [0] * 4
 assert kept(summaries["central"], "cpu:4") == alone
 
-# Sharded: the weights, and a quarter of the optimizer's state. By the estimate
-# it sends as much as an all-reduce does. Or else the backend refuses it.
+# Sharded: the weights, and a quarter of the optimizer's state. By the estimate,
+# a step sends as much as an all-reduce does. Or the backend refuses to shard.
 assert (refusal is None) == ("sharded" in models)
 if refusal is None:
     part = kept(summaries["sharded"], "cpu:0") - 4 * num_parameters
@@ -295,6 +298,6 @@ if refusal is None:
 else:
     assert "sharded" in refusal
 
-# The plan is what was counted, up to bytes that make parts equal.
+# The plan equals what was counted, except for bytes that make parts equal.
 for name in planned:
     assert abs(planned[name] - counted[name]) < 100, name

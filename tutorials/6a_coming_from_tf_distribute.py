@@ -16,9 +16,9 @@
 # # 6a. Coming from tf.distribute
 #
 # keras_dist has the names, arguments and results of `tf.distribute`, on JAX,
-# TensorFlow and PyTorch. In most programs these lines change:
+# TensorFlow and PyTorch. In most programs, you change these lines:
 #
-# | you wrote | write |
+# | `tf.distribute` | keras_dist |
 # |---|---|
 # | `tf.distribute.MirroredStrategy()` | `keras_dist.MirroredStrategy()` |
 # | `tf.distribute.MultiWorkerMirroredStrategy()`, ... | the same names |
@@ -29,8 +29,8 @@
 # | `tf.nn.compute_average_loss` | `keras_dist.compute_average_loss` |
 # | `tf.config.set_logical_device_...` | `keras_dist.set_virtual_devices` |
 #
-# On this page, code of `tf.distribute` runs where TensorFlow is the backend,
-# and the numbers are compared. On JAX and PyTorch it is there to be read.
+# If TensorFlow is the backend, this page also runs the code of `tf.distribute`,
+# and compares the numbers. On JAX and PyTorch, you can only read that code.
 
 # %%
 import contextlib
@@ -68,7 +68,7 @@ def make_model():
 # %% [markdown]
 # ## A training loop of your own
 #
-# First theirs, as in TensorFlow's guides:
+# First, this is the loop with `tf.distribute`, as in TensorFlow's guides:
 
 
 # %%
@@ -104,9 +104,10 @@ def train_with_tf_distribute():
 
 
 # %% [markdown]
-# Then ours. It compiles the step that each replica runs; gradients come from a
-# function of no arguments in place of a tape. Data may be arrays, `tf.data`, a
-# `PyDataset`, a `DataLoader` or any iterable of batches.
+# Next, this is the loop with keras_dist. It compiles the step that each replica
+# runs. Gradients come from a function without arguments instead of a tape. Data
+# may be arrays, `tf.data`, a `PyDataset`, a `DataLoader` or any iterable of
+# batches.
 
 
 # %%
@@ -159,14 +160,15 @@ for name, losses in loop.items():
 # %% [markdown]
 # ## `fit`
 #
-# Under either, `fit` is called as ever. The difference is in the numbers.
-# Keras' `fit` under `tf.distribute` averages the replicas' losses with equal
-# weights and clips gradients before they are added up. That is another
-# training than one device's wherever shares differ, or gradients are clipped.
-# keras_dist has to be equal to one device: that is what it is for.
+# You call `fit` in the same way under both. The difference is in the numbers.
+# Under `tf.distribute`, Keras' `fit` averages the replicas' losses with equal
+# weights, and clips gradients before they are added up. So if shares differ or
+# gradients are clipped, the training differs from that on one device.
+# keras_dist gives the numbers of one device: that is its purpose.
 #
-# We train three cases and look at the largest difference of a weight from
-# plain Keras: 64 rows a batch, a last batch of 2 rows, and clipped gradients.
+# We train three cases: batches of 64 rows, a last batch of 2 rows, and clipped
+# gradients. For each, we look at the largest difference of a weight from plain
+# Keras.
 
 
 # %%
@@ -207,7 +209,7 @@ differences
 figure, axes = plt.subplots(figsize=(7.5, 3), layout="constrained")
 positions = np.arange(len(cases))
 for offset, (name, values) in enumerate(differences.items()):
-    # A bar has to begin somewhere: no difference at all is drawn as 1e-9.
+    # A logarithmic axis has no zero, so a difference of 0 is drawn as 1e-9.
     shown = np.maximum(values, 1e-9)
     bars = axes.barh(
         positions + 0.35 * offset, shown, 0.32, left=1e-9, label=name
@@ -232,30 +234,33 @@ plt.show()
 # | | `tf.distribute` | keras_dist |
 # |---|---|---|
 # | backend | TensorFlow | JAX, TensorFlow, PyTorch |
-# | a last partial batch | replicas count alike | rows count alike |
+# | a last partial batch | equal weight of replicas | equal weight of rows |
 # | a first batch that is odd, or very small | `fit` fails | works |
 # | `compute_average_loss` divides by | own rows x replicas | all rows |
 # | clipping in `fit` | before the sum | after the sum, as on one device |
-# | BatchNormalization in `fit` | of a replica's rows | of all rows |
-# | Dropout | the same mask on each replica | other masks on each |
+# | BatchNormalization in `fit` | uses a replica's rows | uses all rows |
+# | Dropout | the same mask on each replica | a different mask on each |
 # | metrics that are a maximum | states are added up | exact, or refused |
 # | `fit` on several workers | fails in Keras 3 | works |
 # | `aggregation=NONE` in `run` | replicas drift apart | an error, or the mean |
-# | replicas on different paths | some error, or a hang | an error says where |
+# | replicas that disagree | some error, or a hang | an error says where |
 # | `ReduceOp` | SUM, MEAN | also MIN, MAX, PROD |
 # | compiled | `tf.function` around `run` | `keras_dist.function` on the step |
-# | `next(iterator)` in `tf.function` | works | not inside; `for` does |
+# | `next(iterator)` in `tf.function` | works | does not work; `for` does |
 # | parameter servers, TPU | yes | not yet |
 #
-# The README's "What we decided" has all of them. On TensorFlow,
-# `Strategy.from_native` takes over a strategy that you already have:
+# The section "Behavior in detail" of the README lists all differences. On
+# TensorFlow, `Strategy.from_native` makes a keras_dist strategy with the
+# devices of a `tf.distribute` strategy that you already have:
 
 # %%
 if HAS_NATIVE:
     print(keras_dist.Strategy.from_native(native))
 
 # %% [markdown]
-# ## What we have seen, as facts
+# ## Facts
+#
+# The next cell checks what the page claims.
 
 # %%
 # The loop gives the losses of one device, on each backend.

@@ -15,8 +15,9 @@
 # %% [markdown]
 # # 6b. Coming from DDP, keras.distribution or Accelerate
 #
-# All of them are data parallel: each device computes on its own rows, and
-# gradients are added up. In keras_dist you say which devices, once:
+# All of these libraries train data-parallel: each device computes on its own
+# rows, and the gradients are added up. In keras_dist, you choose the devices
+# once:
 #
 # ```python
 # strategy = keras_dist.MirroredStrategy()  # one machine
@@ -27,12 +28,12 @@
 # model.fit(x, y, batch_size=64)  # the global batch
 # ```
 #
-# The same script runs on JAX, TensorFlow and PyTorch, in one process or many,
-# and gives the numbers of one device.
+# The same script runs on JAX, TensorFlow and PyTorch, in one process or in
+# many, and gives the numbers of one device.
 #
 # ## What to delete from your script
 #
-# | | there | here |
+# | | your script has | with keras_dist |
 # |---|---|---|
 # | **DDP** | `init_process_group`, `set_device`, `.to(rank)` | the strategy |
 # | | `DistributedDataParallel(model)` | `with strategy.scope()` |
@@ -60,7 +61,7 @@ import keras_dist
 keras_dist.set_virtual_devices(4)  # before any device is used
 
 digits = load_digits()
-# 130 rows: the last batch of 64 has 2, for 4 replicas.
+# 130 rows: in batches of 64, the last one has 2 rows, for 4 replicas.
 x, y = digits.data[:130].astype("float32") / 16, digits.target[:130]
 
 
@@ -82,7 +83,8 @@ def make_model():
 
 
 # %% [markdown]
-# This is the whole of ours, and plain Keras on one device to compare with:
+# This is the complete code for keras_dist, and plain Keras on one device to
+# compare with:
 
 # %%
 plain = make_model()
@@ -98,16 +100,17 @@ print("keras_dist:", found)
 # %% [markdown]
 # ## DDP: who gets which rows
 #
-# `DistributedSampler` deals rows out like cards, and repeats some so that all
-# ranks have the same number. keras_dist cuts each global batch in consecutive
-# pieces, and each row counts once: a replica may have fewer rows, or none.
+# `DistributedSampler` deals rows out like cards, and repeats some rows so that
+# all ranks have the same number. keras_dist splits each global batch into
+# consecutive pieces, and each row counts once. A replica may have fewer rows
+# than others, or none.
 #
-# In one epoch over 14 rows, with 4 ranks and a global batch of 8:
+# This is one epoch over 14 rows, with 4 ranks and a global batch of 8:
 
 
 # %%
 def sampler(rows, rank, ranks):
-    """What torch's DistributedSampler gives a rank, without shuffling."""
+    """Returns the rows that DistributedSampler gives a rank, unshuffled."""
     each = -(-rows // ranks)
     dealt = [row % rows for row in range(each * ranks)]
     return dealt[rank::ranks]
@@ -124,8 +127,8 @@ print("DDP:       ", ddp_rows)
 print("keras_dist:", our_rows)
 
 # %% [markdown]
-# Each dot is a row that is computed. Red ones were computed before, so that
-# they count twice in the gradient.
+# Each dot is a row that is computed. Red rows were computed before, so they
+# count twice in the gradient.
 
 # %%
 figure, pair = plt.subplots(
@@ -134,7 +137,7 @@ figure, pair = plt.subplots(
 for axes, title, ranks in zip(
     pair, ("DDP", "keras_dist"), (ddp_rows, our_rows), strict=True
 ):
-    # In the order of time: the second row of a rank comes after all firsts.
+    # In the order of time: first the first row of each rank, then the second.
     turns = sorted(
         (turn, rank, row)
         for rank, rows in enumerate(ranks)
@@ -157,8 +160,8 @@ plt.show()
 # %% [markdown]
 # ## DDP: what is averaged
 #
-# A DDP script computes the mean loss of each rank's rows, and DDP averages the
-# gradients over ranks:
+# A DDP script computes the mean loss over each rank's rows, and DDP averages
+# the gradients over the ranks:
 #
 # ```python
 # model = DistributedDataParallel(model)
@@ -169,9 +172,9 @@ plt.show()
 #     optimizer.step()
 # ```
 #
-# Here are four ranks in turn in this process, written with Keras so that it
-# runs on each backend. Of each batch, every rank takes the rows that DDP would
-# give it.
+# The next cell runs four ranks in turn in this process. It is written with
+# Keras, so that it runs on each backend. From each batch, every rank takes the
+# rows that DDP would give it.
 
 
 # %%
@@ -220,11 +223,11 @@ print("DDP, 130 rows (two are repeated):", ddp[130])
 print("keras_dist, 130 rows:            ", ours)
 
 # %% [markdown]
-# Where rows divide, the two are the same training. If they do not, DDP's is
-# another one, by a little each epoch. Its metrics are too: each rank's own,
-# until you reduce them.
+# If the ranks can share the rows evenly, both give the same training. If not,
+# DDP's training differs a little in each epoch. Its metrics differ too: each
+# rank has its own, until you reduce them.
 #
-# On PyTorch this is the real sampler:
+# On PyTorch, this is the real sampler:
 
 # %%
 if keras.backend.backend() == "torch":
@@ -239,9 +242,9 @@ if keras.backend.backend() == "torch":
 # %% [markdown]
 # ## keras.distribution
 #
-# Keras' own data parallelism is for JAX, where it is exact for batches that
-# the devices divide. A batch that they don't divide is an error, in the middle
-# of an epoch:
+# Keras' own data parallelism is for JAX. There it is exact for batches that the
+# devices can share evenly. Other batches are an error in the middle of an
+# epoch:
 
 # %%
 keras_error = None
@@ -264,9 +267,9 @@ if keras.backend.backend() == "jax":
 
 # %% [markdown]
 # Model parallelism (`keras.distribution.ModelParallel`, a `LayoutMap`) splits
-# the variables of a layer over devices. keras_dist does not do that yet; where
-# the optimizer's variables don't fit, `optimizer_state="sharded"` keeps a part
-# of them on each device.
+# the variables of a layer over devices. keras_dist can't do that yet. If the
+# optimizer's variables don't fit, `optimizer_state="sharded"` keeps a part of
+# them on each device.
 #
 # ## Accelerate, and other loops in PyTorch
 #
@@ -279,8 +282,8 @@ if keras.backend.backend() == "jax":
 #     optimizer.step()
 # ```
 #
-# A loop of your own is this one, on each backend. It takes your `DataLoader`
-# too; its batch size is the global one.
+# With keras_dist, your own loop looks like this on each backend. It also takes
+# your `DataLoader`, whose batch size is then the global one.
 
 # %%
 with strategy.scope():
@@ -313,7 +316,7 @@ loop = difference(model.get_weights(), plain.get_weights())
 # |---|---|---|---|
 # | `batch_size` means | a rank's rows | the global batch | the global batch |
 # | gradients | mean of the ranks' means | of all rows | of all rows |
-# | rows that don't divide | repeated | an error | exact |
+# | rows that can't be shared evenly | repeated | an error | exact |
 # | each epoch's shuffle | `set_epoch(epoch)` | Keras' | Keras' |
 # | metrics and losses in logs | each rank's own | global | global |
 # | BatchNormalization | a rank's rows | global | global |
@@ -321,20 +324,22 @@ loop = difference(model.get_weights(), plain.get_weights())
 # | who writes files | you decide | every process | the chief |
 # | devices of one process | one | all | all |
 #
-# ## What we have seen, as facts
+# ## Facts
+#
+# The next cell checks what the page claims.
 
 # %%
-# fit, and a loop of your own, are one device's training: any batch size.
+# `fit` and your own loop train as one device does, for any batch size.
 for name, values in expected.items():
     np.testing.assert_allclose(found[name], values, rtol=1e-4)
 assert ours < 1e-5
 assert loop < 1e-5
 
-# We compute each row once; DDP's sampler repeats two of 14.
+# keras_dist computes each row once; DDP's sampler repeats two of 14.
 assert sorted(row for rows in our_rows for row in rows) == list(range(14))
 assert sum(map(len, ddp_rows)) == 16
 
-# Repeated rows make another training; without them it is the same.
+# Repeated rows change the training; without them it is the same.
 assert ddp[128] < 1e-5 < 1e-4 < ddp[130]
 
 if keras.backend.backend() == "torch":

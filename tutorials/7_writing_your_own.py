@@ -16,16 +16,17 @@
 # %% [markdown]
 # # 7. Writing a strategy, a backend, a resolver
 #
-# keras_dist has three places for something of your own:
+# You can add three things of your own to keras_dist:
 #
-# - a **strategy** decides: which devices compute, and where variables live. It
-#   makes a `Plan`, which is plain data;
-# - a **backend** executes plans with one framework, by an `Executor`;
-# - a **cluster resolver** says who the workers are.
+# - A **strategy** decides which devices compute, and where variables are
+#   stored. It makes a `Plan`, which is plain data.
+# - A **backend** executes plans with one framework. It does this with an
+#   `Executor`.
+# - A **cluster resolver** finds out who the workers are.
 #
-# Here is a small complete one of each. None of them needs hardware:
-# `keras_dist.testing.MemoryBackend` is a backend that runs nothing and
-# remembers what it was asked.
+# This page has a small complete example of each. None of them needs hardware:
+# `keras_dist.testing.MemoryBackend` is a backend that runs nothing and records
+# the calls that it gets.
 
 # %%
 import pathlib
@@ -48,9 +49,9 @@ keras_dist.set_virtual_devices(4)  # for a machine without GPUs
 # %% [markdown]
 # ## A strategy
 #
-# Ours trains on all devices but one, which is kept free for something else.
-# The whole class is its plan: a replica on each device, and a copy of each
-# variable there.
+# Our strategy trains on all devices but one, which is kept free for something
+# else. The whole class only makes a plan: a replica on each device, and a copy
+# of each variable there.
 
 
 # %%
@@ -66,16 +67,16 @@ class AllButOneStrategy(keras_dist.Strategy):
         used = [d for d in get_backend().list_devices() if d != kept]
         super().__init__(
             Plan(
-                # A replica has one device, or in time several logical ones.
+                # A replica has one device; later versions may allow several.
                 replicas=tuple((device,) for device in used),
-                # The first one's copy is the one that is saved.
+                # The copy on the first of these devices is saved.
                 variable_devices=tuple(used),
             )
         )
 
 
 # %% [markdown]
-# Test it against a machine that you don't have: eight GPUs in memory.
+# Test it on a machine that you don't have: eight GPUs in memory.
 
 # %%
 gpus = [parse_device(f"gpu:{index}") for index in range(8)]
@@ -92,8 +93,8 @@ print(
 print("it was asked to place", len(executor.placed), "variable")
 
 # %% [markdown]
-# Nothing more is needed for training. Here it is on four virtual CPU devices,
-# with the real backend, next to plain Keras.
+# The strategy needs nothing more for training. Here it trains on four virtual
+# CPU devices with the real backend, and we compare it with plain Keras.
 
 
 # %%
@@ -124,7 +125,7 @@ spared.fit(x, y, batch_size=32, epochs=2, verbose=0)
 strategy
 
 # %% [markdown]
-# Who holds what, as `strategy.devices_of` and `strategy.explain` tell it:
+# `strategy.devices_of` and `strategy.explain` show which device holds what:
 
 # %%
 devices = keras_dist.list_devices()
@@ -156,18 +157,18 @@ plt.show()
 # ## A backend
 #
 # A backend lists devices and makes executors. An executor has four abstract
-# methods, for variables and devices: `MemoryExecutor` is no more than that.
+# methods, for variables and devices. `MemoryExecutor` implements these four.
 #
-# Ours, *Turns*, has real replicas: all on one real device, computing one after
-# the other. It has to say three things more:
+# Our backend, *Turns*, has real replicas. All of them are on one real device,
+# and compute one after the other. *Turns* has to define three more things:
 #
-# - a `Replica`: how one replica meets the others, and reads and writes
-#   variables;
-# - a `ReplicaRunner`: how a function is called once a replica, and how
-#   gradients are summed. `Round` and `BatonPool` have replicas take turns in
-#   threads;
-# - `differentiate`: where gradients come from. We ask the installed plugin, so
-#   that *Turns* works with every framework.
+# - A `Replica` defines how one replica meets the others, and how it reads and
+#   writes variables.
+# - A `ReplicaRunner` defines how a function is called once for each replica,
+#   and how gradients are summed. `Round` and `BatonPool` let replicas take
+#   turns in threads.
+# - `differentiate` computes gradients. We call the installed backend for this,
+#   so that *Turns* works with every framework.
 
 # %%
 from keras_dist.plugins import BatonPool
@@ -183,7 +184,7 @@ from keras_dist.testing import MemoryExecutor
 
 
 class TurnsReplica(Replica):
-    """One replica, while it runs a function."""
+    """A replica that runs a function."""
 
     def __init__(self, index, round_):
         super().__init__(index, Share(1, 1))  # all rows of its part
@@ -197,14 +198,14 @@ class TurnsReplica(Replica):
         return self.round.meet(self.index, what, hold, value)
 
     def read(self, variable):
-        return None  # no copy of its own: what the variable has
+        return None  # no copy of its own: use the variable's value
 
     def hold(self, variable, value):
         return value
 
 
 class TurnsExecutor(MemoryExecutor, ReplicaRunner):
-    """Carries out a plan on one device, a replica at a time."""
+    """Executes a plan on one device, one replica at a time."""
 
     def __init__(self, plan):
         super().__init__(plan)
@@ -241,10 +242,10 @@ class TurnsExecutor(MemoryExecutor, ReplicaRunner):
 
 
 class TurnsBackend(MemoryBackend, Differentiates):
-    """Any number of replicas on one device.
+    """A backend with any number of replicas on one device.
 
     Args:
-        num_devices: Integer, how many devices to pretend.
+        num_devices: Integer, the number of devices to pretend.
     """
 
     def __init__(self, num_devices):
@@ -259,13 +260,13 @@ class TurnsBackend(MemoryBackend, Differentiates):
         return self.framework.differentiate(fn, variables, tensors)
 
     def join(self, cluster, options):
-        self.clusters.append(cluster)  # a real one would meet the others
+        self.clusters.append(cluster)  # a real backend would connect
 
 
 # %% [markdown]
-# That is enough for every strategy, and for training loops of your own. The
-# step is the one for any backend: `strategy.run` calls it once a replica, and
-# `optimizer.apply` sums the gradients of all.
+# That is enough for every strategy, and for your own training loops. The step
+# is the same as for any backend: `strategy.run` calls it once for each replica,
+# and `optimizer.apply` sums the gradients of all replicas.
 
 
 # %%
@@ -301,16 +302,17 @@ print("plain Keras:", np.round(expected, 4))
 
 # %% [markdown]
 # The last batch has 8 rows for 3 replicas, and the numbers are still those of
-# one device: shares, weights and errors are the front end's work, not the
-# backend's.
+# one device. The front end, not the backend, takes care of shares, weights and
+# errors.
 #
-# For `fit`, an executor is a `StepRunner`: a `ReplicaRunner` whose `run` splits
-# a global batch. The front end replaces the steps of its models; a framework
-# with a trainer of its own returns other methods from `bind`. A small one that
-# trains with `fit`, and passes the tests of the contract of `tf.distribute`, is
-# `tests/conformance/fourth.py`. The three backends are larger examples, and
-# import nothing that yours can't import. Yours is found by Keras' name for it,
-# from any distribution:
+# To train with `fit`, an executor must be a `StepRunner`. That is a
+# `ReplicaRunner` whose `run` splits a global batch. The front end replaces the
+# steps of its models. If a framework has its own trainer, the executor returns
+# other methods from `bind`. `tests/conformance/fourth.py` is a small backend
+# that trains with `fit` and passes the tests of the contract of
+# `tf.distribute`. The three backends of keras_dist are larger examples, and
+# import nothing that your backend can't import. keras_dist finds your backend
+# by the name that Keras uses for it, in any installed distribution:
 #
 # ```toml
 # [project.entry-points."keras_dist.backends"]
@@ -319,13 +321,13 @@ print("plain Keras:", np.round(expected, 4))
 #
 # ## A resolver
 #
-# Ours reads the workers from a file with a line for each, and this worker's
-# line number from whoever starts it.
+# Our resolver reads the workers from a file with one line for each worker. The
+# program that starts a worker passes it the number of its line.
 
 
 # %%
 class HostFileResolver(keras_dist.cluster_resolver.ClusterResolver):
-    """Workers from a file.
+    """Reads the workers from a file.
 
     Args:
         path: String or path; `host:port` on each line, the chief first.
@@ -351,8 +353,8 @@ resolver = HostFileResolver(hosts, line=2)
 print(resolver.master(), "of", resolver.cluster_spec())
 
 # %% [markdown]
-# A strategy takes it. *Turns* only notes which cluster it was told to join, so
-# one process is enough to try it:
+# A strategy takes the resolver. *Turns* only notes which cluster it was asked
+# to join, so one process is enough to try it:
 
 # %%
 with override_backend(TurnsBackend(2)) as backend:
@@ -363,12 +365,14 @@ print("replicas of all workers:", many.num_replicas_in_sync)
 print("this is the chief:", cluster.is_chief)
 
 # %% [markdown]
-# On three hosts, with a real backend, the very same line starts the training.
+# On three hosts, with a real backend, the same line starts the training.
 #
-# ## What we have seen, as facts
+# ## Facts
+#
+# The next cell checks what the page claims.
 
 # %%
-# The strategy leaves the spare device alone, on any machine ...
+# On any machine, the strategy does not use the spare device ...
 assert "gpu:3" not in eight.devices_of(variable)
 assert [row.num_rows for row in eight.explain(np.ones((100, 1)))] == [
     *(15, 14, 14, 15, 14, 14, 14)
@@ -378,7 +382,7 @@ assert strategy.devices_of(kernel) == ("cpu:0", "cpu:2", "cpu:3")
 for ours, theirs in zip(spared.get_weights(), plain.get_weights(), strict=True):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
-# So does the backend, and sums gradients once in each step.
+# The backend also does, and sums gradients once in each step.
 np.testing.assert_allclose(losses, expected, rtol=1e-4)
 assert turns.executor.meetings == [3] * len(batches)
 for ours, theirs in zip(
@@ -386,6 +390,6 @@ for ours, theirs in zip(
 ):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
-# The resolver's cluster is the strategy's.
+# The strategy uses the resolver's cluster.
 assert cluster.addresses == tuple(hosts.read_text().split())
 assert (cluster.index, many.num_replicas_in_sync) == (2, 6)

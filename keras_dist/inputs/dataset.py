@@ -25,23 +25,24 @@ from keras_dist.replica.strategy_core import StrategyBase
 
 @final
 class DistributedDataset(StepsOfData):
-    """Data in steps, each with a part for every replica on its device.
+    """Data in steps, with a part for every replica in each step.
 
-    Created by `strategy.experimental_distribute_dataset` and
-    `strategy.distribute_datasets_from_function`. It can be iterated over
-    several times, and passed to `model.fit`; it has no transformations and no
-    length. Inside of a `tf.function`, iterators don't work; only `reduce`
-    reads data there.
+    `strategy.experimental_distribute_dataset` and
+    `strategy.distribute_datasets_from_function` create it. Each part is on the
+    device of its replica. You can iterate over the dataset several times, and
+    pass it to `model.fit`. It has no transformations and no length.
 
-    A global batch of `n` rows is split in order: replica `r` of `N` gets rows
-    `ceil(n * r / N)` up to `ceil(n * (r + 1) / N)`. A replica without rows
-    gets arrays with 0 rows, of the right dtype and trailing shape.
+    Inside of a `tf.function`, use `reduce` or a `for` loop over the dataset.
+    Other iterators don't work there.
 
-    With several workers, each has the parts of its own replicas, and all have
-    the same number of steps. Where workers read different data (see
+    A global batch of `n` rows is split in order. Replica `r` of `N` gets the
+    rows from `ceil(n * r / N)` up to `ceil(n * (r + 1) / N)`. A replica without
+    rows gets arrays with 0 rows, of the right dtype and trailing shape.
+
+    With several workers, each worker has the parts of its own replicas, and
+    all have the same number of steps. If workers read different data (see
     `AutoShardPolicy` and `distribute_datasets_from_function`), they agree in
-    each step whether it is the last one, so all workers have to take each
-    step.
+    each step whether it is the last one. So all workers have to take each step.
 
     Args:
         feed: The `Feed` of each replica's part.
@@ -73,12 +74,12 @@ class DistributedDataset(StepsOfData):
         """Begins a pass over the data.
 
         Data that can be read only once, such as a generator, has a single
-        iterator: a second loop continues where the first one stopped.
+        iterator. A second loop continues where the first one stopped.
 
         Raises:
-            ValueError: If such data was read to its end, or in a replica
-                function.
-            NotImplementedError: Inside of a `tf.function`.
+            ValueError: If data that can be read only once was read to its
+                end, or if called in a replica function.
+            NotImplementedError: If called inside of a `tf.function`.
         """
         check_place("iter(dataset)")
         if self._only_iterator is not None:
@@ -106,11 +107,11 @@ class DistributedDataset(StepsOfData):
         """Shapes and dtypes of the elements.
 
         Returns:
-            A nest like an element: a `PerReplica` of `keras.KerasTensor`s for
-            each leaf, or one `keras.KerasTensor` with one replica. The number
-            of rows is `None`, unless all batches have the same number and it
-            is a multiple of the number of replicas. If the data itself has no
-            spec, its first batch is read, and delivered later as usual.
+            A nest like an element. Each leaf is a `PerReplica` of
+            `keras.KerasTensor`s, or one `keras.KerasTensor` with one replica.
+            The number of rows is `None`, unless all batches have the same
+            number and it is a multiple of the number of replicas. If the data
+            has no spec, the first batch is read, and comes later as usual.
 
         Raises:
             ValueError: If there is no batch to read.
@@ -121,13 +122,13 @@ class DistributedDataset(StepsOfData):
     def cardinality(self) -> int:
         """Number of steps of a pass, -1 if it never ends, -2 if unknown.
 
-        The number is unknown where workers have different numbers of batches.
+        The number is unknown if workers have different numbers of batches.
         """
         return self._feed.cardinality
 
     @property
     def restarts(self) -> bool:
-        """True if each loop begins anew; false for data from a generator."""
+        """True if each loop begins again; false for data from a generator."""
         return self._feed.restarts
 
     def reduce(
@@ -167,17 +168,17 @@ class DistributedDataset(StepsOfData):
     def global_batches(self) -> Any:
         """Returns the rows in global batches on the host, for `fit`.
 
-        In `fit` every worker reads all rows. So this worker also reads the
+        In `fit`, every worker reads all rows. So this worker also reads the
         data of all other workers: it calls the dataset function for each of
         them, and reads the files of each.
 
         Returns:
-            The user's own dataset where Keras reads it, else an adapter of
+            The user's own dataset if Keras can read it, else an adapter of
             its batches.
 
         Raises:
-            ValueError: If each worker has its own dataset, by the policy
-                `OFF`, which other workers can't read.
+            ValueError: If the policy is `OFF`. Then each worker has its own
+                dataset, which other workers can't read.
         """
         return self._feed.keras_data()
 

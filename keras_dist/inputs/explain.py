@@ -52,11 +52,11 @@ class ReplicaRows:
     Args:
         worker: Integer, the worker's position.
         replica: Integer, the replica's position among those of all workers.
-        device: String, the replica's device; `None` for a replica of another
-            worker, whose devices are not known here.
-        rows: `range` of rows, counted within the global batch.
-        shape: Nest like the batch, of the shapes of the replica's arrays;
-            `None` where only another worker knows them.
+        device: String, the replica's device. It is `None` for a replica of
+            another worker, since this worker does not know its devices.
+        rows: `range` of rows, counted from the start of the global batch.
+        shape: Nest like the batch, with the shapes of the replica's arrays. It
+            is `None` if only another worker knows them.
     """
 
     worker: int
@@ -67,12 +67,12 @@ class ReplicaRows:
 
     @property
     def first(self) -> int | None:
-        """The first row, or `None` if there are none."""
+        """The first row, or `None` if there are no rows."""
         return self.rows[0] if self.rows else None
 
     @property
     def last(self) -> int | None:
-        """The last row, or `None` if there are none."""
+        """The last row, or `None` if there are no rows."""
         return self.rows[-1] if self.rows else None
 
     @property
@@ -87,8 +87,8 @@ class Explanation(Shown):
 
     Args:
         strategy: String, the strategy's description.
-        reader: String, `"fit"` for a global batch that `fit` splits, `"run"`
-            for an element of a distributed dataset.
+        reader: String, `"fit"` for a global batch that `fit` splits, or
+            `"run"` for an element of a distributed dataset.
         rows: Tuple of `ReplicaRows`, in replica order.
         num_rows: Integer, number of rows of the global batch.
         notes: Tuple of strings, sentences below the table.

@@ -30,15 +30,15 @@ from keras_dist.replica.strategy_core import StrategyBase
 class AutoShardPolicy(enum.IntEnum):
     """The policy that spreads a `tf.data.Dataset` over several workers.
 
-    Its values are those of `tf.data.experimental.AutoShardPolicy`, to which
-    users set the option `experimental_distribute.auto_shard_policy` of a
-    dataset. With one worker the policy has no effect.
+    Its values equal those of `tf.data.experimental.AutoShardPolicy`. Set the
+    dataset's option `experimental_distribute.auto_shard_policy` to one of
+    them. With one worker, the policy has no effect.
 
     - `DATA`: each worker reads all data, and takes its own rows of each global
-        batch. Other kinds of data are always read like this.
-    - `AUTO`: the default, the same as `DATA`: each step has the same rows
-        with any number of workers. `tf.distribute` would prefer files.
-    - `FILE`: each worker reads its own files; there must be at least as many
+        batch. Other kinds of data are always read in this way.
+    - `AUTO`: the default. It is the same as `DATA`: each step has the same rows
+        with any number of workers. `tf.distribute` would prefer `FILE`.
+    - `FILE`: each worker reads its own files. There must be at least as many
         files as workers.
     - `HINT`: each worker reads its shard by
         `dataset.shard(SHARD_HINT, SHARD_HINT)`.
@@ -46,8 +46,9 @@ class AutoShardPolicy(enum.IntEnum):
 
     With `FILE`, `HINT` and `OFF`, workers read different data. Each worker
     splits its batches into as many parts as there are workers, and uses one
-    part in each step. Workers may have different amounts of data: a worker at
-    its end gets batches with 0 rows until all are at their end.
+    part in each step. Workers may have different amounts of data. A worker
+    that has no more data gets batches with 0 rows until all workers have
+    reached the end.
 
     Example:
 
@@ -164,8 +165,8 @@ class _State(enum.IntFlag):
 class AgreedFeed(Feed):
     """A feed of a worker's own data, with the same number of steps on all.
 
-    In each step workers tell each other whether they have data or an error. A
-    worker at its end gets 0 rows. `everyone` makes the feed of all workers.
+    In each step, workers exchange whether they have data or an error. A worker
+    without more data gets 0 rows. `everyone` makes the feed of all workers.
     """
 
     def __init__(

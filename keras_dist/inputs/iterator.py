@@ -63,10 +63,10 @@ class OptionalElement:
 class DistributedIterator:
     """One pass over a `DistributedDataset`.
 
-    Created by `iter(distributed_dataset)`. It reads on the host, in the thread
-    that asks for elements, and sends
-    `experimental_per_replica_buffer_size` steps ahead to the devices. An error
-    of the data is raised in place of its element.
+    `iter(distributed_dataset)` creates it. It reads on the host, in the thread
+    that requests elements. It sends `experimental_per_replica_buffer_size`
+    steps ahead to the devices. If reading an element fails, the error is raised
+    when that element is requested.
 
     Args:
         steps: Iterator over lists of each replica's part.
@@ -115,9 +115,9 @@ class DistributedIterator:
         With one replica, the element is a nest of tensors.
 
         Raises:
-            StopIteration: At the end.
-            ValueError: In a replica function.
-            NotImplementedError: Inside of a `tf.function`.
+            StopIteration: At the end of the data.
+            ValueError: If called in a replica function.
+            NotImplementedError: If called inside of a `tf.function`.
         """
         check_place("next(iterator)")
         # Read before an element is taken out, so that an interrupt loses none.
@@ -133,8 +133,9 @@ class DistributedIterator:
         """Returns the next element, like `next(iterator)`.
 
         Raises:
-            OutOfRangeError: At the end. It is a `StopIteration` too.
-            ValueError: In a replica function.
+            OutOfRangeError: At the end of the data. It is also a
+                `StopIteration`.
+            ValueError: If called in a replica function.
         """
         optional = self.get_next_as_optional()
         if not optional.has_value():
@@ -162,8 +163,8 @@ class DistributedIterator:
             An object with `has_value()` and `get_value()`.
 
         Raises:
-            ValueError: In a replica function.
-            NotImplementedError: Inside of a `tf.function`.
+            ValueError: If called in a replica function.
+            NotImplementedError: If called inside of a `tf.function`.
         """
         check_place("iterator.peek()")
         self._read_ahead()
@@ -197,7 +198,7 @@ class DistributedIterator:
 
 
 def check_place(what: str) -> None:
-    """Raises where each replica, or a trace, would read data."""
+    """Raises an error if each replica, or a trace, would read data."""
     if context.in_replica_function():
         raise ValueError(
             f"{what} should be called from outside of replica_fn. Call it "
@@ -261,7 +262,7 @@ class BatchPlacement:
         return like(leaf, leaf.shape, self._dtype(leaf.dtype))
 
     def _dtype(self, name: str) -> str:
-        """Returns the backend's dtype for one; not all have 64 bits."""
+        """Returns the backend's dtype for a dtype; not all have 64 bits."""
         try:
             sample = np.zeros((0,), name)
         except TypeError:

@@ -16,20 +16,22 @@ from keras_dist.strategies.strategy import Strategy
 class CentralStorageStrategy(Strategy):
     """Synchronous training with a single copy of each variable.
 
-    Variables, including the optimizer's, live on the parameter device. In each
-    step every replica reads them there; gradients are summed, and the
-    optimizer's update runs, there.
+    Variables, including the optimizer's, are stored on the parameter device.
+    In each step, every replica reads them from that device. The gradients are
+    summed there, and the optimizer's update runs there.
 
     Args:
         compute_devices: List of device strings, such as `["gpu:0", "gpu:1"]`,
             in replica order. `None` means all accelerators, or all CPU
-            devices where there is none.
+            devices if there are no accelerators.
         parameter_device: String, the device of the variables, or a list of
-            devices over which variables are spread by size. `None` means the
-            CPU, or, with one compute device, that device.
+            devices. With a list, variables are spread over the devices by
+            size. `None` means the CPU. With one compute device, it means that
+            device.
 
     Raises:
-        DeviceError: If a device is unreadable, absent or named twice.
+        DeviceError: If a name is not valid, if there is no such device, or if
+            a device is named twice.
 
     Example:
 

@@ -30,16 +30,20 @@ from keras_dist.strategies.destinations import spread
 class CrossDeviceOps:
     """Base class of the reductions and broadcasts between replicas' devices.
 
-    Pass an instance to `MirroredStrategy(cross_device_ops=...)`. It is used by
-    `strategy.reduce`, by `extended.reduce_to`, `batch_reduce_to` and
-    `broadcast_to`, by `all_reduce` with `SUM` and `MEAN`, for values assigned
-    to variables by replicas, and for the sum of gradients where a replica
-    function applies an optimizer. It is not used by `gather`, `all_gather`,
-    the gradients of collectives, and `fit`.
+    Pass an instance to `MirroredStrategy(cross_device_ops=...)`. These use it:
 
-    A subclass defines `reduce_implementation`, and may define
-    `batch_reduce_implementation` and `broadcast_implementation`. They may call
-    the methods of another object, such as a `ReductionToOneDevice`.
+    - `strategy.reduce`,
+    - `extended.reduce_to`, `batch_reduce_to` and `broadcast_to`,
+    - `all_reduce` with `SUM` and `MEAN`,
+    - values that replicas assign to variables,
+    - the sum of gradients if a replica function applies an optimizer.
+
+    `gather`, `all_gather`, the gradients of collectives, and `fit` do not use
+    it.
+
+    A subclass defines `reduce_implementation`. It may also define
+    `batch_reduce_implementation` and `broadcast_implementation`. These methods
+    may call another object, such as a `ReductionToOneDevice`.
 
     Example:
 
@@ -69,17 +73,18 @@ class CrossDeviceOps:
 
         Args:
             reduce_op: `ReduceOp`. Its name is not accepted here.
-            per_replica_value: `PerReplica` of tensors of one shape.
+            per_replica_value: `PerReplica` of tensors of the same shape.
             destinations: A device's name, a variable or value (for its
-                devices), or a list of those.
-            options: `CommunicationOptions`, hints.
+                devices), or a list of these.
+            options: `CommunicationOptions`, used as hints.
 
         Returns:
-            A tensor on the destination; for several destinations, a
+            A tensor on the destination. With several destinations, it is a
             `Mirrored`.
 
         Raises:
-            ValueError: If `reduce_op` is no `ReduceOp`, or if shapes differ.
+            ValueError: If `reduce_op` is not a `ReduceOp`, or if shapes
+                differ.
 
         Example:
 
@@ -109,7 +114,7 @@ class CrossDeviceOps:
             reduce_op: `ReduceOp`, as for `reduce`.
             value_destination_pairs: Sequence of pairs of a value and its
                 destinations, as for `reduce`.
-            options: `CommunicationOptions`, hints.
+            options: `CommunicationOptions`, used as hints.
 
         Returns:
             List with the result for each pair.
@@ -129,7 +134,7 @@ class CrossDeviceOps:
             destinations: As for `reduce`.
 
         Returns:
-            A tensor on the destination; for several destinations, a
+            A tensor on the destination. With several destinations, it is a
             `Mirrored`.
         """
         return self.broadcast_implementation(tensor, destinations)
@@ -153,7 +158,7 @@ class CrossDeviceOps:
         value_destination_pairs: list[tuple[Any, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """Implements `batch_reduce`; by default reduces value after value."""
+        """Implements `batch_reduce`; by default one value after another."""
         return [
             self.reduce_implementation(reduce_op, value, to, options)
             for value, to in value_destination_pairs
@@ -166,7 +171,7 @@ class CrossDeviceOps:
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """A reduction on one device, with copies to and from that device.
+    """A reduction on one device, with copies to that device and from it.
 
     Args:
         reduce_to_device: String, such as `"cpu:0"`. `None` means the first
@@ -276,8 +281,8 @@ class _ByBackend(CrossDeviceOps):
 class HierarchicalCopyAllReduce(_ByBackend):
     """The backend's reduction, under a name that ported programs use.
 
-    The backend decides whether it copies in a hierarchy of devices. Several
-    values of one dtype are packed into one tensor and reduced at once.
+    The backend decides whether it copies in a hierarchy of devices. It packs
+    several values of one dtype into one tensor, and reduces them at once.
 
     Args:
         num_packs: Integer, at least 0: the number of packs for the values of
@@ -298,8 +303,7 @@ class HierarchicalCopyAllReduce(_ByBackend):
 class NcclAllReduce(_ByBackend):
     """`HierarchicalCopyAllReduce` under another name.
 
-    The backend decides whether it uses NCCL; on CPUs this class works as
-    well.
+    The backend decides whether it uses NCCL. The class also works on CPUs.
 
     Args:
         num_packs: Integer, as for `HierarchicalCopyAllReduce`.
@@ -313,7 +317,7 @@ class NcclAllReduce(_ByBackend):
 
 
 def check_cross_device_ops(given: Any) -> CrossDeviceOps | None:
-    """Raises `TypeError` for what is neither `CrossDeviceOps` nor `None`."""
+    """Raises `TypeError` unless it is a `CrossDeviceOps` or `None`."""
     if given is None or isinstance(given, CrossDeviceOps):
         return given
     raise TypeError(

@@ -25,12 +25,13 @@ class InputMethods(StrategyBase):
     ) -> Any:
         """Splits the batches of a dataset over the replicas.
 
-        Replica `r` of `N`, of all workers, gets rows `ceil(n * r / N)` up to
-        `ceil(n * (r + 1) / N)` of a batch of `n` rows.
+        With `N` replicas on all workers together, replica `r` gets the rows
+        from `ceil(n * r / N)` up to `ceil(n * (r + 1) / N)` of a batch of `n`
+        rows.
 
-        Pass the same data on each worker, which gets the parts of its own
-        replicas. The options of a `tf.data.Dataset` can ask for other policies,
-        see `keras_dist.AutoShardPolicy`.
+        Pass the same data on each worker. Each worker gets the parts of its
+        own replicas. The options of a `tf.data.Dataset` can choose another
+        policy, see `keras_dist.AutoShardPolicy`.
 
         Args:
             dataset: Data in batches of the global batch size: a
@@ -45,10 +46,10 @@ class InputMethods(StrategyBase):
             `PerReplica` in place of each array. `fit` accepts it too.
 
         Raises:
-            ValueError: If the data is not batched, or options contradict each
-                other.
-            NotImplementedError: If the options ask for a dataset for each
-                replica.
+            ValueError: If the data is not batched, or if options contradict
+                each other.
+            NotImplementedError: If the options request a separate dataset for
+                each replica.
 
         Example:
 
@@ -69,27 +70,27 @@ class InputMethods(StrategyBase):
         """Distributes the batches of datasets that a function makes.
 
         Each batch goes to one replica. If the last step has too few batches,
-        the other replicas get arrays with 0 rows, unless all batches have one
-        static number of rows (`drop_remainder=True`): then the step is left
+        the other replicas get arrays with 0 rows. But if all batches have the
+        same static number of rows (`drop_remainder=True`), that step is left
         out.
 
         Args:
             dataset_fn: Callable from an `InputContext` to data in batches of
-                the per-replica size. It is called once on each worker, whose
-                replicas take batches in turn. A worker with less data gets
-                batches with 0 rows at the end. The result must depend on
-                nothing but the context: `fit` calls the function for the
-                other workers too.
+                the per-replica size. It is called once on each worker, and
+                the worker's replicas take batches in turn. A worker with less
+                data gets batches with 0 rows at the end. The result must
+                depend only on the context, because `fit` also calls the
+                function for the other workers.
             options: `InputOptions`, or `None` for the defaults. With
-                `InputReplicationMode.PER_REPLICA` the function is called for
-                each replica, which reads its own data.
+                `InputReplicationMode.PER_REPLICA`, the function is called for
+                each replica, and each replica reads its own data.
 
         Returns:
             A `DistributedDataset`.
 
         Raises:
-            ValueError: If the data can't be read, or options contradict each
-                other.
+            ValueError: If the data can't be read, or if options contradict
+                each other.
 
         Example:
 
@@ -129,29 +130,31 @@ class InputMethods(StrategyBase):
         For the data of `fit`, it explains how `fit`, `evaluate` and `predict`
         split the first batch. For a distributed dataset, its iterator, or a
         list of batches that are tuples, it explains which rows of the next
-        element `strategy.run` passes to each replica. The two differ where a
-        backend splits batches in its own way. Rows are counted within the
-        batch.
+        element `strategy.run` passes to each replica. The two differ if the
+        backend splits batches in its own way. Row numbers count from the start
+        of the batch.
 
-        Data that can be read again, a distributed dataset and its iterator
-        lose no batch, and keep their random states, except for a `DataLoader`
-        or a `tf.data.Dataset` of another framework than the backend's. Other
-        iterators, such as generators, lose the batch.
+        Data that can be read again loses no batch, and keeps its random
+        states. So do a distributed dataset and its iterator. An exception is
+        a `DataLoader` or a `tf.data.Dataset` if the backend is another
+        framework. Other iterators, such as generators, lose the batch.
 
-        For a distributed dataset, all workers have to make the call.
+        With several workers, all of them have to call `explain` for a
+        distributed dataset.
 
         Args:
-            x: Data as for `fit`: an array or nest of arrays, one batch if
-                there is no `batch_size`; a `tf.data.Dataset`, `PyDataset`,
-                `DataLoader`, iterable of batches. Or a `DistributedDataset`
-                or its iterator.
+            x: Data as for `fit`: an array or nest of arrays, which is one
+                batch if there is no `batch_size`; or a `tf.data.Dataset`,
+                `PyDataset`, `DataLoader` or iterable of batches. Or a
+                `DistributedDataset` or its iterator.
             y: Array or nest of arrays, only if `x` is arrays.
             sample_weight: Array or nest of arrays, only if `x` is arrays.
             batch_size: Integer, the global batch size, only if `x` is arrays.
 
         Returns:
-            An `Explanation`, to print. Its `rows` have `worker`, `replica`,
-            `device`, `first`, `last`, `num_rows` and `shape` of each replica.
+            An `Explanation`, which you can print. Its `rows` have `worker`,
+            `replica`, `device`, `first`, `last`, `num_rows` and `shape` of
+            each replica.
 
         Raises:
             ValueError: If there is no batch, or if arguments contradict each
@@ -177,15 +180,15 @@ class InputMethods(StrategyBase):
         """Makes a dataset of the rows of arrays.
 
         Args:
-            numpy_input: NumPy array, or nest of arrays of one length. The
-                dataset copies the arrays.
+            numpy_input: NumPy array, or nest of arrays of the same length.
+                The dataset copies the arrays.
             session: Ignored; it belongs to TensorFlow 1.
 
         Returns:
             An iterable of rows with a method `batch(batch_size)`, which
-            returns data for `experimental_distribute_dataset`. Where
-            TensorFlow is installed, it also has the other methods of a
-            `tf.data.Dataset`, which return one.
+            returns data for `experimental_distribute_dataset`. If TensorFlow
+            is installed, it also has the other methods of a
+            `tf.data.Dataset`; each returns a `tf.data.Dataset`.
 
         Example:
 

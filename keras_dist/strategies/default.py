@@ -82,7 +82,7 @@ def _no_devices(name: str) -> RuntimeError:
 
 @final
 class DefaultStrategy(Strategy):
-    """Plain Keras as a strategy; it makes no call that starts a device."""
+    """Plain Keras as a strategy; it never initializes a device."""
 
     def __init__(self) -> None:
         device = Device("cpu", 0)
@@ -144,7 +144,9 @@ def default_strategy() -> DefaultStrategy:
 
 
 def get_strategy() -> Strategy:
-    """Returns the strategy whose scope this thread is in, or the default one.
+    """Returns the strategy whose scope is open in this thread.
+
+    Without an open scope, this is the default strategy.
 
     Example:
 

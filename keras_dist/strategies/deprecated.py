@@ -22,7 +22,7 @@ from keras_dist.strategies.replica_methods import ReplicaMethods
 
 @final
 class InputIterator:
-    """An iterator over a dataset that can be restarted."""
+    """A restartable iterator over a dataset."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -42,7 +42,7 @@ class InputIterator:
         """Returns the next element, a nest of per-replica values.
 
         Raises:
-            OutOfRangeError: At the end. It is a `StopIteration` too.
+            OutOfRangeError: At the end. It is also a `StopIteration`.
         """
         if self._iterator is None:
             self.initialize()
@@ -68,8 +68,8 @@ def _batches_of(get_next: Callable[[], Any]) -> Iterator[Any]:
 class DeprecatedMethods(ReplicaMethods, InputMethods):
     """Methods for programs written for `tf.compat.v1.distribute` or TPUs.
 
-    Replicas have one logical device at present, so nothing is moved to others:
-    such a method checks its arguments and returns the tensor.
+    At present, a replica has one logical device. So the methods about logical
+    devices only check their arguments, and return the tensor.
     """
 
     def experimental_run(
@@ -80,7 +80,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
         Args:
             fn: Callable, called once for each replica.
             input_iterator: An iterator from `make_dataset_iterator` or
-                `make_input_fn_iterator`. `None` to call `fn` without
+                `make_input_fn_iterator`. With `None`, `fn` is called without
                 arguments.
 
         Returns:
@@ -95,7 +95,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
         return self.run(fn, args=args)
 
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """Makes an iterator over data split over replicas; deprecated.
+        """Makes an iterator over data that is split over replicas; deprecated.
 
         Use `iter(strategy.experimental_distribute_dataset(dataset))`.
 
@@ -121,9 +121,9 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
 
         Args:
             input_fn: Callable from an `InputContext` to data in batches of
-                the per-replica size; or to a callable without arguments
-                that returns one such batch at each call, and at the end raises
-                `StopIteration` or `OutOfRangeError`.
+                the per-replica size. It may also return a callable without
+                arguments. Each call of that returns one batch; at the end, it
+                raises `StopIteration` or `OutOfRangeError`.
             replication_mode: `InputReplicationMode.PER_WORKER`.
 
         Returns:
@@ -150,7 +150,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
         return InputIterator(self.distribute_datasets_from_function(dataset_fn))
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """Calls `experimental_local_results`; its older name."""
+        """Calls `experimental_local_results`; this is its old name."""
         return self.experimental_local_results(value)
 
     def group(self, value: Any, name: str | None = None) -> None:
@@ -182,7 +182,7 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
             The tensor.
 
         Raises:
-            ValueError: If a replica has no such logical device.
+            ValueError: If a replica has no logical device of this number.
             NotImplementedError: If a replica has several logical devices.
 
         Example:
@@ -217,8 +217,8 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
 
         Raises:
             ValueError: If there is not one integer for each axis, if an axis
-                can't be divided by its integer, or if the integers' product is
-                not the number of logical devices.
+                can't be divided by its integer, or if the product of the
+                integers is not the number of logical devices.
             NotImplementedError: If a replica has several logical devices.
 
         Example:
@@ -314,7 +314,7 @@ class MultiStepContext:
 
     @property
     def run_op(self) -> None:
-        """`None`: the steps have run already, there is no graph operation."""
+        """`None`, since the steps have run and no graph operation exists."""
 
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
@@ -332,7 +332,7 @@ class MultiStepContext:
         self._together(set_it, output)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Sets an output that is no tensor; from replicas, a tuple of all."""
+        """Sets an output that is not a tensor; replicas give a tuple."""
         in_replica = context.current_replica_context() is not None
 
         def set_it(strategy: Any, value: Any) -> None:

@@ -29,7 +29,7 @@ from keras_dist.strategies.extended_base import ExtendedBase
 
 
 class StrategyExtended(ExtendedBase):
-    """Methods of a strategy that few programs need; `strategy.extended`.
+    """`strategy.extended`: methods of a strategy that few programs need.
 
     Args:
         strategy: The `Strategy` that the methods belong to.
@@ -56,18 +56,19 @@ class StrategyExtended(ExtendedBase):
     ) -> Any:
         """Calls `fn` once for each copy of a variable, on its device.
 
-        `fn` may assign to the copy, and to other variables of the strategy,
-        whose copies on the same device it reads and writes. The copies of a
-        mirrored variable have to be equal in the end.
+        `fn` may assign to the copy, and to other variables of the strategy. It
+        reads and writes their copies on the same device. After the call, the
+        copies of a mirrored variable have to be equal.
 
         Args:
             var: A variable of the strategy.
-            fn: Callable, given a copy of `var`; with one replica or a single
-                copy, called once with `var`.
+            fn: Callable that takes a copy of `var`. With one replica or a
+                single copy, it is called once with `var`.
             args: List or tuple of further arguments. Each call gets its own
-                component of per-replica values and variables (a single call
-                the first), and anything else as it is.
-            kwargs: Dict of keyword arguments, likewise.
+                component of per-replica values and variables; a single call
+                gets the first component. Other arguments are passed as they
+                are.
+            kwargs: Dict of keyword arguments, treated in the same way.
             group: Boolean. If false, each leaf of the result is a tuple with
                 a value for each copy.
 
@@ -76,11 +77,11 @@ class StrategyExtended(ExtendedBase):
             leaf.
 
         Raises:
-            TypeError: If `var` is no variable.
+            TypeError: If `var` is not a variable.
             ValueError: If `var` does not belong to this strategy.
             ReplicaDivergenceError: If the copies of a mirrored variable would
-                differ. All variables keep their previous values then.
-            RuntimeError: In replica context.
+                differ. Then all variables keep their previous values.
+            RuntimeError: If called in replica context.
 
         Example:
 
@@ -117,14 +118,14 @@ class StrategyExtended(ExtendedBase):
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls `fn` once on each of some devices.
+        """Calls `fn` once on each of the given devices.
 
         Args:
             colocate_with: Devices of the strategy: the result of
                 `non_slot_devices`, or a destination as for `reduce_to`.
             fn: Callable, as for `update`, but without a variable.
             args: List or tuple of arguments, as for `update`.
-            kwargs: Dict of keyword arguments, likewise.
+            kwargs: Dict of keyword arguments, treated in the same way.
             group: Boolean, as for `update`.
 
         Returns:
@@ -132,7 +133,7 @@ class StrategyExtended(ExtendedBase):
 
         Raises:
             ValueError: If the strategy does not use such a device.
-            RuntimeError: In replica context.
+            RuntimeError: If called in replica context.
         """
         context.check_cross_replica(self._strategy, "update_non_slot")
         own = self._component
@@ -239,8 +240,8 @@ class StrategyExtended(ExtendedBase):
             var_list: List of variables. The result does not depend on it.
 
         Returns:
-            Tuple of device names, for `update_non_slot`. Where variables have
-            a single copy, the tuple has one device.
+            Tuple of device names, for `update_non_slot`. If variables have a
+            single copy, the tuple has one device.
         """
         owners = tuple(map(str, self._strategy.plan.keepers[:1]))
         return owners or self.parameter_devices
@@ -251,7 +252,7 @@ class StrategyExtended(ExtendedBase):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Calls `strategy.run`; its older name."""
+        """Calls `strategy.run`; this is its old name."""
         return self._strategy.run(fn, args=args, kwargs=kwargs)
 
     def experimental_run_steps_on_iterator(
@@ -263,15 +264,15 @@ class StrategyExtended(ExtendedBase):
     ) -> MultiStepContext:
         """Calls `fn` with one element after another; deprecated.
 
-        Write the loop yourself, with `strategy.run` in it.
+        Instead, write a loop that calls `strategy.run`.
 
         Args:
-            fn: Callable, given a `MultiStepContext` and the next element of
-                the iterator. It calls `strategy.run`.
+            fn: Callable that takes a `MultiStepContext` and the next element
+                of the iterator. It calls `strategy.run`.
             iterator: An iterator over distributed data.
             iterations: Integer, number of elements, at least 1.
-            initial_loop_values: Dict, `last_step_outputs` before the first
-                step, or `None`.
+            initial_loop_values: Dict, the `last_step_outputs` before the
+                first step, or `None`.
 
         Returns:
             The `MultiStepContext`, with the outputs of the last step.
@@ -279,7 +280,7 @@ class StrategyExtended(ExtendedBase):
         Raises:
             ValueError: If `iterations` is less than 1.
             OutOfRangeError: If there are fewer elements.
-            RuntimeError: In replica context.
+            RuntimeError: If called in replica context.
         """
         strategy = self._strategy
         name = "experimental_run_steps_on_iterator"
@@ -302,7 +303,7 @@ class StrategyExtended(ExtendedBase):
             v: A variable of the strategy.
 
         Returns:
-            Tensor, which later assignments to the variable don't change.
+            Tensor. Later assignments to the variable don't change it.
         """
         return self._strategy.plain(v)
 
@@ -313,7 +314,7 @@ class StrategyExtended(ExtendedBase):
             value: A component of a variable, or any other object.
 
         Returns:
-            The variable; any other object is returned as it is.
+            The variable. Any other object is returned as it is.
         """
         if isinstance(value, VariableComponent):
             return value.container
@@ -331,13 +332,14 @@ class StrategyExtended(ExtendedBase):
     ) -> Iterator[None]:
         """Returns a context that places new variables with an existing one.
 
-        Where each device has a copy, only the argument is checked.
+        If each device has a copy of every variable, this only checks the
+        argument.
 
         Args:
             colocate_with_variable: A variable of the strategy.
 
         Raises:
-            RuntimeError: Outside of the strategy's scope.
+            RuntimeError: If called outside of the strategy's scope.
             ValueError: If the variable does not belong to the strategy.
         """
         if context.current_strategy() is not self._strategy.if_current:

@@ -33,33 +33,33 @@ class ExtendedBase:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Names of the devices that hold variables, primary first."""
+        """Names of the devices that hold variables; the first is primary."""
         plan = self._strategy.plan
         return tuple(str(device) for device in plan.variable_devices)
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """False: replica functions may be given tensors of new shapes."""
+        """False, since replica functions accept tensors of new shapes."""
         return False
 
     @property
     def experimental_between_graph(self) -> bool:
-        """True with several workers, each of which runs the program."""
+        """True with several workers, since each of them runs the program."""
         return self._strategy.plan.cluster is not None
 
     @property
     def experimental_should_init(self) -> bool:
-        """True on the chief, which initializes variables."""
+        """True on the chief, since it initializes variables."""
         return self._strategy.plan.is_chief
 
     @property
     def should_checkpoint(self) -> bool:
-        """True on the chief, which saves checkpoints."""
+        """True on the chief, since it saves checkpoints."""
         return self._strategy.plan.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """True on the chief, which writes logs."""
+        """True on the chief, since it writes logs."""
         return self._strategy.plan.is_chief
 
     def reduce_to(
@@ -74,19 +74,19 @@ class ExtendedBase:
         Args:
             reduce_op: `ReduceOp`, or its name in any case.
             value: Nest of per-replica values. A value that is not
-                distributed counts as one that is equal on each replica.
+                distributed counts as equal on each replica.
             destinations: A device's name, a variable (for the devices of its
                 copies), a per-replica value (for its devices), or a list of
-                those.
-            options: `CommunicationOptions`, hints.
+                these.
+            options: `CommunicationOptions`, used as hints.
 
         Returns:
-            Nest of tensors on the destination; for several destinations, of
-            `Mirrored` values.
+            Nest of tensors on the destination. With several destinations, it
+            is a nest of `Mirrored` values.
 
         Raises:
-            ValueError: If the operation or the shapes don't fit.
-            RuntimeError: In replica context.
+            ValueError: If the operation does not exist, or if shapes differ.
+            RuntimeError: If called in replica context.
         """
         context.check_cross_replica(self._strategy, "reduce_to")
         op = parse_reduce_op(reduce_op)
@@ -109,7 +109,7 @@ class ExtendedBase:
             reduce_op: `ReduceOp`, or its name in any case.
             value_destination_pairs: Sequence of pairs of a value and its
                 destinations, as for `reduce_to`.
-            options: `CommunicationOptions`, hints.
+            options: `CommunicationOptions`, used as hints.
 
         Returns:
             List with the result for each pair.
@@ -151,10 +151,11 @@ class ExtendedBase:
             destinations: As for `reduce_to`.
 
         Returns:
-            Tensor on the destination; for several destinations, a `Mirrored`.
+            Tensor on the destination. With several destinations, it is a
+            `Mirrored`.
 
         Raises:
-            RuntimeError: In replica context.
+            RuntimeError: If called in replica context.
         """
         context.check_cross_replica(self._strategy, "broadcast_to")
         if isinstance(tensor, (int, float)):

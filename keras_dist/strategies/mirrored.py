@@ -22,17 +22,18 @@ class MirroredStrategy(Strategy):
     Args:
         devices: List of device strings, such as `["gpu:0", "gpu:1"]`, in
             replica order. `None` means all accelerators, or all CPU devices
-            where there is none.
+            if there are no accelerators.
         cross_device_ops: A `CrossDeviceOps` for reductions and broadcasts
             between devices, or `None` for the backend's own.
-        optimizer_state: String, `"mirrored"` for a copy of the optimizer's
-            variables on each device, or `"sharded"`: each replica keeps and
+        optimizer_state: String. `"mirrored"` keeps a copy of the optimizer's
+            variables on each device. With `"sharded"`, each replica keeps and
             updates its shard, and gets the parameters that the others update.
 
     Raises:
-        DeviceError: If a device is unreadable, absent or named twice.
-        TypeError: If `cross_device_ops` is something else.
-        ValueError: If `optimizer_state` is something else, if the backend
+        DeviceError: If a name is not valid, if there is no such device, or if
+            a device is named twice.
+        TypeError: If `cross_device_ops` is any other object.
+        ValueError: If `optimizer_state` is any other value, if the backend
             can't shard it, or if it is sharded with `cross_device_ops`.
 
     Example:

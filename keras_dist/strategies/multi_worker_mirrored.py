@@ -55,24 +55,24 @@ class MultiWorkerStrategy(Strategy):
 class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
     """Synchronous training on the devices of several workers.
 
-    Every worker runs the same script, on the same data and with the global
-    batch size, and computes on its own rows. Create the strategy before
-    anything uses the framework. Without a cluster, there is one worker.
+    Every worker runs the same script, with the same data and the global batch
+    size. It computes on its own rows. Create the strategy before anything
+    uses the framework. Without a cluster, there is one worker.
 
     Args:
         cluster_resolver: A `ClusterResolver`. `None` looks for the environment
-            variables of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI;
-            the chief prints the choice.
+            variables of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI,
+            and the chief prints which of them it uses.
         communication_options: A `CommunicationOptions`, or `None`.
         optimizer_state: String, as for `keras_dist.MirroredStrategy`.
-            Reading a sharded variable is a collective, which all workers have
-            to call.
+            Reading a sharded variable is a collective, so all workers have to
+            read it.
 
     Raises:
         ClusterError: If the workers can't be determined or can't be reached.
-        WorkerLostError: If not all of them came in time.
+        WorkerLostError: If not all workers connect in time.
         RuntimeError: If the framework has been used already.
-        ValueError: If `optimizer_state` is something else, or if the backend
+        ValueError: If `optimizer_state` is any other value, or if the backend
             can't shard it.
 
     Example:
@@ -85,7 +85,7 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
 
 @functools.cache
 def _say(reason: str) -> None:
-    """Prints why there is a cluster, once a process."""
+    """Prints why there is a cluster, once in each process."""
     print(f"keras_dist: {reason}", file=sys.stderr)
 
 
@@ -94,7 +94,7 @@ def multi_worker_plan(
     options: CommunicationOptions | None,
     shards_optimizer: bool = False,
 ) -> Plan:
-    """Joins the resolver's cluster, if any, and plans a replica per device."""
+    """Joins the cluster, if any, and plans a replica on each device."""
     # TensorFlow's own resolvers work too: they have the same methods.
     if resolver is not None and not hasattr(resolver, "cluster_spec"):
         raise TypeError(
@@ -134,7 +134,7 @@ def experimental_multi_worker_mirrored(
 
     Args:
         communication: A `CommunicationImplementation`, or its name.
-        cluster_resolver: A `ClusterResolver`; `None` looks for the environment
+        cluster_resolver: A `ClusterResolver`. `None` looks for the environment
             variables of a cluster.
     """
     warnings.warn(

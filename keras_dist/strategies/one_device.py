@@ -18,7 +18,7 @@ class OneDeviceStrategy(Strategy):
         device: String, such as `"cpu:1"` or `"/gpu:0"`.
 
     Raises:
-        DeviceError: If the device is unreadable or absent.
+        DeviceError: If the name is not valid, or if there is no such device.
 
     Example:
 

@@ -62,26 +62,28 @@ class ReplicaMethods(StrategyBase):
             fn: Callable. Inside of it, `keras_dist.get_replica_context()`
                 returns the replica's context.
             args: List or tuple of positional arguments. Each replica gets its
-                own component of `PerReplica` values, at any depth, and
-                anything else as it is.
-            kwargs: Dict of keyword arguments, likewise.
-            options: `RunOptions`, which are ignored; they exist for TPU code.
+                own component of each `PerReplica` value, at any depth. Other
+                arguments are passed as they are.
+            kwargs: Dict of keyword arguments, treated in the same way.
+            options: `RunOptions`, which are ignored. The argument exists for
+                programs written for TPUs.
 
         Returns:
             Nest like the result of `fn`, with a `PerReplica` in place of each
             leaf, unless the leaf is the same object on each replica. With one
-            replica, the result of `fn`.
+            replica, it is the result of `fn` itself.
 
         Raises:
-            ValueError: If `args` is neither list nor tuple, or if replicas
-                return different structures.
+            ValueError: If `args` is neither a list nor a tuple, or if
+                replicas return different structures.
             ReplicaDivergenceError: If replicas make different collective
                 calls.
-            UnsupportedModelError: With several replicas, in a function that
-                is differentiated or in a `keras.StatelessScope`. Differentiate
-                in `fn` instead.
-            BaseException: The first exception of a replica, with a note that
-                names the replica. No variable is partly written then.
+            UnsupportedModelError: If there are several replicas, and `run` is
+                called in a function that is differentiated or in a
+                `keras.StatelessScope`. Differentiate in `fn` instead.
+            BaseException: If a replica raises an exception. It is the first
+                one, with a note that names the replica. No variable is left
+                partly written.
 
         Example:
 
@@ -132,7 +134,7 @@ class ReplicaMethods(StrategyBase):
     def joined_results(
         self, results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]
     ) -> Any:
-        """Joins the replicas' results, by `wrap`, to one unchangeable nest."""
+        """Joins the replicas' results to one immutable nest, with `wrap`."""
         # A compiled function returns tensors, never variables or captures.
         wraps = _is_array if inlines() else self.executor.is_live
         return regroup(results, wrap, wraps, self.executor.snapshot)
@@ -152,16 +154,16 @@ class ReplicaMethods(StrategyBase):
             raise
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
-        """Combines a value over replicas, and along axes if asked to.
+        """Combines a value over replicas, and along axes if `axis` is given.
 
         Args:
             reduce_op: `ReduceOp`, or its name in any case.
             value: Nest of per-replica values, such as a result of `run`. Any
-                other value counts as equal on each replica: it has a mean,
+                other value counts as equal on each replica. It has a mean,
                 but no sum.
-            axis: `None` to combine element by element, for equal shapes.
-                Otherwise an integer, or a list of them: elements along these
-                axes are combined too, and a replica with more rows weighs
+            axis: `None` combines element by element, and all shapes must be
+                equal. An integer or a list of integers also combines the
+                elements along these axes. Then a replica with more rows weighs
                 more in a mean.
 
         Returns:
@@ -169,9 +171,10 @@ class ReplicaMethods(StrategyBase):
             is a float. Sums of booleans are counts.
 
         Raises:
-            ValueError: If there is no such operation or axis, or if shapes
-                differ.
-            TypeError: If `reduce_op` is no operation, or a value is no number.
+            ValueError: If the operation or the axis does not exist, or if
+                shapes differ.
+            TypeError: If `reduce_op` is not an operation, or if a value is not
+                a number.
 
         Example:
 
@@ -192,7 +195,7 @@ class ReplicaMethods(StrategyBase):
             raise
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context with the plan's device, if only one, as default."""
+        """Returns a context whose default is the plan's device, if only one."""
         if not self.plan.is_one_device:
             return contextlib.nullcontext()
         return self.executor.creation_scope()
@@ -220,7 +223,7 @@ class ReplicaMethods(StrategyBase):
         )
 
     def to_combine(self, op: ReduceOp, leaf: Any) -> tuple[Any, ...] | None:
-        """Returns components to combine, or `None` for one value for all."""
+        """Returns components to combine, or `None` for a shared value."""
         values = self._components(leaf)
         for value in values or ():
             check_numbers(value)
@@ -244,16 +247,17 @@ class ReplicaMethods(StrategyBase):
         Args:
             value: Nest of per-replica values with at least one axis, of any
                 dtype. Any other value is returned as it is.
-            axis: Integer, the axis to concatenate along, where sizes may
-                differ between replicas. Negative ones count from the end.
+            axis: Integer, the axis to concatenate along. Sizes along this
+                axis may differ between replicas. Negative integers count from
+                the end.
 
         Returns:
             Nest of tensors on the first replica's device.
 
         Raises:
             ValueError: If ranks, or sizes along other axes, differ.
-            NotImplementedError: For sparse values.
-            RuntimeError: In replica context; use `all_gather` there.
+            NotImplementedError: If a value is sparse.
+            RuntimeError: If called in replica context. Use `all_gather` there.
 
         Example:
 
@@ -301,8 +305,9 @@ class ReplicaMethods(StrategyBase):
             value: Nest of per-replica values, such as a result of `run`.
 
         Returns:
-            Tuple with a nest for each local replica. For a value that is not
-            distributed, or with one replica, a tuple with just that value.
+            Tuple with a nest for each replica of this worker. If the value is
+            not distributed, or with one replica, the tuple has only that
+            value.
 
         Example:
 
@@ -332,12 +337,13 @@ class ReplicaMethods(StrategyBase):
         """Makes a per-replica value from a function of the replica.
 
         Args:
-            value_fn: Callable, given a `keras_dist.experimental.ValueContext`
-                and called once for each replica of this worker.
+            value_fn: Callable that takes a
+                `keras_dist.experimental.ValueContext`. It is called once for
+                each replica of this worker.
 
         Returns:
             `PerReplica` of the results, even if they are equal. With one
-            replica, the result itself.
+            replica, it is the result itself.
 
         Example:
 
@@ -367,7 +373,7 @@ class ReplicaMethods(StrategyBase):
         return regroup(values, self.executor.per_replica, always)
 
     def _kept_value(self, leaf: Any) -> Any:
-        """Copies a NumPy array, which the user's function may overwrite."""
+        """Copies a NumPy array, since the user's function may overwrite it."""
         if isinstance(leaf, np.ndarray):
             return leaf.copy()
         return self.executor.snapshot(leaf)

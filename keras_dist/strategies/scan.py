@@ -28,20 +28,21 @@ def scan_steps(
 ) -> Any:
     """Runs several steps in one call of compiled code.
 
-    It saves Python's time between the steps of a small model. The results
-    equal those of `strategy.run` in a loop. For each number of steps, a loop
-    of the framework is compiled; on PyTorch it is a Python loop.
+    This saves the time that Python takes between the steps of a small model.
+    The results equal those of `strategy.run` in a loop. For each number of
+    steps, a loop of the framework is compiled. On PyTorch, it is a Python loop.
 
     Args:
         train_step: Callable, as for `strategy.run`. It is compiled unless it
             is a `keras_dist.function` already.
         iterator: Iterator of batches, such as `iter(distributed_dataset)`. A
-            tuple is the positional arguments of `train_step`; any other batch
-            is its only argument. The distributed dataset's strategy runs
-            them, else the current strategy.
-        steps: Integer, number of batches to take, fewer at the end of the
-            data. Batches of other shapes, such as a partial last one, are run
-            in a call of their own.
+            tuple holds the positional arguments of `train_step`; any other
+            batch is its only argument. The strategy of the distributed
+            dataset runs the steps. For other iterators, the current strategy
+            does.
+        steps: Integer, number of batches to take. At the end of the data, it
+            takes fewer. Batches of other shapes, such as a partial last one,
+            run in a separate call.
 
     Returns:
         Nest like the result of `train_step`. Each leaf, on each replica, has
@@ -49,9 +50,9 @@ def scan_steps(
 
     Raises:
         StopIteration: If there is no batch left.
-        ValueError: If `steps` is no positive integer, or if steps return
+        ValueError: If `steps` is not a positive integer, or if steps return
             different structures or shapes.
-        RuntimeError: In a replica function.
+        RuntimeError: If called in a replica function.
 
     Example:
 

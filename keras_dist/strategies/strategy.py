@@ -39,7 +39,7 @@ class _OpenedScopes(threading.local):
 
 
 class Scope(contextlib.AbstractContextManager["Strategy"]):
-    """A strategy's scope, to be entered many times, nested, in any thread."""
+    """A strategy's scope; it can be entered again, nested, in any thread."""
 
     def __init__(self, strategy: "Strategy") -> None:
         self._strategy = strategy
@@ -106,7 +106,7 @@ class Strategy(DeprecatedMethods):
     def from_native(strategy: Any) -> "Strategy":
         """Creates a strategy with the devices of a native strategy.
 
-        The two share devices only, and no variables.
+        The two strategies use the same devices, but share no variables.
 
         Args:
             strategy: On TensorFlow, a `tf.distribute.MirroredStrategy` or
@@ -116,8 +116,8 @@ class Strategy(DeprecatedMethods):
             A `Strategy` with the same replicas and devices.
 
         Raises:
-            TypeError: If `strategy` is any other object, or on a backend
-                without native strategies.
+            TypeError: If `strategy` is any other object, or if the backend
+                has no native strategies.
         """
         return Strategy(get_backend().plan_of_native(strategy))
 
@@ -127,10 +127,11 @@ class Strategy(DeprecatedMethods):
 
     @scope_method
     def scope(self) -> contextlib.AbstractContextManager["Strategy"]:
-        """Returns a context in which models and variables are distributed.
+        """Returns a context that distributes models, optimizers, variables.
 
-        So are optimizers. A model remembers its strategy: its methods, such
-        as `fit`, may be called inside or outside of the scope, in any thread.
+        The strategy distributes those that are made in the context. A model
+        remembers its strategy, so you can call its methods, such as `fit`,
+        inside or outside of the scope, in any thread.
 
         Returns:
             A context manager that yields the strategy. It can be nested and
@@ -160,7 +161,9 @@ class Strategy(DeprecatedMethods):
             yield self
 
     def distribute(self, model: keras.Model) -> keras.Model:
-        """Moves a model made outside of the scope, with its values, into it.
+        """Brings a model made outside of the scope under this strategy.
+
+        The values of its variables stay the same.
 
         Args:
             model: A `keras.Model`, built or not, compiled or not.
@@ -193,7 +196,8 @@ class Strategy(DeprecatedMethods):
             variable: A `keras.Variable` that belongs to this strategy.
 
         Returns:
-            Tuple of strings such as `("cpu:0", "cpu:1")`, primary first.
+            Tuple of strings such as `("cpu:0", "cpu:1")`. The first is the
+            primary device, whose copy is saved.
 
         Raises:
             StrategyMismatchError: If the variable belongs to another strategy.
@@ -222,41 +226,44 @@ class Strategy(DeprecatedMethods):
     ) -> "Report":
         """Compares a model's training under the strategy with one device.
 
-        Two copies of the model, one with plain Keras and one under this
-        strategy, start with its weights and optimizer state and are trained
-        on the same batches, among them one with an odd number of rows and one
-        with fewer rows than replicas. Predictions, an evaluation, the first
-        gradients, and all variables after each step are compared. Keras'
-        random draws are made equal for each row.
+        `verify` trains two copies of the model, one with plain Keras and one
+        under this strategy. Both start with the model's weights and optimizer
+        state. Both train on the same batches. One batch has an odd number of
+        rows, and one has fewer rows than replicas. `verify` compares
+        predictions, an evaluation, the first gradients, and all variables
+        after each step. In both copies, Keras' random draws are the same for
+        each row.
 
         The model and all random states stay unchanged. Gradients and losses
         may differ by 1e-4 of the largest entry in float32 (2e-2 in float16,
-        6e-2 in bfloat16), trained variables by 1e-3 of the change by
-        training, plus eight times the change that another order of rows makes
-        on one device.
+        6e-2 in bfloat16). Trained variables may differ by 1e-3 of the change
+        by training. To each limit, `verify` adds eight times the change that
+        another order of rows makes on one device.
 
         Args:
-            model: A compiled `keras.Model`, under this strategy or none. For
-                one that can't be recreated from its configuration, a function
-                without arguments that creates and compiles it.
+            model: A compiled `keras.Model`, under this strategy or none. If
+                the model can't be recreated from its configuration, pass a
+                function without arguments that creates and compiles it.
             x: Arrays as for `fit`; or batches (a dataset, a list of tuples, an
-                iterable), of which the first `steps` are used.
+                iterable). `verify` uses the first `steps` batches.
             y: Arrays of targets, or `None`.
             sample_weight: Arrays of weights, or `None`.
             class_weight: Dict from class to weight, or `None`.
-            batch_size: Integer, number of rows of an even batch. Default 4 for
-                each replica.
-            steps: Integer of at least 1, number of batches. Default 3. If the
-                only one divides among the replicas, an uneven one is added.
+            batch_size: Integer, number of rows of an even batch. The default
+                is 4 for each replica.
+            steps: Integer of at least 1, number of batches. The default is 3.
+                If the replicas share the only batch evenly, `verify` adds an
+                uneven one.
 
         Returns:
-            A `keras_dist.verification.report.Report`, to print. Its `same` is
-            a boolean, `first` the first difference, `cause` the likely cause.
+            A `keras_dist.verification.report.Report`, which you can print.
+            Its `same` is a boolean, `first` is the first difference, and
+            `cause` is the likely cause.
 
         Raises:
             UnsupportedModelError: If the model can't be copied.
-            TypeError: If arrays can't be split by rows, such as sparse
-                tensors.
+            TypeError: If arrays can't be split by rows; sparse tensors are an
+                example.
             RuntimeError: Inside of a `strategy.scope()`.
 
         Example:
@@ -279,13 +286,13 @@ class Strategy(DeprecatedMethods):
 
     @property
     def extended(self) -> StrategyExtended:
-        """The `StrategyExtended`, with methods that few programs need."""
+        """The `StrategyExtended`: methods that few programs need."""
         return StrategyExtended(self)
 
     def colocate_vars_with(
         self, colocate_with_variable: keras.Variable
     ) -> contextlib.AbstractContextManager[None]:
-        """Calls `strategy.extended.colocate_vars_with`; its older name."""
+        """Calls `extended.colocate_vars_with`; this is its old name."""
         return self.extended.colocate_vars_with(colocate_with_variable)
 
     @property

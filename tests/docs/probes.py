@@ -125,7 +125,7 @@ def jit_compile():
         before = len(calls)
         model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
     if any("jit_compile" in str(notice.message) for notice in notices):
-        return "off, a notice says so"
+        return "off: a notice says so"
     return YES if len(calls) == before else "accepted, but runs as Python"
 
 
@@ -202,7 +202,7 @@ def scanned_steps():
         keras_dist.scan_steps(step, iter(data), steps=6)
 
     calls = _python_calls(runs)
-    return "compiled" if calls < 6 else "a loop of Python"
+    return "compiled" if calls < 6 else "a Python loop"
 
 
 def own_train_step():
@@ -306,11 +306,11 @@ PROBES = {
     '`MirroredStrategy(optimizer_state="sharded")`': sharded,
     "`CentralStorageStrategy`": central,
     "`MultiWorkerMirroredStrategy`, two processes": trains_on_workers,
-    "virtual CPU devices that are devices of their own": devices_of_their_own,
+    "virtual CPU devices that are separate devices": devices_of_their_own,
     "`evaluate`, `predict`, `save`": evaluate_predict_and_save,
     "`compile(jit_compile=True)`": jit_compile,
     "`compile(steps_per_execution=2)`": steps_per_execution,
-    "`train_step(self, data)` of your own in `fit`": own_train_step,
+    "your own `train_step(self, data)` in `fit`": own_train_step,
     "recurrent layers with `stateful=True`": stateful_layers,
     "`run`, `reduce`, `gather`, collectives": run_reduce_gather,
     "derivatives, also through collectives": derivatives,
