@@ -165,7 +165,7 @@ def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
-    told = cluster.get("reason") or cluster["error"]
+    told = cluster.get("reason") or cluster.get("error", "unknown")
     console.print(Text(f"Cluster: {told}"))
     if cluster["variables"]:
         console.print(tables.pairs_table(cluster["variables"]))

@@ -12,7 +12,17 @@ from keras_dist.core.device import Device
 
 @dataclass(frozen=True)
 class Cluster:
-    """The workers that train together, and this process' position."""
+    """The workers that train together, and this process' position.
+
+    Args:
+        index: Integer, this worker's position; 0 is the chief.
+        leader: String, `"host:port"` on the chief's host, where workers meet.
+        addresses: Tuple of strings, each worker's own `"host:port"` in order.
+        coordinator: String, `"host:port"` of a service outside of the workers
+            that outlives each of them, or `None`. `keras-dist run` starts one
+            if the backend supports it.
+        restarts: Integer, number of times that the group was restarted.
+    """
 
     index: int
     leader: str

@@ -43,9 +43,11 @@ def hook_call(
 ) -> Any:
     """Stands for `Loss.__call__`; gathers rows for losses that couple them."""
     step = current_step()
-    # Keras would take a batch of scalars for a single row.
-    is_one_row = len(getattr(y_pred, "shape", ())) == 1
-    if step is None or (treats_rows_one_by_one(self) and not is_one_row):
+    # Keras would take a batch of scalars for a single row. Outside of a step
+    # the shape may be unknown.
+    if step is None or (
+        treats_rows_one_by_one(self) and len(getattr(y_pred, "shape", ())) != 1
+    ):
         return original(self, y_true, y_pred, sample_weight)
     own = functools.partial(original, self)
     return _on_gathered_rows(step, own, self, (y_true, y_pred, sample_weight))

@@ -38,8 +38,8 @@ class CrossDeviceOps:
     - values that replicas assign to variables,
     - the sum of gradients if a replica function applies an optimizer.
 
-    `gather`, `all_gather`, the gradients of collectives, and `fit` do not use
-    it.
+    `gather`, `all_gather` and the gradients of collectives do not use it. Nor
+    does `fit`, because the backend compiles its step as a whole.
 
     A subclass defines `reduce_implementation`. It may also define
     `batch_reduce_implementation` and `broadcast_implementation`. These methods
@@ -111,13 +111,17 @@ class CrossDeviceOps:
         """Combines several per-replica values, each as `reduce` does.
 
         Args:
-            reduce_op: `ReduceOp`, as for `reduce`.
+            reduce_op: `ReduceOp`. Its name is not accepted here.
             value_destination_pairs: Sequence of pairs of a value and its
                 destinations, as for `reduce`.
             options: `CommunicationOptions`, used as hints.
 
         Returns:
             List with the result for each pair.
+
+        Raises:
+            ValueError: If `reduce_op` is not a `ReduceOp`, or if shapes
+                differ.
         """
         results: list[Any] = self.batch_reduce_implementation(
             _checked(reduce_op),
@@ -306,7 +310,11 @@ class NcclAllReduce(_ByBackend):
     The backend decides whether it uses NCCL. The class also works on CPUs.
 
     Args:
-        num_packs: Integer, as for `HierarchicalCopyAllReduce`.
+        num_packs: Integer, at least 0: the number of packs for the values of
+            one dtype. With 0, each value is reduced on its own.
+
+    Raises:
+        ValueError: If `num_packs` is negative.
 
     Example:
 

@@ -319,9 +319,15 @@ class MultiStepContext:
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
-        """Sets an output of a step, combined by `reduce_op` unless `None`.
+        """Sets an output, in place of the one from an earlier step.
 
         In a replica function, all replicas have to make this call.
+
+        Args:
+            name: String, the key in `last_step_outputs`.
+            output: Tensor, or nest of per-replica values.
+            reduce_op: `ReduceOp`, or its name, to combine the output over
+                replicas. `None` keeps the output as it is.
         """
 
         def set_it(strategy: Any, value: Any) -> None:
@@ -332,7 +338,12 @@ class MultiStepContext:
         self._together(set_it, output)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Sets an output that is not a tensor; replicas give a tuple."""
+        """Sets an output that is no tensor; from replicas, a tuple of all.
+
+        Args:
+            name: String, the key in `non_tensor_outputs`.
+            output: Any object.
+        """
         in_replica = context.current_replica_context() is not None
 
         def set_it(strategy: Any, value: Any) -> None:

@@ -113,6 +113,10 @@ class ExtendedBase:
 
         Returns:
             List with the result for each pair.
+
+        Raises:
+            ValueError: If the operation does not exist, or if shapes differ.
+            RuntimeError: If called in replica context.
         """
         context.check_cross_replica(self._strategy, "batch_reduce_to")
         op = parse_reduce_op(reduce_op)

@@ -64,9 +64,10 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
             variables of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI,
             and the chief prints which of them it uses.
         communication_options: A `CommunicationOptions`, or `None`.
-        optimizer_state: String, as for `keras_dist.MirroredStrategy`.
-            Reading a sharded variable is a collective, so all workers have to
-            read it.
+        optimizer_state: String, `"mirrored"` for a copy of the optimizer's
+            variables on each device, or `"sharded"`: each replica of all
+            workers keeps and updates its shard. Reading a sharded variable is
+            a collective, so all workers have to read it.
 
     Raises:
         ClusterError: If the workers can't be determined or can't be reached.

@@ -1,6 +1,5 @@
 """Benchmarks of TensorFlow."""
 
-import contextlib
 import functools
 import gc
 from collections.abc import Callable
@@ -154,19 +153,22 @@ class TensorFlowBenchmarks(Benchmarks):
     native_workers = TensorFlowNativeWorkers
 
     def native_loop(self, setting: loops.Setting) -> loops.Loop:
-        placed: loops.Scope = contextlib.nullcontext
         if setting.num_replicas == 1:
             placed = functools.partial(tf.device, setting.devices[0])
-            strategy = tf.distribute.get_strategy()
-        else:
-            strategy = native_strategy(setting.devices)
-        with placed():
-            step = in_replicas(strategy, replica_step(setting, strategy))
-            batches = [
-                (in_rows(strategy, x), in_rows(strategy, y))
-                for x, y in setting.batches()
-            ]
-        return loops.StepLoop(step, batches, runs_in=placed)
+            with placed():
+                alone = replica_step(setting, tf.distribute.get_strategy())
+                batches = [
+                    (tf.constant(x), tf.constant(y))
+                    for x, y in setting.batches()
+                ]
+            return loops.StepLoop(tf.function(alone), batches, runs_in=placed)
+        strategy = native_strategy(setting.devices)
+        step = in_replicas(strategy, replica_step(setting, strategy))
+        batches = [
+            (in_rows(strategy, x), in_rows(strategy, y))
+            for x, y in setting.batches()
+        ]
+        return loops.StepLoop(step, batches)
 
     def native_fits(
         self, task: tasks.Task, devices: tuple[str, ...]

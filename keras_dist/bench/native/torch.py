@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import keras
 import torch
@@ -161,10 +160,7 @@ class TorchNativeWorkers(NativeWorkers):
         assert isinstance(workers, TorchWorkers)
         # Otherwise the profiler logs its start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        names = [name for _, name in socket.if_nameindex()]
-        loopback = [name for name in names if name.startswith("lo")]
-        only = {"GLOO_SOCKET_IFNAME": loopback[0]} if loopback else {}
-        with mock.patch.dict(os.environ, only):
+        with _on_loopback():
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore("keras_dist/bench", workers.store),
@@ -190,6 +186,22 @@ class TorchNativeWorkers(NativeWorkers):
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Makes gloo listen on the loopback interface only."""
+    names = [name for _, name in socket.if_nameindex()]
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    loopback = next((name for name in names if name.startswith("lo")), None)
+    if loopback is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    try:
+        yield
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        if before is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
 
 
 @contextmanager

@@ -21,7 +21,16 @@ from keras_dist.internals import keras_internals
 class NumpyDataset:
     """A dataset of the rows of arrays, one by one or in batches.
 
-    With TensorFlow, it has the other methods of a `tf.data.Dataset`.
+    `strategy.experimental_make_numpy_dataset` creates it. It can be read any
+    number of times. Where TensorFlow is installed, it has the other methods of
+    a `tf.data.Dataset`, such as `shuffle`, which return one.
+
+    Args:
+        columns: Nest of NumPy arrays with one number of rows.
+        repeats: Integer, number of times that the rows are read, or `None` for
+            ever.
+        batch_size: Integer, or `None` for single rows.
+        drop_remainder: Boolean, true to leave out an incomplete last batch.
 
     Example:
 
@@ -48,7 +57,21 @@ class NumpyDataset:
     def batch(
         self, batch_size: int, drop_remainder: bool = False
     ) -> "NumpyDataset":
-        """Groups consecutive rows to batches of the global size."""
+        """Groups consecutive rows to batches.
+
+        Args:
+            batch_size: Integer, at least 1; for a distributed dataset the
+                global batch size.
+            drop_remainder: Boolean, true to leave out an incomplete last
+                batch.
+
+        Returns:
+            A `NumpyDataset` of batches.
+
+        Raises:
+            ValueError: If the size is not positive, or rows are in batches
+                already.
+        """
         if self.batch_size is not None:
             raise ValueError(
                 f"The dataset is in batches of {self.batch_size} already. "
@@ -64,7 +87,18 @@ class NumpyDataset:
         )
 
     def repeat(self, count: int | None = None) -> "NumpyDataset":
-        """Repeats the rows, for ever with `None` or -1, before `batch`."""
+        """Repeats the rows; has to be called before `batch`.
+
+        Args:
+            count: Integer, number of repetitions; `None` or -1 for ever.
+
+        Returns:
+            A `NumpyDataset` of rows.
+
+        Raises:
+            ValueError: If rows are in batches already, or if `count` is below
+                -1.
+        """
         if count is not None and count < -1:
             raise ValueError(
                 f"`count` must be at least 0, or -1 or None to repeat for "
@@ -82,7 +116,15 @@ class NumpyDataset:
     def reduce(
         self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
     ) -> Any:
-        """Combines all elements; `reduce_func` takes a state and an element."""
+        """Combines all elements.
+
+        Args:
+            initial_state: Any object, the state before the first element.
+            reduce_func: Callable from a state and an element to a state.
+
+        Returns:
+            The last state.
+        """
         state = initial_state
         for element in self:
             state = reduce_func(state, element)
