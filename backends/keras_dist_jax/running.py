@@ -24,6 +24,7 @@ from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.slots import ShardedSlot
 from keras_dist_jax.slots import SlotInFit
 from keras_dist_jax.slots import slot_in_fit
 
@@ -188,7 +189,8 @@ class Running:
 
 def _taken(slot: SlotInFit) -> Any:
     array = slot.refresh()
-    return slot.variable.value if array is None else array
+    # A variable that has no value for all replicas refuses to give one.
+    return array if isinstance(slot, ShardedSlot) else slot.variable.value
 
 
 class FitStep:

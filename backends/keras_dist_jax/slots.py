@@ -109,8 +109,11 @@ class WholeSlot(Slot):
         if shards.is_sharded(self.variable):
             internals.set_array(self.variable, own)
         else:
+            # An interrupt in between makes the array be looked up again.
+            self.seen = None
             self.array = array
-            self.attributes[self.key] = self.seen = own
+            self.attributes[self.key] = own
+            self.seen = own
 
     def _copy(self, own: Any) -> Any:
         """Converts the variable's array to the one that programs take."""

@@ -108,7 +108,7 @@ class Watch(SignsOfLife):
         self._over.set()
         kind = _FAILED if failed else _LOST if self.has_raised else _LEFT
         self._put(f"{kind} {reason}")
-        self._end_threads()
+        self._end_threads(intervals=2)
 
     def fail(self, error: BaseException, status: int) -> None:
         """Tells the others why this worker ends, within 10 seconds."""
@@ -139,6 +139,10 @@ class Watch(SignsOfLife):
         with self._lock:
             if self._end is None and not self._over.is_set():
                 super()._write()
+
+    def _exchange(self) -> None:
+        self._look()  # the others see this worker at once
+        super()._exchange()
 
     def _look(self) -> None:
         # The time since the last exchange tells whether that goes on.

@@ -64,26 +64,38 @@ class JaxWorkers(Workers):
             )
             return jax.jit(mapped, out_shardings=whole)
 
-        self._summed = over_workers(lambda own: lax.psum(own[0], _AXIS))
-        self._gathered = over_workers(lambda own: lax.all_gather(own[0], _AXIS))
+        self._summed = over_workers(
+            lambda buffers: [lax.psum(own[0], _AXIS) for own in buffers]
+        )
+        self._gathered = over_workers(
+            lambda buffers: [lax.all_gather(own[0], _AXIS) for own in buffers]
+        )
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         values = [np.asarray(tensor) for tensor in tensors]
+        if not values:
+            return []
+        groups = packs([value.dtype for value in values])
+        packed = [
+            np.concatenate([values[index].ravel() for index in group])
+            for group in groups
+        ]
+        # One program for all dtypes, as each program is a meeting.
+        totals = iter(self._met(self._summed, *packed))
 
         def summed(pack: list[np.ndarray[Any, Any]]) -> list[Any]:
-            flat = np.concatenate([value.ravel() for value in pack])
-            total = self._met(self._summed, flat)
+            total = next(totals)
             where = places([value.size for value in pack])
             return [
                 self._here(total[place].reshape(value.shape))
                 for place, value in zip(where, pack, strict=True)
             ]
 
-        return in_packs(summed, packs([v.dtype for v in values]), values)
+        return in_packs(summed, groups, values)
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         values = [np.asarray(tensor) for tensor in tensors]
-        everyone = self._met(self._gathered, _bytes_of(values))
+        (everyone,) = self._met(self._gathered, _bytes_of(values))
         return [
             [self._here(value) for value in _values_of(own, values)]
             for own in everyone
@@ -96,7 +108,7 @@ class JaxWorkers(Workers):
             packed = np.zeros_like(packed)
         # A sum of bit patterns that are zero on all but the chief is exact for
         # any dtype.
-        chief = self._met(self._summed, packed)
+        (chief,) = self._met(self._summed, packed)
         return [self._here(value) for value in _values_of(chief, values)]
 
     def concatenate(self, tensor: Any, axis: int) -> Any:
@@ -105,7 +117,7 @@ class JaxWorkers(Workers):
         missing = max(sizes) - value.shape[axis]
         widths = [(0, missing if i == axis else 0) for i in range(value.ndim)]
         padded = np.pad(value, widths)
-        everyone = self._met(self._gathered, _bytes_of([padded]))
+        (everyone,) = self._met(self._gathered, _bytes_of([padded]))
         parts = [
             np.take(_values_of(own, [padded])[0], range(size), axis)
             for own, size in zip(everyone, sizes, strict=True)
@@ -118,7 +130,7 @@ class JaxWorkers(Workers):
         # different counts run the same program, and find the difference.
         first, rest = numbers[: _SMALLEST - 1], numbers[_SMALLEST - 1 :]
         own = np.array([len(numbers), *first], "int32")
-        found = self._met(self._gathered, own)
+        (found,) = self._met(self._gathered, own)
         counts = [int(count) for count in found[:, 0]]
         if len(set(counts)) > 1:
             raise ReplicaDivergenceError(
@@ -129,7 +141,7 @@ class JaxWorkers(Workers):
             )
         everyone = [[int(n) for n in each[1:]] for each in found]
         if rest:
-            found = self._met(self._gathered, np.array(rest, "int32"))
+            (found,) = self._met(self._gathered, np.array(rest, "int32"))
             for each, more in zip(everyone, found, strict=True):
                 each.extend(int(n) for n in more)
         return everyone
@@ -153,19 +165,22 @@ class JaxWorkers(Workers):
         return self._gates.setdefault(key, WatchedGate(gate, self._watch))
 
     def _met(
-        self, program: Any, buffer: np.ndarray[Any, Any]
-    ) -> np.ndarray[Any, Any]:
+        self, program: Any, *buffers: np.ndarray[Any, Any]
+    ) -> list[np.ndarray[Any, Any]]:
         try:
             with self._gate.lock:
                 self._gate.settle(self)
-                result = program(self._placed(buffer))
-                found = np.asarray(result.addressable_data(0))
+                results = program([*map(self._placed, buffers)])
+                found = [np.asarray(r.addressable_data(0)) for r in results]
         except Exception as error:
             explained = self.explain(error)
             if explained is error:
                 raise
             raise explained from error
-        return found[..., : buffer.size]
+        return [
+            each[..., : buffer.size]
+            for each, buffer in zip(found, buffers, strict=True)
+        ]
 
     def _placed(self, buffer: np.ndarray[Any, Any]) -> Any:
         size = max(_SMALLEST, 1 << (buffer.size - 1).bit_length())

@@ -76,12 +76,12 @@ class SignsOfLife(ABC):
             self._threads.append(thread)
             thread.start()
 
-    def _end_threads(self) -> None:
+    def _end_threads(self, intervals: int = 4) -> None:
         self._over.set()
         # A thread that returns from native code after the interpreter is gone
         # aborts the process. But a thread may hang, so joins have a timeout.
         for thread in self._threads:
-            thread.join(4 * self._interval)
+            thread.join(intervals * self._interval)
 
     def _exchange(self) -> None:
         while not self._over.wait(self._interval):
