@@ -23,8 +23,9 @@ def as_hook(
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return replacement(original, *args, **kwargs)
+        # Keras looks for `self` in what it calls.
+        def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            return replacement(original, self, *args, **kwargs)
 
         return method
 
