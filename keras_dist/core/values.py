@@ -103,7 +103,7 @@ def misused(name: str, value: Any) -> str:
     return (
         f"It looks like you are using a {name} object while not inside a "
         f"replica context. Received: {value!r}. Pass it to `strategy.run`, "
-        "where each replica gets its own component, combine it with "
+        "where each replica gets its own component. Or combine it with "
         "`strategy.reduce` or `strategy.gather`, or read the components "
         "with `strategy.experimental_local_results`."
     )

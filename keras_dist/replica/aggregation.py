@@ -21,7 +21,7 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
         if variable.aggregation == "sum" and not is_zero(values[0]):
             raise ValueError(
                 f"A non-DistributedValues value {values[0]!r} cannot be "
-                "reduced with the given reduce op ReduceOp.SUM: it is one "
+                "reduced with the given reduce op ReduceOp.SUM. It is one "
                 "value, the same on each replica, and was assigned to "
                 f"variable '{variable.path}' with aggregation 'sum'. Assign "
                 "it in cross-replica context, or assign a different part on "

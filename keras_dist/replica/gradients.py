@@ -180,7 +180,7 @@ def _differentiate(
             "There is nothing to differentiate with respect to. Received: "
             f"variables={variables!r}. Expected: at least one variable or "
             "tensor. If these are `model.trainable_variables`, the model is "
-            "probably not built yet: build it first, with "
+            "probably not built yet. Build it first, with "
             "`model.build(input_shape)` or by calling it on a batch, and "
             "read `trainable_variables` after that."
         )

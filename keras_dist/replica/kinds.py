@@ -130,8 +130,8 @@ class Kinds:
             "layers that treat each row alone, or BatchNormalization, which "
             "gets the statistics of all rows. Compute this in a "
             "`keras.losses.Loss`, which gets the rows of all replicas. Or "
-            "train on one device, or on the JAX backend, which does not "
-            f"split a batch. {_PROVE}",
+            "train on one device, or on the JAX backend, where one "
+            f"program sees all rows. {_PROVE}",
         )
 
     def _found(self, step: ReplicaStep, call: LayerCall) -> Found:

@@ -360,7 +360,7 @@ def check_gradients(
         raise ValueError(
             f"Optimizer '{optimizer.name}' was built for other variables. "
             f"Received: {len(gradients)} gradients for {len(variables)} "
-            f"variables, of which it does not know {unknown}. Expected: "
+            f"variables. The optimizer does not know {unknown}. Expected: "
             f"gradients of the {len(trained)} variables that it was built "
             "for, or of some of them."
         )

@@ -79,7 +79,7 @@ def _keeping(
         if parameter_device == []:
             raise DeviceError(
                 f"Variables need a device. Received: {name}=[]. Expected: a "
-                "device, a list of devices, or `None` for the CPU or the "
-                "only device that computes."
+                "device, a list of devices, or `None`, which means the CPU or "
+                "the only device that computes."
             )
     return resolve_devices(parameter_device, available, name)

@@ -150,7 +150,7 @@ class Strategy(DeprecatedMethods):
 
     @contextlib.contextmanager
     def _entered_scope(self) -> Iterator["Strategy"]:
-        context.check_no_distribution(self, "its scope")
+        context.check_no_distribution(self, "the scope")
         keras_internals.make_global_seed()
         with (
             context.entered(self),
@@ -307,9 +307,9 @@ class Strategy(DeprecatedMethods):
         raise TypeError(
             "A strategy can't be pickled: it stands for the devices of this "
             f"process. Received: {self!r}. Expected: a strategy made in each "
-            "process. Call its constructor there. Pass models with "
-            "`model.save(path)`, and with `keras.models.load_model(path)` in "
-            "the scope."
+            "process. Call its constructor there. To pass a model, save it "
+            "with `model.save(path)`, and load it in the scope, with "
+            "`keras.models.load_model(path)`."
         )
 
     def __copy__(self) -> "Strategy":

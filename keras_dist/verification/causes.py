@@ -25,13 +25,15 @@ def cause_of(
             "On one device alone, the same step twice gives other numbers. "
             "Something draws random numbers without a seed of Keras. Use "
             "`keras.random` with a `keras.random.SeedGenerator`, or switch "
-            "it off to compare.",
+            "the random part off to compare.",
         )
     if difference.only:
-        side = "one device" if difference.only == "one_device" else "strategy"
+        side = "under the strategy"
+        if difference.only == "one_device":
+            side = "on one device"
         return Cause(
             "a value of one side",
-            f"'{name}' comes only from the copy on the {side}. Logs, metrics "
+            f"'{name}' exists only {side}. Logs, metrics "
             "and gradients must not depend on whether there is a strategy, "
             "on the number of rows, or on what a replica sees.",
         )
