@@ -209,8 +209,8 @@ def text_of_unequal(lengths: Iterable[int], on_each: bool) -> str:
         f"The arrays of a batch have different numbers of rows ({numbers}), "
         f"so the batch axis is ambiguous, and the batch is not split. {who}. "
         "The results are the same as on one device, but the replicas do not "
-        "share the work. Expected: the same number of rows in all arrays. If an "
-        "array has no axis for rows, repeat it for each row, or keep it in "
+        "share the work. Expected: the same number of rows in all arrays. If "
+        "an array has no axis for rows, repeat it for each row, or keep it in "
         "the model."
     )
 
