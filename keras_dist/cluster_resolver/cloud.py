@@ -195,9 +195,10 @@ class TPUClusterResolver(ClusterResolver):
     ) -> None:
         if coordinator_name and not coordinator_address:
             raise ClusterError(
-                f"`coordinator_name` needs `coordinator_address`. Received: "
-                f"coordinator_name={coordinator_name!r}. No coordinator is "
-                "started here: pass its 'host:port', or leave both out."
+                "`coordinator_name` needs `coordinator_address`. Received: "
+                f"coordinator_name={coordinator_name!r} without an address. "
+                "This resolver starts no coordinator. Pass the address of "
+                "one as 'host:port', or leave both arguments out."
             )
         self.task_type = job_name
         self.task_id = 0
@@ -312,7 +313,8 @@ def _named(
     if tpu is not None and not isinstance(tpu, str):
         if len(tpu) != 1:
             raise ClusterError(
-                f"One TPU must be named. Received: tpu={list(tpu)!r}."
+                f"`tpu` must name one TPU. Received: tpu={list(tpu)!r}. "
+                "Pass one name."
             )
         (tpu,) = tpu
     if tpu:

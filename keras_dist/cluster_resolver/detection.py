@@ -72,10 +72,10 @@ def detect(
     told = str(source.place(environ))
     reason = f"{found}: {told}"
     for other, also_found in others:
-        reason += f"; passed over: {also_found}"
+        reason += f"; ignored: {also_found}"
         other_told = _quietly(other, environ)
         if other_told != told:
-            reason += f", which says otherwise ({other_told})"
+            reason += f", which contradicts it ({other_told})"
     return source.resolver.reading(environ), reason
 
 
@@ -99,12 +99,12 @@ def _present(environ: Environ) -> list[tuple[_Source, str]]:
 def _alone(environ: Environ) -> str:
     reason = "no variables of a cluster are set: this is the only worker"
     if environ.get("TF_CONFIG"):
-        reason += " (TF_CONFIG is, but has no cluster)"
+        reason += " (TF_CONFIG is set, but it has no cluster)"
     tasks = environ.get("SLURM_NTASKS", "")
     if tasks.isdecimal() and int(tasks) > 1 and "SLURM_PROCID" in environ:
         reason += (
-            f" (SLURM_NTASKS is {tasks}, but this is not one of the tasks of a "
-            "step: start the script with `srun`)"
+            f" (SLURM_NTASKS is {tasks}, but this process is not a task of a "
+            "Slurm step: start the script with `srun`)"
         )
     return reason
 
@@ -155,7 +155,7 @@ def _slurm_found(environ: Environ) -> str:
     # workers inherit.
     is_mpirun = environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1"
     if environ.get("SLURM_PROCID") and tasks not in ("", "1") and not is_mpirun:
-        return "SLURM_PROCID is set, in a step of several tasks"
+        return "SLURM_PROCID is set in a step of several tasks"
     return ""
 
 

@@ -105,8 +105,8 @@ def host_port(host: str, port: int, ports: str) -> str:
     """Returns `"host:port"`; an error says that `ports` led to the port."""
     if not 0 < port < 65536:
         raise ClusterError(
-            f"{ports} leads to port {port}, but ports end at 65535. Choose a "
-            "smaller one."
+            f"{ports} leads to port {port}, but the largest port is 65535. "
+            "Choose a smaller port."
         )
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"

@@ -109,8 +109,9 @@ class KubernetesClusterResolver(ClusterResolver):
             if own in names:
                 return job, names.index(own)
         raise ClusterError(
-            f"The pod POD_NAME={own!r} is none of those that are selected. "
-            f"Received: job_to_label_mapping={self._selectors}."
+            "The selected pods do not include this pod. Received: "
+            f"POD_NAME={own!r} and job_to_label_mapping={self._selectors}. "
+            "Choose labels that this pod has too."
         )
 
     def _pods(self) -> dict[str, list[Any]]:

@@ -110,7 +110,7 @@ INDEX = "KERAS_DIST_WORKER_INDEX"
 COORDINATOR = "KERAS_DIST_COORDINATOR"
 RESTARTS = "KERAS_DIST_RESTARTS"
 _BY_KERAS_DIST = (
-    "`keras-dist run`; where you start workers yourself, set "
+    "`keras-dist run`; if you start workers yourself, set "
     f"{WORKERS}=host:port,host:port and {INDEX}=0, 1, ..."
 )
 
@@ -247,9 +247,9 @@ class MPIClusterResolver(WorkersResolver):
                 "meet. Set MASTER_ADDR (the host of rank 0) and MASTER_PORT "
                 "(a free port there) for all of them: with Open MPI `mpirun "
                 "-x MASTER_ADDR=... -x MASTER_PORT=...`, with MPICH `mpiexec "
-                "-genv MASTER_ADDR ... -genv MASTER_PORT ...`. They may only "
-                "be absent where all workers are on one host and the job has "
-                f"an id ({', '.join(_JOB_IDS)}; MPICH gives none)."
+                "-genv MASTER_ADDR ... -genv MASTER_PORT ...`. You can leave "
+                "them out only if all workers are on one host and the job "
+                f"has an id ({', '.join(_JOB_IDS)}; MPICH gives none)."
             )
         return host, port
 
@@ -269,7 +269,7 @@ def mpi_place(environ: Mapping[str, str]) -> Place:
         if rank in environ or size in environ:
             return rank_below(environ, rank, size, "mpirun")
     raise ClusterError(
-        "This process was not started by MPI as far as its variables tell. "
+        "MPI's variables of rank and size are not set in this process. "
         f"Expected: {' or '.join(' and '.join(pair) for pair in MPI_RANKS)}"
         + (
             ". PMIX_RANK is set, but it does not say how many workers there "

@@ -141,9 +141,10 @@ def _dict_of(spec: Any) -> Mapping[str, Any]:
     as_dict = getattr(spec, "as_dict", None)
     if not callable(as_dict):
         raise TypeError(
-            "`cluster` must be a dict from the names of jobs to lists of "
-            "addresses, or dicts from task indices to addresses, or a "
-            f"ClusterSpec. Received: {spec!r} of type {type(spec).__name__}."
+            "`cluster` must be a ClusterSpec, or a dict from the names of "
+            "jobs to tasks. The tasks of a job are a list of addresses, or a "
+            f"dict from task indices to addresses. Received: {spec!r} of type "
+            f"{type(spec).__name__}."
         )
     found: Mapping[str, Any] = as_dict()
     return found

@@ -108,15 +108,15 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
         raise ClusterError(
             f"The cluster has {number} workers, but it is not known which of "
             f"them this process is. Received: task_type={task_type!r} and "
-            f"task_id={task_id!r} of {type(resolver).__name__}. Expected: "
-            "both; in TF_CONFIG they stand in 'task'."
+            f"task_id={task_id!r} from {type(resolver).__name__}. Expected: a "
+            "value for each. In TF_CONFIG, both are in 'task'."
         )
     _checked(spec, task_type, task_id)
     if task_type == "evaluator":
         return None
     if _count(spec, "ps"):
         raise ClusterError(
-            "Parameter servers take no part in training with collectives. "
+            "Parameter servers are not used in training with collectives. "
             f"Received: {spec}. Leave out the job 'ps'."
         )
     if number <= 1:

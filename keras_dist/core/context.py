@@ -148,7 +148,7 @@ def default_entered() -> Iterator[None]:
         raise RuntimeError(
             "Must not nest tf.distribute.Strategy scopes: the default "
             "strategy's scope was entered inside of the scope of "
-            f"{current_strategy()!r}. Leave that first."
+            f"{current_strategy()!r}. Leave that scope first."
         )
     # A number, because scopes in generators may be left in any order.
     _stack.default_scopes += 1
@@ -182,13 +182,14 @@ def _way_out(strategy: Any, outer: Any) -> str:
     if repr(strategy) != repr(outer):
         return "Leave the outer scope first."
     return (
-        "They look alike, but are two: the strategy was made again, perhaps "
-        "by a notebook cell that ran twice, while the scope of the first one "
-        f"is open (the object at {id(strategy):#x} is not the one at "
-        f"{id(outer):#x}). Make the strategy once and use that object: "
-        "`keras_dist.get_strategy()` is the one whose scope is open. Or leave "
-        "that scope first: `keras_dist.experimental_set_strategy(None)` if it "
-        "was set by that function, else the end of its `with`."
+        "Both have the same description, but they are two objects "
+        f"({id(strategy):#x} and {id(outer):#x}). The strategy was made a "
+        "second time while the scope of the first one was open, perhaps by a "
+        "notebook cell that ran twice. Make the strategy once, and use that "
+        "object: `keras_dist.get_strategy()` returns the strategy whose "
+        "scope is open. Or close that scope first: leave its `with` block, "
+        "or, if `keras_dist.experimental_set_strategy` opened it, call "
+        "`keras_dist.experimental_set_strategy(None)`."
     )
 
 
@@ -197,12 +198,13 @@ def check_no_distribution(strategy: object, what: str) -> None:
     distribution = keras.distribution.distribution()
     if distribution is not None:
         raise StrategyMismatchError(
-            "`keras.distribution` and a strategy both say where variables "
-            f"and batches go. Received: {distribution!r}, which is set while "
-            f"{what} meets {strategy!r}. Expected: one of the two. Call "
+            "`keras.distribution` and a strategy both decide where variables "
+            f"and batches are placed. Received: {what} of {strategy!r}, while "
+            f"{distribution!r} is set. Expected: only one of the two. Before "
+            "you use the strategy, call "
             "`keras.distribution.set_distribution(None)`, or leave "
-            "`distribution.scope()`, before you use the strategy; or use the "
-            "distribution without one."
+            "`distribution.scope()`. Or use the distribution without a "
+            "strategy."
         )
 
 
@@ -297,11 +299,12 @@ def check_made_in_time() -> None:
 def creation_error(name: str) -> TraceError:
     """Returns the error for a function that creates variables too late."""
     return TraceError(
-        f"The compiled function '{name}' made a `keras.Variable` in a later "
-        "call than its first, or each time it is traced. Expected: variables, "
-        "layers, metrics and optimizers made outside, once, or kept from the "
-        "first call on. Build what is built lazily before it is needed: "
-        "`model.build(shape)`, `optimizer.build(model.trainable_variables)`."
+        f"The compiled function '{name}' made a `keras.Variable` after its "
+        "first call, or each time it is traced. Expected: variables, layers, "
+        "metrics and optimizers that are made once, outside of the function "
+        "or in its first call. Some objects make variables when they are "
+        "first used: build them before, with `model.build(shape)` or "
+        "`optimizer.build(model.trainable_variables)`."
     )
 
 

@@ -91,9 +91,9 @@ def resolve_devices(
         devices = [devices]
     if not isinstance(devices, (Iterable, type(None))):
         raise DeviceError(
-            f"`{name}` names devices. Received: {name}={devices!r} of type "
-            f"{type(devices).__name__}. Expected: a string such as 'cpu:0', "
-            "or a list of them."
+            f"`{name}` must be a device's name, or a list of names. Received: "
+            f"{name}={devices!r} of type {type(devices).__name__}. Expected: "
+            "a string such as 'cpu:0', or a list of such strings."
         )
     asked = [] if devices is None else list(devices)
     if not asked:
@@ -105,8 +105,9 @@ def resolve_devices(
             hint = (
                 "Choose from those."
                 if device.is_accelerator
-                else "Choose from those, or make more with "
-                "`keras_dist.set_virtual_devices(n)` before any device is used."
+                else "Choose from these devices, or make more with "
+                "`keras_dist.set_virtual_devices(n)` before any device "
+                "is used."
             )
             raise DeviceError(
                 f"Device '{device}' does not exist on this worker. Received: "

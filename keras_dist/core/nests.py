@@ -67,7 +67,8 @@ def check_counts(nest: Any, num_replicas: int) -> None:
             raise ValueError(
                 "A per-replica value must have a component for each replica. "
                 f"Received: {len(leaf.values)} components in {leaf!r}. "
-                f"Expected: {num_replicas}. It may come from another strategy."
+                f"Expected: {num_replicas}. The value may come from another "
+                "strategy."
             )
 
     map_nest(check, nest)
@@ -262,10 +263,10 @@ def hidden_field(value: Any) -> str | None:
 def refuse_result(value: Any) -> None:
     """Raises `TraceError` for an object that holds a traced tensor."""
     raise TraceError(
-        "A compiled function returned an object with a tensor in it, which "
-        f"has no value outside. Received: a {type(value).__name__}. Expected: "
-        f"tensors in {_NESTS}. Return the tensors, and make the object of "
-        "them outside."
+        "A compiled function returned an object that contains a tensor. "
+        "Outside of the function, this tensor has no value. Received: a "
+        f"{type(value).__name__}. Expected: tensors in {_NESTS}. Return the "
+        "tensors, and make the object from them outside of the function."
     )
 
 
@@ -276,9 +277,9 @@ def refuse_objects(nest: Any, method: str, cause: Exception) -> None:
             if _is_object(value):
                 raise TypeError(
                     f"`{method}` takes tensors and numbers, in {_NESTS}. "
-                    f"Received: {value!r} of type {type(value).__name__}, "
-                    "which it does not look into. Give it the values that "
-                    "are in it, in a dict for instance."
+                    f"Received: {value!r} of type {type(value).__name__}. "
+                    f"`{method}` does not look inside this object. Pass the "
+                    "values that the object contains, in a dict for instance."
                 ) from cause
 
 

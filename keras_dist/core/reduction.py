@@ -126,9 +126,9 @@ def check_numbers(value: Any) -> None:
         return
     raise TypeError(
         f"Only numbers and booleans can be reduced. Received: {value!r}. "
-        "Expected: tensors, arrays or numbers of Python. "
-        "`strategy.experimental_local_results` gives the replicas' values as "
-        "they are, and `gather` joins tensors of strings."
+        "Expected: tensors, arrays or Python numbers. "
+        "`strategy.experimental_local_results` returns the replicas' values "
+        "unchanged, and `gather` concatenates tensors of strings."
     )
 
 
@@ -146,8 +146,9 @@ def check_shapes(values: Sequence[Any]) -> None:
     if any(shape != known[0] for shape in known):
         raise ValueError(
             "Values can't be combined element by element: replicas have "
-            f"different shapes. Received: {shapes}. Expected: one shape. Pass "
-            "`axis=0` to `reduce` to reduce along rows as well, or gather."
+            f"different shapes. Received: {shapes}. Expected: the same shape "
+            "on each replica. Pass `axis=0` to `reduce` to reduce along rows "
+            "as well, or use `gather`."
         )
 
 
@@ -169,8 +170,8 @@ def check_gather(values: Sequence[Any], axis: Any) -> int:
         )
     if not isinstance(axis, int) or not -rank <= axis < rank:
         raise ValueError(
-            f"There is no such axis to gather along. {received} Expected: an "
-            f"integer from {-rank} to {rank - 1}."
+            f"`axis` is not an axis of the values to gather. {received} "
+            f"Expected: an integer from {-rank} to {rank - 1}."
         )
     along = axis % rank
     others = [s[:along] + s[along + 1 :] for s in shapes]
@@ -181,8 +182,8 @@ def check_gather(values: Sequence[Any], axis: Any) -> int:
     ):
         raise ValueError(
             "Values can't be gathered: Shape mismatch on an axis other than "
-            f"axis {along}. {received} Expected: Dimensions that must be "
-            "equal, on all axes but that one."
+            f"axis {along}. {received} Expected: Dimensions that are equal on "
+            "all other axes."
         )
     return along
 

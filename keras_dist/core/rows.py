@@ -166,8 +166,8 @@ def check_batched(nest: Any) -> None:
         raise ValueError(
             "The dataset is not batched, so its elements can't be split over "
             f"replicas; batch first. Received: an element of {described}. "
-            "Expected: elements that are batches of the global batch size, "
-            "such as of `dataset.batch(global_batch_size)`."
+            "Expected: batches of the global batch size, such as those of "
+            "`dataset.batch(global_batch_size)`."
         )
 
 
@@ -180,9 +180,9 @@ def check_rows(nest: Any) -> Any:
     for path, leaf in leaves:
         if not shape_of(leaf) or shape_of(leaf)[0] not in (rows, None):
             raise ValueError(
-                "A batch's arrays must have one number of rows. Received: "
-                f"{describe(path, leaf)}, but {describe(*first)}. Expected: "
-                f"{rows} rows along axis 0 in each, or None."
+                "All arrays of a batch must have the same number of rows. "
+                f"Received: {describe(path, leaf)}, but {describe(*first)}. "
+                f"Expected: {rows} rows along axis 0 in each array, or None."
             )
     return keras.ops.shape(first[1])[0] if rows is None else int(rows)
 
@@ -199,16 +199,19 @@ def text_of_unequal(lengths: Iterable[int], on_each: bool) -> str:
     """Returns the warning of a batch whose arrays differ in their rows."""
     numbers = ", ".join(str(n) for n in dict.fromkeys(map(int, lengths)))
     who = (
-        "Each replica computes all of it"
+        "Each replica computes the whole batch"
         if on_each
-        else "Replica 0 computes all of it, and the others nothing"
+        else (
+            "Replica 0 computes the whole batch, and the others compute nothing"
+        )
     )
     return (
         f"The arrays of a batch have different numbers of rows ({numbers}), "
-        "so the batch axis is ambiguous: the batch is not split. "
-        f"{who}. The numbers are those of one device, but nothing is shared. "
-        "Expected: one number of rows in all arrays. Repeat what has no rows "
-        "for each of them, or keep it in the model."
+        f"so the batch axis is ambiguous, and the batch is not split. {who}. "
+        "The results are the same as on one device, but the replicas do not "
+        "share the work. Expected: the same number of rows in all arrays. If "
+        "an array has no axis for rows, repeat it for each row, or keep it in "
+        "the model."
     )
 
 

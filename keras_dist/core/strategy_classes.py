@@ -21,11 +21,12 @@ def check_arguments(
         expected = str(signature).split(" -> ")[0]
         raise TypeError(
             f"{cls.__name__} can't be made: {error}. Expected: "
-            f"{cls.__name__}{expected}. A number of replicas is a number of "
-            "devices, each by its name, as in "
-            '`MirroredStrategy(["gpu:0", "gpu:1"])`; no argument at all '
-            "means all of them, which `keras_dist.list_devices()` shows. "
-            "`keras_dist.set_virtual_devices(2)` makes two of the CPU."
+            f"{cls.__name__}{expected}. For several replicas, pass the name "
+            'of each device, as in `MirroredStrategy(["gpu:0", "gpu:1"])`. '
+            "Without arguments, the strategy uses all devices that "
+            "`keras_dist.list_devices()` returns. "
+            "`keras_dist.set_virtual_devices(2)` makes two devices of the "
+            "CPU."
         ) from None
 
 

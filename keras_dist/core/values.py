@@ -103,7 +103,7 @@ def misused(name: str, value: Any) -> str:
     return (
         f"It looks like you are using a {name} object while not inside a "
         f"replica context. Received: {value!r}. Pass it to `strategy.run`, "
-        "where each replica gets its own component, combine it with "
+        "where each replica gets its own component. Or combine it with "
         "`strategy.reduce` or `strategy.gather`, or read the components "
         "with `strategy.experimental_local_results`."
     )
@@ -119,10 +119,11 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
     if not isinstance(index, int):
         raise TraceError(
             f"A compiled function uses a {name} value that was not passed to "
-            "it. All replicas run one program, which can't tell them apart. "
-            f"Received: {value!r}. Expected: an argument. Pass the "
-            "value in `args` of `strategy.run`, itself or in a list, "
-            "tuple or dict; each replica gets its component."
+            "it. All replicas run the same program, so the function can't "
+            f"tell which replica's component to use. Received: {value!r}. "
+            "Expected: an argument. Pass the value in `args` of "
+            "`strategy.run`, itself or in a list, tuple or dict. Each "
+            "replica then gets its component."
         )
     if len(values) != plan.num_replicas:  # those of this worker only
         index -= plan.first_replica

@@ -55,7 +55,7 @@ def banner(
         _counted(plan.num_workers, "worker"),
     ]
     if not batch_size:
-        parts.append("batches as the data has them")
+        parts.append("batch size set by the data")
     elif plan.num_replicas == 1:
         parts.append(f"batches of {_counted(batch_size, 'row')}")
     else:
@@ -67,7 +67,7 @@ def banner(
             "replica"
         )
     if plan.num_workers > 1:
-        parts.append("each worker reads all of the data and takes its rows")
+        parts.append("each worker reads all of the data and takes its own rows")
     elif plan.num_replicas > 1:
         parts.append("each batch is split by rows")
     if own and plan.num_replicas > 1:

@@ -69,10 +69,11 @@ def _check_layout(variable: keras.Variable, strategy: StrategyBase) -> None:
     layout = keras_internals.layout_of(variable)
     if layout is not None:
         raise StrategyMismatchError(
-            f"Variable '{variable.path}' has a layout of `keras.distribution`,"
-            f" while {strategy!r} decides where its variables are. Received: "
-            f"layout={layout!r}. Expected: a variable without one. Make it, "
-            "or the model, while no distribution is set."
+            f"Variable '{variable.path}' has a layout of "
+            f"`keras.distribution`, but {strategy!r} decides where its "
+            f"variables are. Received: layout={layout!r}. Expected: a "
+            "variable without a layout. Make the variable, or the model, "
+            "while no distribution is set."
         )
 
 
@@ -86,8 +87,8 @@ def bind_model(model: keras.Model, strategy: StrategyBase) -> "Binding":
     elif binding.strategy is not strategy:
         raise StrategyMismatchError(
             f"Model '{model.name}' belongs to {binding.strategy!r} and can't "
-            f"join {strategy!r}. Make a new one under that scope, for "
-            "instance with `keras.models.clone_model(model)`."
+            f"join {strategy!r}. Make a new model under the scope of that "
+            "strategy, for instance with `keras.models.clone_model(model)`."
         )
     return binding
 
@@ -191,9 +192,10 @@ class Binding:
             if current_call() is not None:
                 raise RuntimeError(
                     f"`{name}` of model '{model.name}' was called in a "
-                    "function that `strategy.run` calls on each replica. It "
-                    "divides its batches over the replicas itself. Call it "
-                    "outside of `run`, or the model in it."
+                    "function that `strategy.run` calls on each replica. But "
+                    f"`{name}` itself divides batches over the replicas. Call "
+                    f"`{name}` outside of `run`. Inside, call the model "
+                    "itself."
                 )
             context.check_same(
                 self.strategy, f"`{name}` of model '{model.name}'"

@@ -192,11 +192,12 @@ def _check_alike(everyone: list[Any]) -> None:
     for index, own in enumerate(declared):
         if own != declared[0]:
             raise ReplicaDivergenceError(
-                "Replicas made different variables in one place. Received: "
-                f"{_text(*declared[0])} on replica 0, {_text(*own)} on replica "
-                f"{index}. Expected: the same variable on each replica, of "
-                "which each has a copy. Make a variable for each replica "
-                "outside of `run`, or one with an axis for the replicas."
+                "Replicas made different variables in the same place. "
+                f"Received: {_text(*declared[0])} on replica 0, {_text(*own)} "
+                f"on replica {index}. Expected: the same variable on each "
+                "replica, which then has its own copy. For a different "
+                "variable on each replica, make the variables outside of "
+                "`run`, or make one variable with an axis for the replicas."
             )
 
 
@@ -249,9 +250,10 @@ def _check(model: keras.Model) -> None:
         if id(variable) in in_layers and owner.executor.shares_layers:
             continue
         raise StrategyMismatchError(
-            f"Model '{model.name}' was made outside of any scope, and its "
-            f"variable '{variable.path}' belongs to {owner!r}. Expected: all "
-            "under one strategy. Make the model, its layers and its optimizer "
-            "inside of the scope, or all outside, or adopt the model with "
+            f"Model '{model.name}' was made outside of any scope, but its "
+            f"variable '{variable.path}' belongs to {owner!r}. Expected: a "
+            "model whose parts all belong to one strategy. Make the model, "
+            "its layers and its optimizer inside of the scope, or all of "
+            "them outside. Or adopt the model with "
             "`strategy.distribute(model)`."
         )

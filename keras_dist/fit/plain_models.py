@@ -63,11 +63,11 @@ def notice(model: keras.Model) -> None:
     if origin is not None:
         warnings.warn(
             f"Model '{model.name}' trains on one device. Received: a model "
-            "that was made, outside of any scope, from what was saved or "
-            f"described of a model that {origin} distributed. Expected, to "
-            "train it distributed too: make it inside of `with "
-            "strategy.scope():`, or call `strategy.distribute(model)` before "
-            "its first `fit`.",
+            "that was made outside of any scope, from a saved file or a "
+            f"configuration of a model that {origin} distributed. Expected: a "
+            "distributed model, if it should train on several devices. Make "
+            "it inside of `with strategy.scope():`, or call "
+            "`strategy.distribute(model)` before its first `fit`.",
             stacklevel=_users_level(),
         )
 
@@ -82,12 +82,13 @@ def notice_scope(model: keras.Model) -> None:
     told.add(model)
     forget(model)
     warnings.warn(
-        f"Model '{model.name}' runs on one device, though the scope of "
+        f"Model '{model.name}' runs on one device, although the scope of "
         f"{strategy!r} is open. Received: a model that was made outside of "
-        "any scope. Expected, to distribute it: make it inside of `with "
-        "strategy.scope():`, or call `strategy.distribute(model)` before its "
-        "first `fit`. If one device is meant, use it outside of the scope. "
-        "See 'A loop that is not distributed' in tutorials/errors.md.",
+        "any scope. Expected: a distributed model, if it should run on "
+        "several devices. Make it inside of `with strategy.scope():`, or "
+        "call `strategy.distribute(model)` before its first `fit`. If it "
+        "should run on one device, use it outside of the scope. See 'A loop "
+        "that is not distributed' in tutorials/errors.md.",
         stacklevel=_users_level(),
     )
 
@@ -224,25 +225,25 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
     if strategy is None and keras.distribution.distribution() is not None:
         return  # Keras distributes it, over processes too.
     if strategy is None:
-        what = "a model that was made before, or outside of, any scope"
+        what = "a model that was made outside of any scope"
         mend = (
             "Make the model, its layers and its optimizer inside of that "
             "scope, or adopt the model with `strategy.distribute(model)`."
         )
     else:
-        what = f"a model of {strategy!r}, which knows no other worker"
+        what = f"a model of {strategy!r}, which does not know the other workers"
         mend = (
-            "Use `MultiWorkerMirroredStrategy` in place of "
+            "Use `MultiWorkerMirroredStrategy` instead of "
             f"`{type(strategy).__name__}`."
         )
     where, known_by = found
     message = (
         f"`{method}` of model '{model.name}' would train it on this worker "
-        f"alone. Received: {what}, in a process of several workers "
-        f"({known_by}: {where}). Expected: a model made under "
-        f"`keras_dist.MultiWorkerMirroredStrategy().scope()`. {mend} Where "
-        "each worker is to train alone, say so: `keras-dist run "
-        "--independent`, or KERAS_DIST_INDEPENDENT=1."
+        f"alone. Received: {what}, in a process that is one of several "
+        f"workers ({known_by}: {where}). Expected: a model made under "
+        f"`keras_dist.MultiWorkerMirroredStrategy().scope()`. {mend} If each "
+        "worker should train alone, use `keras-dist run --independent`, or "
+        "set KERAS_DIST_INDEPENDENT=1."
     )
     if os.environ.get(WORKERS):
         raise StrategyMismatchError(message)

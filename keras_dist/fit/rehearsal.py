@@ -147,24 +147,27 @@ class Rehearsal:
         count = self._strategy.plan.num_replicas
         if parted.is_sum:
             why = (
-                f"It is a sum over rows, and counts 1/{count} of it. Divide "
-                "it by the number of rows, or compute it by a Keras loss with "
+                "The loss is a sum over rows, and the mean of the replicas' "
+                f"losses is 1/{count} of that sum. Divide the loss by the "
+                "number of rows, or compute it with a Keras loss that has "
                 '`reduction="sum"`.'
             )
         else:
             why = (
-                "Either rows of a batch meet in it, of which each replica has "
-                "its own only, or a part of it is a sum over rows. Compute "
-                "that part in a `keras.losses.Loss`, which gets the rows of "
-                "all replicas, write means over rows, or use one device."
+                "Either the loss combines different rows of a batch, and "
+                "each replica has only its own rows, or a part of the loss "
+                "is a sum over rows. Compute that part in a "
+                "`keras.losses.Loss`, which gets the rows of all replicas. "
+                "Or write means over rows, or use one device."
             )
         return (
-            f"`{name}` of model '{model.name}' computes a loss that is not, "
-            f"as a mean over rows of {count} replicas' losses, that of one "
-            f"device. Received: {parted.mean:.6g} from the replicas and "
-            f"{parted.alone:.6g} from one device, for the first {parted.rows} "
-            f"rows. {why} `strategy.verify(model, x, y)` compares with one "
-            "device. See 'The numbers differ' in tutorials/errors.md."
+            f"`{name}` of model '{model.name}' computes a loss that is not "
+            f"the same on {count} replicas as on one device. Received: "
+            f"{parted.mean:.6g} from the replicas, as the mean of their "
+            f"losses over rows, and {parted.alone:.6g} from one device, for "
+            f"the first {parted.rows} rows. {why} `strategy.verify(model, x, "
+            "y)` compares the strategy with one device. See 'The numbers "
+            "differ' in tutorials/errors.md."
         )
 
 

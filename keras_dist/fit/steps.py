@@ -56,8 +56,8 @@ def prepare_steps(model: keras.Model) -> None:
         if getattr(layer, "stateful", False) is True:
             raise UnsupportedModelError(
                 f"Layer '{layer.name}' has stateful=True: it keeps a state "
-                "for each row of the batch, and replicas have rows of their "
-                "own. Expected: stateful=False. Or use one device."
+                "for each row of the batch, but each replica has only its "
+                "own rows. Expected: stateful=False. Or use one device."
             )
     hook_metrics(model)
 

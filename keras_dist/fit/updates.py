@@ -83,11 +83,11 @@ def _check_gradients_add_up(
         if getattr(variable, "overwrite_with_gradient", False):
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' is overwritten with its "
-                "gradient, as float8 training does with the largest number of "
-                "a batch, and replicas see rows of their own. Received: "
-                f"{step.strategy!r}. Expected: a layer without float8 "
-                "quantization, one device, or `fit` on JAX, where one program "
-                "sees all rows."
+                "gradient. Float8 training does this with the largest number "
+                "of a batch, but each replica sees only its own rows. "
+                f"Received: {step.strategy!r}. Expected: a layer without "
+                "float8 quantization, one device, or `fit` on JAX, where one "
+                "program sees all rows."
             )
 
 
@@ -114,12 +114,13 @@ def warn_if_changed(
         return
     warnings.warn(
         f"Optimizer '{optimizer.name}' was given gradients that `train_step` "
-        "has changed. There they are of each replica's own rows, and their "
-        "sum is made in `optimizer.apply`, so what is not linear in them "
-        "(clipping by norm, signs) gives other numbers than on one device. "
-        "Change them in an `apply` of your own, in a subclass of the "
-        "optimizer, which gets their sum, or use its `clipnorm`, "
-        "`global_clipnorm` or `clipvalue`.",
+        "has changed. In `train_step`, gradients come from one replica's "
+        "rows. Their sum over replicas is computed later, in "
+        "`optimizer.apply`. So a change that is not linear (clipping by "
+        "norm, signs) gives other numbers than on one device. Make the "
+        "change in the `apply` of a subclass of the optimizer, which gets "
+        "the sum, or use the optimizer's `clipnorm`, `global_clipnorm` or "
+        "`clipvalue`.",
         stacklevel=2,
     )
 
@@ -189,10 +190,10 @@ def _look_at(optimizer: Any, variables: Any) -> None:
     warnings.warn(
         f"Nothing is distributed: optimizer '{optimizer.name}' updates "
         f"variable '{variables[0].path}' of {strategy!r} outside of `fit` and "
-        "of `strategy.run`, which were not called so far, so that one device "
-        "computes it all. Put the step into a function, and call it with "
-        "`strategy.run(step, args=(batch,))`, of a batch from "
-        "`strategy.experimental_distribute_dataset`. See "
-        "'A loop that is not distributed' in tutorials/errors.md.",
+        "`strategy.run`. Neither was called before, so one device computes "
+        "everything. Put the step into a function, and call it with "
+        "`strategy.run(step, args=(batch,))`. Take the batch from "
+        "`strategy.experimental_distribute_dataset`. See 'A loop that is not "
+        "distributed' in tutorials/errors.md.",
         stacklevel=5,
     )

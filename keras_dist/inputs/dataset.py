@@ -86,9 +86,10 @@ class DistributedDataset(StepsOfData):
             if self._only_iterator.is_over:
                 raise ValueError(
                     "The data was read to its end, and can't be read again. "
-                    "Received: an iterator, such as a generator. Expected, "
-                    "for several passes: a list, a dataset, or the function "
-                    "without arguments that makes the iterator."
+                    "Received: an iterator, such as a generator. Expected: "
+                    "data that can be read several times. Pass a list, a "
+                    "dataset, or a function without arguments that makes the "
+                    "iterator."
                 )
             return self._only_iterator
         iterator = DistributedIterator(
@@ -196,11 +197,12 @@ def _reduce_in_graph(
     data = feed.trace() if isinstance(feed, GlobalFeed) else None
     if not isinstance(feed, GlobalFeed) or data is None:
         raise NotImplementedError(
-            "Inside of a `tf.function` a distributed dataset can be read only "
-            "if it was made by `experimental_distribute_dataset` of a "
-            "`tf.data.Dataset` that all workers read alike. Received: other "
-            f"data, in a `{type(feed).__name__}`. Expected: a loop outside "
-            "that passes each element to a compiled step."
+            "Inside of a `tf.function`, a distributed dataset can be read "
+            "only if `experimental_distribute_dataset` made it from a "
+            "`tf.data.Dataset`, and if all workers read the same batches. "
+            f"Received: other data, in a `{type(feed).__name__}`. Expected: a "
+            "loop outside of the `tf.function` that passes each element to a "
+            "compiled step."
         )
     iterator = iter(data)
 
@@ -278,5 +280,5 @@ def _refuse_distributed(data: Any) -> None:
     if isinstance(data, DistributedDataset):
         raise ValueError(
             "The dataset is distributed already. Received: a "
-            "`DistributedDataset`. Expected: the data that it was made of."
+            "`DistributedDataset`. Expected: the data that it was made from."
         )

@@ -40,8 +40,8 @@ from keras_dist.replica.strategy_core import StrategyBase
 
 _COLUMNS = ("Worker", "Replica", "Device", "Rows", "Number", "Shape")
 _READERS = {
-    "fit": "as `fit` and its relatives cut it",
-    "run": "as `strategy.run` gets it",
+    "fit": "as `fit` and similar methods split it",
+    "run": "as `strategy.run` receives it",
 }
 
 
@@ -155,10 +155,10 @@ def _cells(row: ReplicaRows) -> Sequence[str]:
 
 
 _TAKEN = (
-    "Iterators can be read once: this batch was taken out of it, and will not "
-    "come again."
+    "Iterators can be read only once: `explain` took this batch from the "
+    "iterator, which will not return it again."
 )
-_WHOLE = "It is not cut: each replica computes all of its rows."
+_WHOLE = "The batch is not split: each replica computes all of its rows."
 
 
 def explain_data(
@@ -219,7 +219,8 @@ def _check_alone(what: str, more: Sequence[Any], batch_size: Any) -> None:
         raise ValueError(
             "`explain` takes `y`, `sample_weight` and `batch_size` with "
             f"arrays only. Received: {what}, and batch_size={batch_size}. "
-            "Expected: the data alone; its batches have all of that."
+            "Expected: the data alone, because its batches contain targets "
+            "and weights and have a size."
         )
 
 
@@ -254,7 +255,8 @@ def _first_of(dataset: DistributedDataset) -> Any:
 def _no_batch(data: Any) -> ValueError:
     return ValueError(
         "There is no batch to explain. Received: data of type "
-        f"{type(data).__name__} at its end. Expected: at least one batch."
+        f"{type(data).__name__} that has no batch left. Expected: at least "
+        "one batch."
     )
 
 

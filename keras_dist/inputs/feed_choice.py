@@ -73,13 +73,13 @@ def policy_of(source: Source) -> AutoShardPolicy:
 def off_in_fit(num_workers: int) -> str:
     """Returns the message for `fit` of data with the policy `OFF`."""
     return (
-        "`fit` and its relatives take each worker's rows of a global batch "
-        "that all workers read. Received: a `tf.data.Dataset` whose "
-        "`auto_shard_policy` is OFF, so that each of the "
-        f"{num_workers} workers has data of its own. Expected: the whole "
+        "`fit` and similar methods read the same global batches on all "
+        "workers, and each worker takes its own rows. Received: a "
+        "`tf.data.Dataset` whose `auto_shard_policy` is OFF, so each of the "
+        f"{num_workers} workers reads data of its own. Expected: the whole "
         "dataset on each worker, in batches of the global size, with the "
-        "policy AUTO, DATA or FILE and no sharding of your own; or "
-        "`strategy.distribute_datasets_from_function`; or a loop of your own "
+        "policy AUTO, DATA or FILE, and without sharding of your own. Or use "
+        "`strategy.distribute_datasets_from_function`, or a loop of your own "
         "that passes the elements to `strategy.run`."
     )
 
@@ -227,9 +227,9 @@ class AgreedFeed(Feed):
         if any(each & _State.FAILED for each in states):
             raise WorkerLostError(
                 "Reading data failed on "
-                f"{self._names(states, _State.FAILED)}, so that this worker "
-                "can't go on either. See what that worker printed, and start "
-                "all workers again."
+                f"{self._names(states, _State.FAILED)}, so this worker can't "
+                "go on either. See what that worker printed, and start all "
+                "workers again."
             )
         return states
 
@@ -243,12 +243,12 @@ class AgreedFeed(Feed):
             if any(state & _State.KNOWS_NO_EMPTY for state in states):
                 raise ValueError(
                     "A worker has less data than another, and can't make "
-                    "batches of no rows. Received: no element at all, or one "
-                    "that can't be cut, on "
+                    "empty batches to fill the gap. Received: no element, or "
+                    "an element that can't be split, on "
                     f"{self._names(states, _State.KNOWS_NO_EMPTY)}. Expected: "
-                    "at least one element on each worker, or a "
-                    "`tf.data.Dataset`, which knows its shapes; and dense "
-                    "arrays."
+                    "dense arrays, and at least one element on each worker. "
+                    "A `tf.data.Dataset` may be empty, because it knows its "
+                    "shapes."
                 )
         return True
 
@@ -292,7 +292,10 @@ def _of_no_rows(leaf: Any) -> Any:
     if leaf is None:
         return None
     if not isinstance(leaf, keras.KerasTensor) or leaf.sparse or leaf.ragged:
-        raise ValueError(f"No array is known of {leaf!r}.")
+        raise ValueError(
+            f"Can't make an empty array for {leaf!r}. Expected: the shape and "
+            "dtype of a dense array."
+        )
     shape = [0, *(size or 0 for size in leaf.shape[1:])] if leaf.shape else []
     if leaf.dtype == "string":
         return np.zeros(shape, "S1")

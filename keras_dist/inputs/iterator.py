@@ -209,7 +209,8 @@ def check_place(what: str) -> None:
         raise NotImplementedError(
             f"{what} was called inside of a `tf.function`, where one batch "
             "would become a constant of the graph. Expected: a loop outside "
-            "that passes each element to a compiled step."
+            "of the `tf.function` that passes each element to a compiled "
+            "step."
         )
 
 

@@ -134,10 +134,10 @@ class Backend(ABC):
             TypeError: If the object is not a supported native strategy.
         """
         raise TypeError(
-            f"The backend '{keras.backend.backend()}' has no strategies of its "
-            f"own to take over. Received: {strategy!r} of type "
-            f"{type(strategy).__name__}. Make one of keras_dist's, or choose "
-            "another backend with KERAS_BACKEND."
+            f"The backend '{keras.backend.backend()}' has no native "
+            f"strategies that keras_dist can use. Received: {strategy!r} of "
+            f"type {type(strategy).__name__}. Make a strategy of keras_dist, "
+            "or choose another backend with KERAS_BACKEND."
         )
 
 

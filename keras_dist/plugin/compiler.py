@@ -115,8 +115,8 @@ def _joined(
     structures = [_structure(result) for result in results]
     if any(structure != structures[0] for structure in structures):
         raise ValueError(
-            "The results of steps in one call are stacked, and so must have "
-            f"one structure. Received: {structures}. Return the same "
+            "The results of steps in one call are stacked, so they must have "
+            f"the same structure. Received: {structures}. Return the same "
             "lists, tuples and keys from each step."
         )
     columns = zip(*[nests.leaves_of(result) for result in results], strict=True)
@@ -146,9 +146,9 @@ def _tensor(leaves: list[Any], join: Callable[[list[Any]], Any]) -> Any:
     shapes = {tuple(tensor.shape)[start:] for tensor in tensors}
     if len(shapes) > 1:
         raise ValueError(
-            "The results of steps in one call are stacked, and so must have "
-            f"one shape. Received: shapes {sorted(shapes)}. Return sums or "
-            "means, or drop the last, partial batch."
+            "The results of steps in one call are stacked, so they must have "
+            f"the same shape. Received: shapes {sorted(shapes)}. Return sums "
+            "or means, or drop the last, partial batch."
         )
     return join(tensors)
 
@@ -180,21 +180,24 @@ def _problem(leaf: Any) -> tuple[str, str] | None:
     field = nests.hidden_field(leaf)
     if field is not None:
         return (
-            "is an object with values in it, which would not be seen to change",
+            (
+                "is an object that contains values, and a later call would "
+                "not notice that they changed"
+            ),
             f", with a value in `{field}`. Expected: tensors and per-replica "
             "values in lists, tuples, dicts and named tuples. Pass the "
-            "values, in a dict for instance, and make the object of them in "
-            "the function.",
+            "values, in a dict for instance, and make the object from them "
+            "in the function.",
         )
     try:
         hash(leaf)
     except TypeError:
         return (
-            "can't be hashed, and is no tensor",
-            ". Expected: a tensor or array, which is traced, or something "
-            "hashable, of which each value is compiled on its own. Pass a "
-            "tuple in place of a set, give the class a `__hash__`, or let the "
-            "function close over it.",
+            "is not a tensor and can't be hashed",
+            ". Expected: a tensor or array, which is traced, or a hashable "
+            "value. The function is compiled again for each hashable value. "
+            "Pass a tuple instead of a set, give the class a `__hash__`, or "
+            "let the function close over the value.",
         )
     return None
 
@@ -230,9 +233,12 @@ class TraceLog:
         described = ", ".join(map(_described, leaves)) or "nothing"
         before, self._last = self._last, described
         if why is None and before is None:
-            why = "its first call with such a structure of arguments"
+            why = "its first call with this structure of arguments"
         elif why is None and before == described:
-            why = "another value that is not traced, or new variables"
+            why = (
+                "another value of an argument that is not traced, or new "
+                "variables"
+            )
         elif why is None:
             why = f"arguments of other shapes or dtypes; before: {before}"
         sys.stderr.write(

@@ -69,7 +69,7 @@ def check_optimizer_state(optimizer_state: str) -> bool:
     """Returns true for `"sharded"` and false for `"mirrored"`."""
     if optimizer_state not in ("mirrored", "sharded"):
         raise ValueError(
-            "`optimizer_state` says where an optimizer's variables are. "
+            "`optimizer_state` must say where an optimizer's variables are. "
             f"Received: {optimizer_state!r}. Expected: 'mirrored' or "
             "'sharded'."
         )

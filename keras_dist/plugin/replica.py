@@ -41,12 +41,13 @@ def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
         for index, place in enumerate(places)
     )
     return ReplicaDivergenceError(
-        "Replicas took different paths, so that some would wait forever: "
-        f"{where}. Some replicas made a different number of "
-        "replica_context().merge_call() calls, or of other calls that meet. "
-        "Expected: the same losses, metrics, updates, batch statistics, "
-        "collectives and assignments in the same order on each replica. Look "
-        "for a branch on values that differ between replicas."
+        f"Replicas took different paths, so some would wait forever: {where}. "
+        "Some replicas made a different number of "
+        "replica_context().merge_call() calls, or of other calls at which "
+        "replicas wait for each other. Expected: the same losses, metrics, "
+        "updates, batch statistics, collectives and assignments in the same "
+        "order on each replica. Look for a branch on values that differ "
+        "between replicas."
     )
 
 

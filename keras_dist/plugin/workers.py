@@ -41,15 +41,16 @@ class Workers(ABC):
         """Raises `ClusterError` for another cluster or other options."""
         if options not in (self.options, CommunicationOptions()):
             raise ClusterError(
-                "A process meets the others once, with the options of the "
-                f"first strategy. Received: {options}. It has {self.options}. "
-                "Pass the same `communication_options` to all strategies."
+                "A process connects to the other workers only once, with the "
+                f"options of its first strategy. Received: {options}. "
+                f"Expected: {self.options}. Pass the same "
+                "`communication_options` to all strategies."
             )
         if cluster != self.cluster:
             raise ClusterError(
-                "A process belongs to one cluster for as long as it lives. "
-                f"Received: {cluster}. It belongs to {self.cluster}. Make all "
-                "strategies with the same cluster resolver."
+                "A process belongs to one cluster until it ends. Received: "
+                f"{cluster}. Expected: {self.cluster}. Make all strategies "
+                "with the same cluster resolver."
             )
 
     @abstractmethod
@@ -223,9 +224,10 @@ def note_joined() -> None:
         Path(path).touch()
     except OSError as error:
         warnings.warn(
-            f"This worker can't tell its launcher that it joined the others: "
-            f"{error}. `keras-dist run` will take it for one that trained "
-            "alone. Let workers write to that folder, or pass --independent.",
+            "This worker can't tell its launcher that it joined the others: "
+            f"{error}. `keras-dist run` will treat this worker as one that "
+            "trained alone. Allow workers to write to that folder, or pass "
+            "--independent.",
             stacklevel=2,
         )
 

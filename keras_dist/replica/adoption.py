@@ -40,8 +40,8 @@ def adopt_slot(variable: keras.Variable, reference: keras.Variable) -> None:
             f"The optimizer's variable '{variable.path}' can't be divided "
             f"into parts. Received: a {type(variable).__name__} with "
             f"synchronization={variable.synchronization!r}. Expected: a "
-            "keras.Variable with the default synchronization. Or leave "
-            'optimizer_state="sharded" out.'
+            "keras.Variable with the default synchronization. Or leave out "
+            'optimizer_state="sharded".'
         )
 
 
@@ -50,7 +50,7 @@ def check_owner(variable: keras.Variable, strategy: object) -> None:
     owner = vars(variable).get("distribute_strategy")
     if owner is not None and owner is not strategy:
         raise StrategyMismatchError(
-            f"Variable '{variable.path}' was made under {owner!r} and is used "
+            f"Variable '{variable.path}' was made under {owner!r} but is used "
             f"under {strategy!r}. Expected: one strategy. Make the model, its "
             "layers and its optimizer under the same `strategy.scope()`."
         )

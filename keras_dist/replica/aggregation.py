@@ -21,10 +21,11 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
         if variable.aggregation == "sum" and not is_zero(values[0]):
             raise ValueError(
                 f"A non-DistributedValues value {values[0]!r} cannot be "
-                "reduced with the given reduce op ReduceOp.SUM: it is one "
+                "reduced with the given reduce op ReduceOp.SUM. It is one "
                 "value, the same on each replica, and was assigned to "
                 f"variable '{variable.path}' with aggregation 'sum'. Assign "
-                "it in cross-replica context, or give each replica's own part."
+                "it in cross-replica context, or assign a different part on "
+                "each replica."
             )
         return _mirrored(variable, values[0])
     op = ReduceOp.from_variable_aggregation(variable.aggregation)
@@ -104,10 +105,10 @@ def _divergence(variable: Any, values: Sequence[Any]) -> Exception:
     return ReplicaDivergenceError(
         f"Replicas left different values in variable '{variable.path}', whose "
         "aggregation is 'none'. Received: "
-        f"{[summary(value) for value in values]}. Expected: the same value "
-        "on each replica. Make the variable with `aggregation='mean'`, "
-        "'sum' or 'only_first_replica', or with `synchronization='on_read'` "
-        "for a value of each replica's own."
+        f"{[summary(value) for value in values]}. Expected: the same value on "
+        "each replica. Make the variable with `aggregation='mean'`, 'sum' or "
+        "'only_first_replica'. If each replica should keep its own value, "
+        "use `synchronization='on_read'`."
     )
 
 

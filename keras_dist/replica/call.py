@@ -128,7 +128,7 @@ class ReplicaCall(ReplicaState):
             if is_keras and "distribute_strategy" not in vars(variable):
                 raise StrategyMismatchError(
                     f"Variable '{variable.path}' was made outside of any "
-                    "scope, and is trained in a function that "
+                    "scope, but is trained in a function that "
                     f"{self.strategy!r} runs. Expected: a variable of that "
                     "strategy. Make the model inside of `with "
                     "strategy.scope():`, or adopt it with "
@@ -195,11 +195,12 @@ def check_scope(call: ReplicaCall) -> None:
     """Refuses a replica function that removed its replica's scope."""
     if keras_internals.stateless_scope() is not call.scope:
         raise UnsupportedModelError(
-            "Keras no longer knows which replica this is, so that variables "
-            "that were assigned have not counted as replicas' assignments "
-            "do. Received: a function under `strategy.run` that called "
+            "Keras no longer knows which replica runs, so assignments to "
+            "variables were not combined over the replicas. Received: a "
+            "function under `strategy.run` that called "
             "`keras.utils.clear_session()`, or left a `keras.StatelessScope` "
-            "open. Expected: neither. Clear the session outside of `run`."
+            "open. Expected: a function that does neither. Clear the session "
+            "outside of `run`, and close the scope."
         )
 
 
@@ -240,11 +241,11 @@ class CopyCall(ReplicaCall):
         def error() -> Exception:
             each = [summary(value) for value in values]
             return ReplicaDivergenceError(
-                f"An update left the copies of variable '{variable.path}' "
-                f"different. Received: {each}. Expected: the same value for "
-                "each copy. Combine what you pass to the update first, with "
-                "`strategy.extended.reduce_to`, or make the variable with "
-                "`synchronization='on_read'`."
+                "An update left different values in the copies of variable "
+                f"'{variable.path}'. Received: {each}. Expected: the same "
+                "value for each copy. First combine the values that you pass "
+                "to the update, with `strategy.extended.reduce_to`. Or make "
+                "the variable with `synchronization='on_read'`."
             )
 
         executor = self.strategy.executor

@@ -247,10 +247,10 @@ def check_integers(variable: Any, values: list[Any]) -> None:
         values,
         lambda: ReplicaDivergenceError(
             f"Variable '{variable.path}' of dtype '{dtype}' was assigned "
-            "different values by the replicas of a step, which see only their "
-            "own rows. Expected: the same value on each replica. Count in a "
-            "metric, whose updates see all rows, or use a float variable, "
-            "which gets the mean over rows."
+            "different values by the replicas of a step, because each "
+            "replica sees only its own rows. Expected: the same value on "
+            "each replica. Count in a metric, whose updates see all rows, or "
+            "use a float variable, which gets the mean over rows."
         ),
     )
 

@@ -58,9 +58,9 @@ class Function(CompiledFunction):
             key = self._key_of(instance)
         except TypeError as error:
             raise TypeError(
-                f"A method of {type(instance).__name__} can't be compiled: "
-                "what was compiled is kept for each object, weakly. Received: "
-                f"{instance!r}. Expected: an object that can be "
+                f"A method of {type(instance).__name__} can't be compiled, "
+                "because keras_dist needs a weak reference to the object. "
+                f"Received: {instance!r}. Expected: an object that can be "
                 "weakly referenced. Add '__weakref__' to its `__slots__`, or "
                 "compile a plain function."
             ) from error
@@ -148,8 +148,8 @@ def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
         return fn
     if not callable(fn):
         raise TypeError(
-            "`keras_dist.function` compiles functions. Received: "
-            f"{fn!r} of type {type(fn).__name__}. Expected: a callable."
+            f"`keras_dist.function` compiles a function. Received: {fn!r} of "
+            f"type {type(fn).__name__}. Expected: a callable."
         )
     return Function(fn, jit_compile)
 

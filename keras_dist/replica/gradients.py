@@ -66,22 +66,21 @@ def check_run_counts(strategy: Any) -> None:
     if current.depth:
         raise UnsupportedModelError(
             "`strategy.run` was called in a function that is being "
-            f"differentiated. Received: {strategy!r}, whose "
-            f"{strategy.num_replicas_in_sync} replicas no gradient from "
-            "outside reaches. Expected: `keras_dist.gradient` or "
-            "`value_and_grad` in the function that `strategy.run` calls, on "
-            "each replica, and the gradients summed after that: "
-            "`strategy.reduce('SUM', strategy.run(lambda: "
-            "keras_dist.gradient(loss_fn, variables)), axis=None)`, or "
-            "`optimizer.apply` in the replica function."
+            "differentiated, but gradients do not pass through `run`. "
+            f"Received: {strategy!r}, with {strategy.num_replicas_in_sync} "
+            "replicas. Expected: `keras_dist.gradient` or `value_and_grad` "
+            "on each replica, in the function that `strategy.run` calls. Sum "
+            "the gradients after that: `strategy.reduce('SUM', "
+            "strategy.run(lambda: keras_dist.gradient(loss_fn, variables)), "
+            "axis=None)`. Or call `optimizer.apply` in the replica function."
         )
     if values_are_replaced():
         raise UnsupportedModelError(
-            "`strategy.run` was called in a `keras.StatelessScope`, whose "
-            "values of variables replicas would not see. Received: "
+            "`strategy.run` was called in a `keras.StatelessScope`, but "
+            "replicas do not see the values in this scope. Received: "
             f"{strategy!r}, with {strategy.num_replicas_in_sync} replicas. "
-            "Expected: no scope around `run`. Open it in the function that "
-            "`strategy.run` calls, on each replica."
+            "Expected: no scope around `run`. Open the scope on each "
+            "replica, in the function that `strategy.run` calls."
         )
 
 
@@ -178,12 +177,12 @@ def _differentiate(
     ]
     if not sources:
         raise ValueError(
-            "There is nothing to differentiate by. Received: "
+            "There is nothing to differentiate with respect to. Received: "
             f"variables={variables!r}. Expected: at least one variable or "
             "tensor. If these are `model.trainable_variables`, the model is "
-            "probably not built yet: build it first, with "
-            "`model.build(input_shape)` or by calling it on a batch, and read "
-            "`trainable_variables` after that."
+            "probably not built yet. Build it first, with "
+            "`model.build(input_shape)` or by calling it on a batch, and "
+            "read `trainable_variables` after that."
         )
     for source in sources:
         _check_float(source)
@@ -215,8 +214,9 @@ def _backend() -> Differentiates:
     if not isinstance(backend, Differentiates):
         raise TypeError(
             f"The backend {type(backend).__name__} cannot differentiate. "
-            "Expected: a backend that is a `Differentiates` too, as those of "
-            "JAX, TensorFlow and PyTorch are. Choose one with KERAS_BACKEND."
+            "Expected: a backend that is also a `Differentiates`, as those "
+            "of JAX, TensorFlow and PyTorch are. Choose one with "
+            "KERAS_BACKEND."
         )
     return backend
 
@@ -229,10 +229,10 @@ def _tensor(source: Any) -> Any:
     ):
         return ops.convert_to_tensor(source)
     raise TypeError(
-        f"Can't differentiate by {source!r} of type {type(source).__name__}. "
-        "Expected: a `keras.Variable`, a tensor, an array or a number, or a "
-        "flat list of them. Give the list of a model's variables as "
-        "`model.trainable_variables`, and flatten nests with "
+        f"Can't differentiate with respect to {source!r} of type "
+        f"{type(source).__name__}. Expected: a `keras.Variable`, a tensor, an "
+        "array or a number, or a flat list of them. Pass a model's variables "
+        "as `model.trainable_variables`, and flatten nests with "
         "`keras.tree.flatten`."
     )
 
@@ -254,9 +254,9 @@ def _value_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
     if has_aux:
         if not isinstance(result, (list, tuple)) or len(result) != 2:
             raise ValueError(
-                "With has_aux=True the function has to return a tuple of two, "
-                f"the value and anything else. Received: {result!r}. Return "
-                "`(loss, aux)`, or leave has_aux out."
+                "With has_aux=True the function has to return a tuple of "
+                f"two: the value, and anything else. Received: {result!r}. "
+                "Return `(loss, aux)`, or leave out has_aux."
             )
         result, aux = result
     return _scalar(result), aux
@@ -274,7 +274,7 @@ def _scalar(value: Any) -> Any:
         raise ValueError(
             "The function has to return a float scalar to differentiate. "
             f"Received: {value!r} of type {type(value).__name__}. Return the "
-            "loss, and anything else beside it with has_aux=True."
+            "loss. To return anything else too, use has_aux=True."
         )
     name = keras.backend.standardize_dtype(dtype)
     if len(shape) or not keras.backend.is_float_dtype(name):

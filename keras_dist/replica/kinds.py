@@ -21,7 +21,7 @@ from keras_dist.replica.sums import Found
 from keras_dist.replica.sums import Kind
 
 _OF_KERAS = "Exception encountered when calling"
-_PROVE = "`strategy.verify(model, x, y)` compares with one device."
+_PROVE = "`strategy.verify(model, x, y)` compares the strategy with one device."
 
 
 class Known:
@@ -123,13 +123,14 @@ class Kinds:
             layer,
             "rows",
             f"Layer '{layer.name}' of class {type(layer).__name__} couples "
-            "the rows of a batch: what it gives for a row depends on the rows "
-            f"beside it. A replica of {strategy!r} calls it on its own rows, "
-            "which gives other numbers than one device. Expected: layers that "
-            "treat each row alone, and BatchNormalization, which gets the "
-            "statistics of all rows. Compute it in a `keras.losses.Loss`, "
-            "which gets the rows of all replicas, or train on one device, or "
-            f"on the JAX backend, which keeps a batch together. {_PROVE}",
+            "the rows of a batch: its output for a row depends on other "
+            f"rows. Each replica of {strategy!r} calls the layer on its own "
+            "rows only, which gives other numbers than one device. Expected: "
+            "layers that treat each row alone, or BatchNormalization, which "
+            "gets the statistics of all rows. Compute this in a "
+            "`keras.losses.Loss`, which gets the rows of all replicas. Or "
+            "train on one device, or on the JAX backend, where one "
+            f"program sees all rows. {_PROVE}",
         )
 
     def _found(self, step: ReplicaStep, call: LayerCall) -> Found:
@@ -176,17 +177,17 @@ class Kinds:
     def _warn_of_term(
         self, step: ReplicaStep, owner: keras.Layer, call: LayerCall | None
     ) -> None:
-        because = "it is not added in the call of a layer"
+        because = "it is not added in the `call` of a layer"
         if call is not None:
             owner = call.layer
             because = _because(self._found(step, call))
         self._tell(
             owner,
             "term",
-            f"Layer '{owner.name}' adds a loss of which can't be told whether "
-            f"it is a sum or a mean over rows: {because}. It is taken as a "
-            "mean. Add a value a row, whose first axis is that of rows, or a "
-            f"mean over rows. {_PROVE}",
+            f"Layer '{owner.name}' adds a loss, and it is unclear whether "
+            f"this is a sum or a mean over rows: {because}. keras_dist treats "
+            "the loss as a mean. Add one value for each row, with rows along "
+            f"the first axis, or add a mean over rows. {_PROVE}",
         )
 
     def _warn_of_rows(self, owner: keras.Layer) -> None:
@@ -201,11 +202,11 @@ class Kinds:
             self._tell(
                 owner,
                 "rows",
-                f"Layer '{owner.name}' adds a loss with a value a row, which "
-                f"Keras sums, and model '{model.name}' has its own "
+                f"Layer '{owner.name}' adds a loss with one value for each "
+                f"row, which Keras sums, but model '{model.name}' has its own "
                 f"`{names[0]}`. Each replica's values are scaled so that "
-                "their sum is the global one: sum them there, as in "
-                "`keras.ops.sum(self.losses[0])`. If you take their mean, "
+                f"their sum is the global loss. Sum them in `{names[0]}`, as "
+                "in `keras.ops.sum(self.losses[0])`. If you take their mean, "
                 f"add the mean in the layer instead. {_PROVE}",
             )
 
@@ -213,16 +214,16 @@ class Kinds:
         self, variable: Any, call: LayerCall, because: str
     ) -> None:
         because = because or (
-            "the value of all rows is neither the sum nor the mean of those "
-            "of its halves"
+            "the value for all rows is neither the sum nor the mean of the "
+            "values for both halves of the rows"
         )
         self._tell(
             variable,
             "value",
             f"Layer '{call.layer.name}' assigns variable '{variable.path}' in "
-            "its call, where a replica sees its own rows only: "
+            "its `call`, but a replica sees only its own rows there: "
             f"{because}. The variable gets the mean over rows of the "
-            "replicas' values, which is not what one device gives. Assign "
+            "replicas' values, which is not the value on one device. Assign "
             "sums or means over rows, count in a metric, or use one device. "
             f"{_PROVE}",
         )
@@ -237,13 +238,13 @@ class Kinds:
 def _because(found: Found) -> str:
     error = found.error
     if error is None:
-        return "on rows that were made up it is zero, or random"
+        return "for made-up rows, it is zero or random"
     # Keras adds lines around the error's own, some of them in colours.
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split("\n")
     own = [line for line in lines if line and not line.startswith(_OF_KERAS)]
     return (
-        "the layer can't be called on rows that are made up "
-        f"({type(error).__name__}: {' '.join(own[:1])[:200]})"
+        f"the layer can't be called on made-up rows ({type(error).__name__}: "
+        f"{' '.join(own[:1])[:200]})"
     )
 
 
@@ -258,10 +259,11 @@ def _as_many(loss: Any, rows: Any) -> bool:
 def _coupled(layer: keras.Layer) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"Layer '{layer.name}' of class {type(layer).__name__} adds a loss "
-        "that is neither a sum nor a mean over rows: that of a batch does not "
-        "follow from those of its halves. Replicas see their own rows only. "
-        "Expected: `add_loss` of a value a row, of a mean or of a sum over "
-        "rows (a mean over those that a mask leaves is none, a sum divided by "
-        "a constant is one). Or compute it in a `keras.losses.Loss`, which "
-        "gets the rows of all replicas, or use one device."
+        "that is neither a sum nor a mean over rows: the loss of a batch "
+        "does not follow from the losses of its halves. Each replica sees "
+        "only its own rows. Expected: `add_loss` of one value for each row, "
+        "of a mean over rows, or of a sum over rows. A sum divided by a "
+        "constant is a sum over rows, but a mean over the rows that a mask "
+        "leaves is neither. Or compute the loss in a `keras.losses.Loss`, "
+        "which gets the rows of all replicas, or use one device."
     )

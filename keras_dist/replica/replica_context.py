@@ -291,8 +291,8 @@ def refuse_sparse(value: Any, method: str) -> None:
     ):
         raise NotImplementedError(
             f"{method} does not support {kind}. Received: {value!r}. "
-            "Expected: a dense tensor. Make it dense first, in the framework's "
-            "own way."
+            "Expected: a dense tensor. First make it dense, with a function of "
+            "the framework."
         )
 
 

@@ -258,11 +258,11 @@ class ShardedOptimizer:
             raise UnsupportedModelError(
                 f"Optimizer '{optimizer.name}' of class "
                 f"{type(optimizer).__name__} can't be made again for parts of "
-                f"variables. Received: variables of shapes {theirs}, and for "
-                f"parts {[tuple(v.shape) for v in ours]}. Expected: variables "
-                "that its config decides, slots made with "
-                "`add_variable_from_reference`. Change it, or use "
-                "optimizer_state='mirrored'."
+                f"variables. Received: variables of shapes {theirs}, and of "
+                f"shapes {[tuple(v.shape) for v in ours]} for parts. "
+                "Expected: variables that depend only on its config, and "
+                "slots made with `add_variable_from_reference`. Change the "
+                "optimizer, or use optimizer_state='mirrored'."
             )
 
     def _unscaled(
@@ -360,7 +360,7 @@ def check_gradients(
         raise ValueError(
             f"Optimizer '{optimizer.name}' was built for other variables. "
             f"Received: {len(gradients)} gradients for {len(variables)} "
-            f"variables, of which it does not know {unknown}. Expected: "
+            f"variables. The optimizer does not know {unknown}. Expected: "
             f"gradients of the {len(trained)} variables that it was built "
             "for, or of some of them."
         )
@@ -372,7 +372,8 @@ def check_variables(variables: Sequence[keras.Variable]) -> None:
         if getattr(variable, "overwrite_with_gradient", False):
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' is overwritten with its "
-                "gradient, as float8 training does, which has no parts. "
-                "Received: optimizer_state='sharded'. Expected: a layer "
-                "without float8 quantization, or optimizer_state='mirrored'."
+                "gradient, as float8 training does. Such a gradient can't be "
+                "divided into parts. Received: optimizer_state='sharded'. "
+                "Expected: a layer without float8 quantization, or "
+                "optimizer_state='mirrored'."
             )

@@ -47,9 +47,9 @@ def check_optimizer(optimizer: Any) -> None:
     own = is_of_keras(cls)
     if own and cls.__name__ in _ELEMENTWISE:
         return
-    reason = "nothing says that its update is elementwise"
+    reason = "it does not declare that its update is elementwise"
     if has_own_apply:
-        reason = "its `apply` is its own, and may need whole gradients"
+        reason = "it overrides `apply`, which may need whole gradients"
     if own:
         reason = _REASONS.get(cls.__name__, reason)
     raise UnsupportedModelError(

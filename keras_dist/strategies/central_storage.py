@@ -80,8 +80,8 @@ def _keeping(
             parameter_device = list(parameter_device)
         if parameter_device == []:
             raise DeviceError(
-                "Variables have to live somewhere. Received: "
-                f"{name}=[]. Expected: a device, a list of devices, or "
-                "`None` for the CPU or the only device that computes."
+                f"Variables need a device. Received: {name}=[]. Expected: a "
+                "device, a list of devices, or `None`, which means the CPU or "
+                "the only device that computes."
             )
     return resolve_devices(parameter_device, available, name)

@@ -136,9 +136,9 @@ class DeprecatedMethods(ReplicaMethods, InputMethods):
             raise ValueError(
                 "Input replication mode not supported. Received: "
                 f"replication_mode={replication_mode!r}. Expected: "
-                "InputReplicationMode.PER_WORKER. For a dataset of each "
-                "replica's own use `distribute_datasets_from_function` with "
-                "`InputOptions`."
+                "InputReplicationMode.PER_WORKER. If each replica "
+                "should get its own dataset, use "
+                "`distribute_datasets_from_function` with `InputOptions`."
             )
 
         def dataset_fn(input_context: InputContext) -> Any:

@@ -41,7 +41,7 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
     if isinstance(destinations, (list, tuple)):
         if not destinations:
             raise ValueError(
-                "There has to be a destination. Received: "
+                "`destinations` must not be empty. Received: "
                 f"destinations={destinations!r}. Expected: a device's name, a "
                 "variable, a value, or a list of those."
             )

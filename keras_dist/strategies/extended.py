@@ -162,7 +162,7 @@ class StrategyExtended(ExtendedBase):
             if device not in devices:
                 raise ValueError(
                     f"{self._strategy!r} {refusal} on '{device}'. Received: "
-                    f"colocate_with={colocate_with!r}. Expected: of "
+                    f"colocate_with={colocate_with!r}. Expected: some of "
                     f"{tuple(map(str, devices))}."
                 )
         return asked
@@ -287,7 +287,7 @@ class StrategyExtended(ExtendedBase):
         context.check_cross_replica(strategy, name)
         if iterations < 1:
             raise ValueError(
-                f"`{name}` runs at least one step. Received: "
+                f"`{name}` must run at least one step. Received: "
                 f"iterations={iterations}."
             )
         steps = MultiStepContext(strategy, initial_loop_values)

@@ -52,10 +52,10 @@ class MirroredStrategy(Strategy):
         checked = check_cross_device_ops(cross_device_ops)
         if checked is not None and optimizer_state == "sharded":
             raise ValueError(
-                "With optimizer_state='sharded', gradients go in parts to "
-                "the replicas that update these, which no CrossDeviceOps "
-                f"does. Received: cross_device_ops={cross_device_ops!r}. Pass "
-                "one of the two."
+                "With optimizer_state='sharded', each replica gets only the "
+                "parts of gradients that it updates. No CrossDeviceOps does "
+                f"this. Received: cross_device_ops={cross_device_ops!r}. Pass "
+                "only one of the two arguments."
             )
         super().__init__(mirrored_plan(devices, optimizer_state), checked)
 

@@ -151,7 +151,7 @@ class Strategy(DeprecatedMethods):
 
     @contextlib.contextmanager
     def _entered_scope(self) -> Iterator["Strategy"]:
-        context.check_no_distribution(self, "its scope")
+        context.check_no_distribution(self, "the scope")
         keras_internals.make_global_seed()
         with (
             context.entered(self),
@@ -302,8 +302,9 @@ class Strategy(DeprecatedMethods):
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
-            "A strategy is no context manager, its scope is. Received: `with` "
-            f"of {self!r}. Expected: `with strategy.scope():`."
+            "A strategy is not a context manager, but its scope is. "
+            f"Received: `with` of {self!r}. Expected: `with "
+            "strategy.scope():`."
         )
 
     def __exit__(self, *error: object) -> None:
@@ -312,10 +313,10 @@ class Strategy(DeprecatedMethods):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "A strategy can't be pickled: it stands for the devices of this "
-            f"process. Received: {self!r}. Expected: one that is made in each "
-            "process. Call its constructor there, and hand over models with "
-            "`model.save(path)` and `keras.models.load_model(path)` in its "
-            "scope."
+            f"process. Received: {self!r}. Expected: a strategy made in each "
+            "process. Call its constructor there. To pass a model, save it "
+            "with `model.save(path)`, and load it in the scope, with "
+            "`keras.models.load_model(path)`."
         )
 
     def __copy__(self) -> "Strategy":

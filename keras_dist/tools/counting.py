@@ -61,13 +61,13 @@ def check_built(model: keras.Model) -> None:
     """Raises `ValueError` unless `model` is a built `keras.Model`."""
     if not isinstance(model, keras.Model):
         raise ValueError(
-            "What is counted are the variables of a `keras.Model`. Received: "
+            "Only the variables of a `keras.Model` can be counted. Received: "
             f"{model!r} of type {type(model).__name__}."
         )
     if not model.built:
         raise ValueError(
             f"Model '{model.name}' has no variables yet. Received: a model "
-            "that is not built. Expected: one that is. Begin it with a "
+            "that is not built. Expected: a built model. Begin it with a "
             "`keras.Input`, call `model.build(input_shape)`, or call it on a "
             "batch."
         )

@@ -235,8 +235,8 @@ class _Notice:
             if threading.current_thread() is not threading.main_thread():
                 raise RuntimeError(
                     "PreemptionCheckpointHandler was made in the thread "
-                    f"'{threading.current_thread().name}', and SIGTERM "
-                    "arrives in the main thread only. Make it there, or pass "
+                    f"'{threading.current_thread().name}', but SIGTERM "
+                    "arrives only in the main thread. Make it there, or pass "
                     "a `termination_watcher_fn`."
                 )
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
@@ -264,9 +264,9 @@ def _check_resolver(resolver: Any) -> None:
     spec = None if resolver is None else resolver.cluster_spec()
     if spec and "ps" in spec.jobs:
         raise NotImplementedError(
-            "PreemptionCheckpointHandler saves where workers train in step. "
-            f"Received: a cluster with parameter servers, {spec}. Expected: "
-            "a cluster without the job 'ps'."
+            "PreemptionCheckpointHandler needs workers that train in step. "
+            f"Received: a cluster with parameter servers, {spec}. Expected: a "
+            "cluster without the job 'ps'."
         )
 
 

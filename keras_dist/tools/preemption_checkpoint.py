@@ -57,9 +57,10 @@ class CheckpointOfModel(PreemptionCheckpoint):
         super().__init__(folder, workers)
         if not model.built:
             raise ValueError(
-                "PreemptionCheckpointHandler restores a model at once. "
-                f"Received: model '{model.name}', which is not built. Build "
-                "it with `model.build(input_shape)`, or call it on a batch."
+                "PreemptionCheckpointHandler restores a model at once, so "
+                f"the model must be built. Received: model '{model.name}', "
+                "which is not built. Build it with "
+                "`model.build(input_shape)`, or call it on a batch."
             )
         self._model = model
 
@@ -137,7 +138,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
                 f"Workers {missing} don't see what the chief has saved. "
                 f"Received: checkpoint_dir='{self.folder}'. Expected: a "
                 "folder that all workers share. Or pass the `keras.Model`: "
-                "then the chief alone needs the file."
+                "then only the chief needs the file."
             )
 
 
@@ -149,7 +150,7 @@ def checkpoint_of(
         folder = getattr(thing, "directory", None)
     if folder is None:
         raise ValueError(
-            "`checkpoint_dir` says where to save. Received: None, with "
+            "`checkpoint_dir` must say where to save. Received: None, with "
             f"{thing!r}, which has no folder of its own. Pass a folder."
         )
     if isinstance(thing, keras.Model):
@@ -158,9 +159,9 @@ def checkpoint_of(
     if hasattr(thing, "save") and (loads or _is_manager(thing)):
         return CheckpointOfObject(thing, folder, workers)
     raise ValueError(
-        "`checkpoint_or_checkpoint_manager` is what is saved. Received: "
-        f"{thing!r} of type {type(thing).__name__}. Expected: a keras.Model, "
-        "or an object with `save(path)` and `load(path)`."
+        "`checkpoint_or_checkpoint_manager` must be an object to save. "
+        f"Received: {thing!r} of type {type(thing).__name__}. Expected: a "
+        "keras.Model, or an object with `save(path)` and `load(path)`."
     )
 
 

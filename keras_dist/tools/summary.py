@@ -24,15 +24,14 @@ from keras_dist.tools import counting
 from keras_dist.tools.counting import GROUPS
 from keras_dist.tools.counting import VariableRow
 
-_PLAIN = "It has no strategy: a step sends nothing to other devices."
+_PLAIN = "The model has no strategy: a step sends nothing to other devices."
 _ONE_REPLICA = "There is one replica: a step sends nothing to other devices."
 _NO_SLOTS = (
-    "The optimizer makes its slots with the first step: they are not counted "
-    "yet."
+    "The optimizer makes its slots in the first step: they are not counted yet."
 )
 _ESTIMATED = (
-    "What a step sends is the least that it can; a backend may send more. Not "
-    "counted: data, losses, metrics, statistics of batches."
+    "The amount that a step sends is a minimum: a backend may send more. "
+    "Data, losses, metrics and batch statistics are not counted."
 )
 
 
@@ -259,8 +258,9 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     counting.check_built(model)
     if max_rows is not None and max_rows < 0:
         raise ValueError(
-            "`max_rows` is how many variables are shown. Received: "
-            f"{max_rows}. Expected: an integer from 0, or `None` for all."
+            "`max_rows` must be the number of variables to show. Received: "
+            f"{max_rows}. Expected: an integer of at least 0, or `None` for "
+            "all."
         )
     rows = counting.rows_of(model)
     notes = []

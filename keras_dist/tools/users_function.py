@@ -29,7 +29,7 @@ def function_of(spec: str) -> Callable[[], Any]:
     if function is _MISSING:
         raise ValueError(
             f"--model {spec}: the module has no attribute {name!r}. Received: "
-            f"{found!r}. Expected: one with a function of that name."
+            f"{found!r}. Expected: a module with a function of that name."
         )
     if not callable(function):
         raise ValueError(
@@ -66,8 +66,9 @@ def _names(spec: str) -> tuple[str, str]:
             path = os.path.basename(path)
         raise ValueError(
             f"--model names a module, not a file. Received: {spec!r}. "
-            f"Expected: the same without '.py', '{path.replace(os.sep, '.')}:"
-            f"{name or 'function'}', from a folder where Python finds it."
+            "Expected: the same without '.py', "
+            f"'{path.replace(os.sep, '.')}:{name or 'function'}', in a folder "
+            "where Python finds it."
         )
     if not module or not name or module.startswith("."):
         raise ValueError(
@@ -86,8 +87,8 @@ def _imported(spec: str, module: str) -> Any:
             f"{error.name}."
         ):
             raise ValueError(
-                f"--model {spec}: can't import {module!r}: {error}. It is "
-                f"searched in {os.getcwd()} and where Python searches."
+                f"--model {spec}: can't import {module!r}: {error}. Python "
+                f"looked in {os.getcwd()} and in the folders of sys.path."
             ) from error
         _fail(spec, "the module", error)
 
@@ -103,8 +104,8 @@ def _check_takes_nothing(spec: str, function: Callable[..., Any]) -> None:
     except TypeError as error:
         raise ValueError(
             f"--model {spec}: the function takes arguments. Received: "
-            f"{signature}, {error}. Expected: one that can be called without "
-            "any."
+            f"{signature}, {error}. Expected: a function that can be called "
+            "without arguments."
         ) from error
 
 

@@ -68,8 +68,8 @@ def batches_of(
     """Returns the batches to compare with, of several sizes, checked."""
     if steps < 1:
         raise ValueError(
-            f"`steps` is how many batches to train. Received: {steps}. "
-            "Expected: an integer from 1."
+            "`steps` must be the number of batches to train. Received: "
+            f"{steps}. Expected: an integer of at least 1."
         )
     if not _is_arrays(x, y):
         return _of_dataset(x, class_weight, steps, num_replicas)
@@ -79,7 +79,7 @@ def batches_of(
     )
     if not rows:
         raise ValueError(
-            "`verify` needs rows to train with. Received: arrays of none."
+            "`verify` needs rows to train with. Received: arrays without rows."
         )
     size = min(batch_size or _ROWS * num_replicas, rows)
     found, begin = [], 0
@@ -97,10 +97,10 @@ def _rows_of(index: Any, leaf: Any) -> Any:
         return leaf[index]
     except (TypeError, ValueError, IndexError) as error:
         raise TypeError(
-            "`verify` cuts arrays into batches by their rows. Received: "
-            f"{type(leaf).__name__}, whose rows can't be taken out by number. "
-            "Expected: arrays, or data in batches, as "
-            "`tf.data.Dataset.from_tensor_slices((x, y)).batch(8)` has them."
+            "`verify` splits arrays into batches by their rows. Received: "
+            f"{type(leaf).__name__}, whose rows can't be selected by index. "
+            "Expected: arrays, or data in batches, such as "
+            "`tf.data.Dataset.from_tensor_slices((x, y)).batch(8)`."
         ) from error
 
 
@@ -156,8 +156,8 @@ def _batch_of(element: Any, class_weight: Any) -> Batch:
     ]
     if not rows:
         raise ValueError(
-            "`verify` needs batches, with an axis for rows in front. "
-            f"Received: {element!r}."
+            "`verify` needs batches whose first axis is the rows. Received: "
+            f"{element!r}."
         )
     return Batch(data, rows[0], class_weight, is_bare)
 

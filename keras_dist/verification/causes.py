@@ -23,22 +23,25 @@ def cause_of(
         return Cause(
             "randomness",
             "On one device alone, the same step twice gives other numbers. "
-            "Something draws from no seed of Keras: use `keras.random` with "
-            "a `keras.random.SeedGenerator`, or switch it off to compare.",
+            "Something draws random numbers without a seed of Keras. Use "
+            "`keras.random` with a `keras.random.SeedGenerator`, or switch "
+            "the random part off to compare.",
         )
     if difference.only:
-        side = "one device" if difference.only == "one_device" else "strategy"
+        side = "under the strategy"
+        if difference.only == "one_device":
+            side = "on one device"
         return Cause(
             "a value of one side",
-            f"'{name}' comes from the copy on the {side} only. Let no log, "
-            "metric or gradient depend on whether there is a strategy, on the "
-            "number of rows, or on what a replica sees.",
+            f"'{name}' exists only {side}. Logs, metrics "
+            "and gradients must not depend on whether there is a strategy, "
+            "on the number of rows, or on what a replica sees.",
         )
     if kind == "metric":
         return Cause(
             "a metric",
-            f"What '{name}' shows is computed from a replica's rows. Make it "
-            "a `keras.metrics.Metric` that the model knows, or return a mean "
+            f"'{name}' is computed from one replica's rows. Make it a "
+            "`keras.metrics.Metric` that the model knows, or return a mean "
             "over rows from the step.",
         )
     if kind == "state":
@@ -46,9 +49,10 @@ def cause_of(
             return _COUPLED
         return Cause(
             "a state counted in shares",
-            f"'{name}' counts or adds up rows, and a replica sees its share of "
-            "them. Count in a `keras.metrics.Metric`, whose updates see all "
-            "rows, or keep a mean over rows, which replicas can average.",
+            f"'{name}' counts or adds up rows, but a replica sees only its "
+            "share of them. Count in a `keras.metrics.Metric`, whose updates "
+            "see all rows, or keep a mean over rows, which replicas can "
+            "average.",
         )
     if kind in ("weight", "slot"):
         return _of_update(name, model)
@@ -57,8 +61,8 @@ def cause_of(
         return Cause(
             "an override of Loss.__call__",
             f"{', '.join(overrides)} overrides `__call__` of "
-            "`keras.losses.Loss`, which gets a replica's rows there. Override "
-            "`call`, and leave the reduction to Keras.",
+            "`keras.losses.Loss`, which may get only one replica's rows. "
+            "Override `call`, and leave the reduction to Keras.",
         )
     if not doubles:
         return _COUPLED
@@ -66,9 +70,9 @@ def cause_of(
     adds = f" {layers} calls `add_loss`." if layers else ""
     return Cause(
         "a sum over rows",
-        "Each row twice makes it larger on one device: it is a sum over "
-        "rows, and a replica sums its share of them. Take the mean, with "
-        f"`keras.ops.mean`, or divide by a number of rows.{adds}",
+        "On one device, the value grows if each row comes twice. So it is a "
+        "sum over rows, but a replica sums only its share of them. Take the "
+        f"mean with `keras.ops.mean`, or divide by a number of rows.{adds}",
     )
 
 
@@ -77,26 +81,27 @@ def _of_update(name: str, model: keras.Model) -> Cause:
     if any(layer in name for layer in _sparse_of(model)):
         return Cause(
             "sparse gradients",
-            f"The gradient of '{name}' is the same, what the optimizer makes "
-            "of it is not. It comes as rows of a table, some of them several "
-            "times, which optimizers square one by one. Compare with "
-            "`keras.optimizers.SGD`, and report it to keras_dist.",
+            f"The gradient of '{name}' is the same, but the update that the "
+            "optimizer makes from it is not. The gradient comes as rows of a "
+            "table. Some rows come several times, and optimizers square them "
+            "one by one. Compare with `keras.optimizers.SGD`, and report it "
+            "to keras_dist.",
         )
     return Cause(
         "the optimizer",
-        f"Gradients are the same, what the optimizer makes of '{name}' is "
-        "not: its `apply` or `update_step` sees a replica's part, or adds "
-        "rounding up. Compare with `keras.optimizers.SGD`.",
+        f"Gradients are the same, but the update of '{name}' is not. The "
+        "optimizer's `apply` or `update_step` sees only a replica's part, or "
+        "adds up rounding errors. Compare with `keras.optimizers.SGD`.",
     )
 
 
 _COUPLED = Cause(
     "rows coupled in a layer",
-    "It depends on several rows at once, beyond a mean, and a replica sees "
-    "its own rows only: a statistic of the batch in a layer, a comparison of "
-    "rows in a loss. Compute losses of that kind in a `keras.losses.Loss` "
-    "given to `compile`, which sees all rows, and statistics with "
-    "`keras.layers.BatchNormalization`.",
+    "The value depends on several rows at once, and not only through their "
+    "mean, but a replica sees only its own rows. Examples are a statistic of "
+    "the batch in a layer, and a comparison of rows in a loss. Compute such "
+    "a loss in a `keras.losses.Loss` given to `compile`, which sees all "
+    "rows. For statistics, use `keras.layers.BatchNormalization`.",
 )
 
 

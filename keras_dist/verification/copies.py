@@ -64,8 +64,8 @@ def maker_of(model: Any) -> Callable[[], keras.Model]:
     if isinstance(model, keras.Model):
         if not getattr(model, "compiled", False):
             raise UnsupportedModelError(
-                f"`verify` trains a copy of the model, as it is compiled. "
-                f"Received: '{model.name}', which is not compiled. Call "
+                "`verify` trains a copy of a compiled model. Received: "
+                f"'{model.name}', which is not compiled. Call "
                 "`model.compile(...)` first."
             )
         return lambda: copy_of(model)
@@ -93,9 +93,9 @@ def copy_of(model: keras.Model) -> keras.Model:
         raise UnsupportedModelError(
             f"Model '{model.name}' of class {type(model).__name__} can't be "
             f"copied from its configuration: {type(error).__name__}: "
-            f"{told[:300].rstrip('.')}. "
-            "Pass `verify` the function that makes and compiles it, in place "
-            "of the model: `strategy.verify(make_model, x, y)`."
+            f"{told[:300].rstrip('.')}. Instead of the model, pass `verify` "
+            "the function that makes and compiles it: "
+            "`strategy.verify(make_model, x, y)`."
         ) from error
     return copy
 
@@ -106,9 +106,9 @@ def check_copy(copy: keras.Model, model: keras.Model) -> None:
     if own != other:
         raise UnsupportedModelError(
             f"The copy of model '{model.name}', made from its configuration, "
-            f"has other variables. Received: {own}. Expected: {other}. Pass "
-            "`verify` the function that makes and compiles the model, in "
-            "place of the model: `strategy.verify(make_model, x, y)`."
+            f"has other variables. Received: {own}. Expected: {other}. "
+            "Instead of the model, pass `verify` the function that makes and "
+            "compiles it: `strategy.verify(make_model, x, y)`."
         )
 
 
@@ -245,8 +245,8 @@ def _check_class(own: Any, other: Any) -> None:
 
 def _refuse(named: Any) -> None:
     raise TypeError(
-        f"it tells classes and functions by their names, and "
-        f"'{named.__name__}' of module '{named.__module__}' became another "
-        "one. Give each a name of its own, or register them with "
+        "the configuration has only the names of classes and functions, and "
+        f"'{named.__name__}' of module '{named.__module__}' was restored as "
+        "another one. Give each a name of its own, or register them with "
         "`keras.saving.register_keras_serializable`"
     )

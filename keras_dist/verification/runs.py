@@ -305,5 +305,5 @@ def _check_same(own: list[Any], other: list[Any]) -> None:
         raise UnsupportedModelError(
             "`verify` made two copies of the model, and they differ. "
             f"Received: {shapes[0]} and, under the strategy, {shapes[1]}. "
-            "Expected: the same variables each time that it is made."
+            "Expected: the same variables each time the model is made."
         )

@@ -47,9 +47,9 @@ def verify(
     """Compares training under a strategy with training on one device."""
     if context.has_strategy() or context.in_replica_function():
         raise RuntimeError(
-            "`verify` trains without a strategy, too. Received: a call inside "
-            f"of the scope of {context.current_strategy()!r}. Call it after "
-            "the `with strategy.scope()`."
+            "`verify` also trains without a strategy. Received: a call "
+            f"inside of the scope of {context.current_strategy()!r}. Call it "
+            "after the `with strategy.scope()` block."
         )
     batches = batches_of(
         x,
@@ -137,8 +137,8 @@ class Trial:
             self._double(self._own.evaluate, "evaluate")
         if drawn:
             self._notes.append(
-                "Random draws were made the same for each row, in both: "
-                f"{', '.join(sorted(drawn))}."
+                "In both copies, random draws were made the same for each "
+                f"row: {', '.join(sorted(drawn))}."
             )
 
     def report(self, model: str, strategy: str) -> Report:
@@ -173,7 +173,7 @@ class Trial:
         except Exception as error:
             message = " ".join(str(error).split())[:200]
             self._notes.append(
-                f"`{name}` was not compared: on one device it raised "
+                f"`{name}` was not compared: on one device, it raised "
                 f"{type(error).__name__}: {message}."
             )
             return
@@ -210,7 +210,7 @@ class Trial:
             )
         if not keeps_order:
             self._notes.append(
-                "On one device alone, rows in another order give other "
+                "On one device alone, another order of the rows gives other "
                 "gradients: the model depends on the order of rows."
             )
         return keeps_order

@@ -59,7 +59,7 @@ IN_ORDER = [
     (
         SlurmClusterResolver,
         SLURM,
-        "SLURM_PROCID is set, in a step of several tasks",
+        "SLURM_PROCID is set in a step of several tasks",
     ),
     (
         MPIClusterResolver,
@@ -95,7 +95,7 @@ def test_the_first_wins(among, first):
         variables |= more
     resolver, reason = detect(variables)
     assert type(resolver) is among[first][0]
-    assert reason == "; passed over: ".join(
+    assert reason == "; ignored: ".join(
         [
             f"{among[first][2]}: 3 workers, this is worker 2",
             *(found for _, _, found in among[first + 1 :]),
@@ -113,15 +113,15 @@ def test_the_first_wins_against_another_that_contradicts():
     resolver, reason = detect({**LAUNCHED, **_tf_config(2, "worker", 0)})
     assert cluster_of(resolver).index == 2
     assert reason == (
-        "KERAS_DIST_WORKERS is set: 3 workers, this is worker 2; passed over: "
-        "TF_CONFIG is set, which says otherwise (2 workers, this is worker 0)"
+        "KERAS_DIST_WORKERS is set: 3 workers, this is worker 2; ignored: "
+        "TF_CONFIG is set, which contradicts it (2 workers, this is worker 0)"
     )
 
 
 def test_one_that_is_passed_over_need_not_be_right():
     resolver, reason = detect({**LAUNCHED, "TF_CONFIG": "{"})
     assert cluster_of(resolver).index == 2
-    assert "passed over: TF_CONFIG is set, which says otherwise (it" in reason
+    assert "ignored: TF_CONFIG is set, which contradicts it (it" in reason
     assert "TF_CONFIG is not JSON" in reason
 
 
@@ -140,12 +140,12 @@ ALONE = "no variables of a cluster are set: this is the only worker"
         ({"PMIX_RANK": "0"}, ALONE),
         (
             {"TF_CONFIG": '{"environment": "cloud"}'},
-            f"{ALONE} (TF_CONFIG is, but has no cluster)",
+            f"{ALONE} (TF_CONFIG is set, but it has no cluster)",
         ),
         (
             {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
-            f"{ALONE} (SLURM_NTASKS is 4, but this is not one of the tasks of "
-            "a step: start the script with `srun`)",
+            f"{ALONE} (SLURM_NTASKS is 4, but this process is not a task of "
+            "a Slurm step: start the script with `srun`)",
         ),
     ],
 )

@@ -115,7 +115,7 @@ def test_the_own_task_follows_from_the_pod(environ):
     resolver.task_id = 1
     assert resolver.master() == "grpc://10.1.2.3:8470"
     environ["POD_NAME"] = "other"
-    with pytest.raises(ClusterError, match="POD_NAME='other' is none of"):
+    with pytest.raises(ClusterError, match="POD_NAME='other' and job_to"):
         assert resolver.task_type is None
 
 

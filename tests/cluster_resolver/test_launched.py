@@ -148,7 +148,7 @@ def test_mpi_on_several_hosts(name):
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "_RANK=2 does not fit"),
         ({"PMI_RANK": "0"}, "PMI_SIZE is not set. .* mpirun"),
         ({"PMIX_RANK": "0"}, "PMIX_RANK is set, but"),
-        ({}, "not started by MPI.*OMPI_COMM_WORLD_RANK and"),
+        ({}, "rank and size are not set.*OMPI_COMM_WORLD_RANK and"),
     ],
 )
 def test_mpi_misread(variables, message):

@@ -141,7 +141,7 @@ def test_no_resolver_is_no_cluster():
     ("spec", "task", "message"),
     [
         (WORKERS, (None, None), "has 2 workers, but .* task_type=None"),
-        (WORKERS, ("worker", None), "task_id=None of SimpleClusterResolver"),
+        (WORKERS, ("worker", None), "task_id=None from SimpleClusterResolver"),
         (WORKERS, ("worker", 2), "`task_id` 2 exceeds .*Expected: 0 to 1"),
         (WORKERS, ("boss", 0), "Unrecognized task_type: 'boss'"),
         ({"boss": ["a:1"], **WORKERS}, ("worker", 0), "Disallowed .*'boss'"),

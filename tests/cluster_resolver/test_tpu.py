@@ -152,7 +152,7 @@ def test_no_such_tpu(api):
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]])
 def test_one_tpu_is_named(names):
-    with pytest.raises(ClusterError, match="One TPU must be named"):
+    with pytest.raises(ClusterError, match="must name one TPU"):
         TPUClusterResolver(names)
 
 

@@ -137,7 +137,7 @@ def test_it_is_said_once_and_as_explain_says_it(make_data):
     }
     assert f"({ENTRIES}, {ROWS})" in text
     who = "Each replica" if BACKEND == "jax" else "Replica 0"
-    assert f"{who} computes all of it" in text
+    assert f"{who} computes the whole batch" in text
     said = [w for w in caught if text in str(w.message)]
     assert len(said) == 1
     assert text in two.explain((inputs, y)).notes

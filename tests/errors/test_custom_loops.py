@@ -108,7 +108,7 @@ def test_two_strategies_that_print_alike_are_told_apart():
         first.scope(),
         pytest.raises(
             keras_dist.StrategyMismatchError,
-            match="look alike.*made again.*get_strategy",
+            match="two objects.*made a second time.*get_strategy",
         ) as caught,
     ):
         again.scope().__enter__()

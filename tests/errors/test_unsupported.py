@@ -68,8 +68,8 @@ def _says_so(name):
         return contextlib.nullcontext()
     return pytest.warns(
         UserWarning,
-        match=f"assigns variable '.*/{name}' in its call.*neither the sum nor "
-        "the mean.*mean over rows of the replicas' values",
+        match=f"assigns variable '.*/{name}' in its `call`.*neither the sum "
+        "nor the mean.*mean over rows of the replicas' values",
     )
 
 

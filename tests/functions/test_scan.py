@@ -108,7 +108,7 @@ def test_methods_and_steps_that_build_lazily():
 
 def test_results_that_cannot_be_stacked_say_so():
     iterator = iter([np.ones(3, "float32"), np.ones(2, "float32")])
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         keras_dist.scan_steps(lambda x: x * 2, iterator, 2)
 
 

@@ -72,7 +72,7 @@ def test_repeated_for_ever(count):
     "columns", [(), (np.ones(3), np.ones(4)), np.float32(1)]
 )
 def test_columns_that_have_no_common_rows(columns):
-    with pytest.raises(ValueError, match="arrays with one number of rows"):
+    with pytest.raises(ValueError, match="arrays with the same number of rows"):
         numpy_dataset(columns)
 
 
@@ -82,6 +82,6 @@ def test_batches_that_are_asked_for_wrongly():
         dataset.batch(2).batch(2)
     with pytest.raises(ValueError, match="Received: batch_size=0"):
         dataset.batch(0)
-    with pytest.raises(ValueError, match="comes before `batch`"):
+    with pytest.raises(ValueError, match="must come before `batch`"):
         dataset.batch(2).repeat()
     assert list(numpy_dataset(np.zeros((0, 3))).batch(2)) == []

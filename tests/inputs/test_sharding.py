@@ -284,7 +284,7 @@ def test_fit_with_a_policy(tf):
         assert data_for_fit(strategies[0], dataset) is dataset
     off = with_policy(plain, OFF)
     assert data_for_fit(strategies_of(1)[0], off) is off
-    with pytest.raises(ValueError, match="2 workers has data of its own"):
+    with pytest.raises(ValueError, match="2 workers reads data of its own"):
         data_for_fit(strategies[0], off)
     arrays = np.ones(3)
     assert data_for_fit(strategies[0], arrays) is arrays

@@ -168,7 +168,7 @@ def test_the_spec_is_read_from_a_batch_that_is_delivered():
 
 
 def test_the_spec_of_no_data():
-    with pytest.raises(ValueError, match="no element from a IterableSource"):
+    with pytest.raises(ValueError, match="an empty IterableSource"):
         _ = distributed([], 2).element_spec
     assert list(distributed([], 2)) == []
 

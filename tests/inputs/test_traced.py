@@ -83,7 +83,7 @@ def test_data_that_workers_read_differently():
 
     def refused(strategy):
         data = distribute_from_function(strategy, lambda _: rows)
-        message = "that all workers read alike. Received: .* `AgreedFeed`"
+        message = "all workers read the same batches. Received: .* `AgreedFeed`"
         with pytest.raises(NotImplementedError, match=message):
             tf.function(lambda: data.reduce(0, None))()
 
@@ -91,7 +91,9 @@ def test_data_that_workers_read_differently():
 
 
 def test_data_that_a_graph_can_not_read():
-    message = "made by `experimental_distribute_dataset` of a `tf.data.Dataset`"
+    message = (
+        "`experimental_distribute_dataset` made it from a `tf.data.Dataset`"
+    )
     rows = tf.data.Dataset.range(4).batch(2)
     for data in (
         distributed([rows], 2),

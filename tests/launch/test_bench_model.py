@@ -178,7 +178,7 @@ def test_a_module_that_is_missing_is_told(spec, folder):
     message = message_of(spec)
     module = spec.partition(":")[0]
     assert f"--model {spec}: can't import '{module}'" in message
-    assert f"searched in {folder}" in message
+    assert f"looked in {folder}" in message
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_the_hint_is_right():
 
 def test_a_file_elsewhere_has_a_folder_of_its_own(folder, monkeypatch):
     monkeypatch.chdir(folder / "pack")
-    assert "'theirs:make', from a folder" in message_of("../theirs.py:make")
-    assert "'theirs:make', from a folder" in message_of(
+    assert "'theirs:make', in a folder" in message_of("../theirs.py:make")
+    assert "'theirs:make', in a folder" in message_of(
         f"{folder}/theirs.py:make"
     )
 

@@ -215,8 +215,8 @@ def test_what_couples_rows_is_refused():
         return
     with pytest.raises(
         keras_dist.UnsupportedModelError,
-        match=r"Layer 'covariance.*neither a sum nor a mean over rows.*a "
-        r"value a row",
+        match=r"Layer 'covariance.*neither a sum nor a mean over rows.*"
+        r"one value for each row",
     ):
         _train(2, Covariance)
 
@@ -337,7 +337,8 @@ def test_what_can_not_be_told_is_said_once():
         assert_same(_train(3, Reentered), _train(None, Reentered))
         return
     with pytest.warns(
-        UserWarning, match=r"Layer 'reentered.*Not twice.*taken as a mean"
+        UserWarning,
+        match=r"Layer 'reentered.*Not twice.*treats the loss as a mean",
     ) as caught:
         actual = _train(3, Reentered)
     assert len([w for w in caught if "Not twice" in str(w.message)]) == 1

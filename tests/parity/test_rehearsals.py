@@ -19,7 +19,7 @@ from parity.harness import set_initial_weights
 from parity.harness import state_of
 
 SEES_ALL_ROWS = BACKEND == "jax" or PLAIN_ONLY
-SUM, MEET = "It is a sum over rows", "Either rows of a batch meet"
+SUM, MEET = "The loss is a sum over rows", "combines different rows"
 
 
 def squares(y, y_pred):

@@ -63,7 +63,7 @@ def test_the_error_says_which_backends_have_it():
 
 @shards
 def test_no_cross_device_ops_reduce_parts():
-    with pytest.raises(ValueError, match="Pass one of the two"):
+    with pytest.raises(ValueError, match="Pass only one of the two"):
         keras_dist.MirroredStrategy(
             ["cpu:0", "cpu:1"],
             keras_dist.ReductionToOneDevice(),

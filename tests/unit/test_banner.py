@@ -86,7 +86,7 @@ def test_data_that_makes_its_batches_is_not_read_for_it(capsys):
     made(keras_dist.OneDeviceStrategy("cpu:0")).fit(Counted(), verbose=2)
     plain, Counted.reads = Counted.reads, 0
     made(mirrored()).fit(Counted(), verbose=2)
-    assert "batches as the data has them" in lines(capsys)[-1]
+    assert "batch size set by the data" in lines(capsys)[-1]
     assert Counted.reads == plain
 
 

@@ -232,9 +232,9 @@ def test_a_generator_loses_the_batch_and_it_says_so():
     generator = of_generator()
     explanation = strategy_of(2).explain(generator)
     assert explanation.num_rows == 5
-    assert "taken out" in explanation.notes[0]
+    assert "took this batch" in explanation.notes[0]
     assert [len(batch) for batch in generator] == [4]
-    with pytest.raises(ValueError, match="at its end"):
+    with pytest.raises(ValueError, match="no batch left"):
         strategy_of(2).explain(generator)
 
 
@@ -312,7 +312,11 @@ def test_rows_of_other_workers():
         ((of_generator(),), {"batch_size": 4}, "with arrays only"),
         ((Sequence(), np.ones(3)), {}, "with arrays only"),
         ((np.ones(3),), {"batch_size": 0}, "at least 1"),
-        ((np.ones(3), np.ones(2)), {"batch_size": 2}, "one number of rows"),
+        (
+            (np.ones(3), np.ones(2)),
+            {"batch_size": 2},
+            "the same number of rows",
+        ),
         ((np.float32(3.0),), {}, "not batched"),
         ((3.5j,), {}, "can't read its data"),
     ],

@@ -222,7 +222,7 @@ def test_parameter_servers_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("thing", "folder", "message"),
     [
-        (Saved, None, "says where to save"),
+        (Saved, None, "must say where to save"),
         (object, "here", "an object with `save"),
         (lambda: keras.Sequential([keras.layers.Dense(1)]), "x", "not built"),
     ],
@@ -244,4 +244,4 @@ def test_only_the_main_thread_hears_signals(tmp_path):
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    assert "in the main thread only" in failures[0]
+    assert "only in the main thread" in failures[0]

@@ -305,7 +305,7 @@ def test_an_own_apply_is_refused():
         def apply(self, grads, trainable_variables=None):
             super().apply(grads, trainable_variables)
 
-    with pytest.raises(UnsupportedModelError, match="`apply` is its own"):
+    with pytest.raises(UnsupportedModelError, match="overrides `apply`"):
         check_optimizer(Clipped(0.1))
 
 

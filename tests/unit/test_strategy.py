@@ -170,5 +170,7 @@ def test_cross_device_ops_are_objects(backend):
 
 
 def test_a_backend_without_strategies_of_its_own_says_so(backend):
-    with pytest.raises(TypeError, match="no strategies.*Received: 'native'"):
+    with pytest.raises(
+        TypeError, match="no native strategies.*Received: 'native'"
+    ):
         keras_dist.Strategy.from_native("native")

@@ -247,7 +247,7 @@ def test_slots_that_are_not_there_yet_are_told_of():
         model = build()
     found = keras_dist.summary(model)
     assert of_group(found, "optimizer")["cpu:0"] == COUNTERS
-    assert "makes its slots with the first step" in str(found)
+    assert "makes its slots in the first step" in str(found)
     assert found.bytes_sent == 2 * TRAINABLE
 
 

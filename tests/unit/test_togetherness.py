@@ -440,7 +440,7 @@ def test_a_checkpoint_that_every_worker_would_write_is_refused(monkeypatch):
         pass
 
     monkeypatch.setattr(callbacks, "OrbaxCheckpoint", Orbax, raising=False)
-    with pytest.raises(ClusterError, match="each of them would write"):
+    with pytest.raises(ClusterError, match="every worker would write"):
         flat_callbacks([Orbax()])
 
 

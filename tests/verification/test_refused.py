@@ -125,7 +125,7 @@ def test_what_shares_a_name_is_not_mixed_up(strategy, make):
         keras_dist.UnsupportedModelError, match="a name of its own"
     ) as raised:
         strategy.verify(compiled(), X, X)
-    assert "Pass `verify` the function" in str(raised.value)
+    assert "pass `verify` the function" in str(raised.value)
 
 
 def test_registered_classes_of_one_name_are_told_apart():
@@ -179,10 +179,10 @@ def test_inside_of_a_scope_nothing_is_plain(strategy):
 @pytest.mark.parametrize(
     ("data", "options", "says"),
     [
-        ((X[:0], TARGETS[:0]), {}, "arrays of none"),
-        ((X, TARGETS), {"steps": 0}, "Expected: an integer from 1"),
+        ((X[:0], TARGETS[:0]), {}, "arrays without rows"),
+        ((X, TARGETS), {"steps": 0}, "Expected: an integer of at least 1"),
         (([],), {}, "has no batches"),
-        (([("a", "b")],), {}, "with an axis for rows in front"),
+        (([("a", "b")],), {}, "whose first axis is the rows"),
     ],
 )
 def test_data_without_rows_is_refused(strategy, data, options, says):

@@ -44,8 +44,8 @@ class Restore(keras.callbacks.Callback):
         if not model.built:
             raise ValueError(
                 "BackupAndRestore needs a model that is built before `fit`. "
-                f"Received: model '{model.name}', which is not. Build it with "
-                "`model.build(input_shape)`, or call it on a batch."
+                f"Received: model '{model.name}', which is not built. Build "
+                "it with `model.build(input_shape)`, or call it on a batch."
             )
         paths = self._paths
         if self._workers.cluster.is_chief:

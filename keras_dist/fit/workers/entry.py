@@ -97,11 +97,11 @@ def check_agreement(
     ]
     if differences:
         raise ReplicaDivergenceError(
-            "Workers are about to do different things, and would wait for "
+            "Workers are about to make different calls, and would wait for "
             f"each other forever. Received: {'; '.join(differences)}. "
-            "Expected: the same call with as much data on every worker. Give "
-            "each worker the whole data and the global batch size; it takes "
-            "its own rows."
+            "Expected: the same call with the same amount of data on every "
+            "worker. Give each worker the whole data and the global batch "
+            "size. Each worker takes its own rows."
         )
     return len(set(columns[-1])) == 1
 

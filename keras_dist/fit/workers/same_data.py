@@ -114,15 +114,16 @@ def _compare(
     name = list(values)[column]
     others = ", ".join(str(i) for i in np.flatnonzero(differs[:, column]))
     raise ReplicaDivergenceError(
-        "Workers were given different data, though each takes its own rows of "
-        f"batches that all of them read. Received: another `{name}` on worker "
-        f"{others} than on worker 0. {_shown(values[name], workers)} Expected: "
-        "the same data in the same order on every worker, in batches of the "
-        "global size. Don't divide it beforehand (`x[rank::size]`, "
-        "`dataset.shard`, a `DistributedSampler`), and give a seed to what "
-        "shuffles it or draws at random. For data that each worker reads a "
-        "part of, use `strategy.distribute_datasets_from_function`. "
-        f"{VARIABLE}=0 leaves this check out."
+        "Workers were given different data, but all of them must read the "
+        "same batches. Each worker takes its own rows from these. Received: "
+        f"another `{name}` on worker {others} than on worker 0. "
+        f"{_shown(values[name], workers)} Expected: the same data in the same "
+        "order on every worker, in batches of the global size. Don't divide "
+        "the data beforehand (`x[rank::size]`, `dataset.shard`, a "
+        "`DistributedSampler`). Give a seed to everything that shuffles data "
+        "or draws at random. If each worker should read only a part of the "
+        "data, use `strategy.distribute_datasets_from_function`. Set "
+        f"{VARIABLE}=0 to skip this check."
     )
 
 

@@ -50,10 +50,10 @@ def restore_state(
     found = os.path.exists(path) if is_chief else None
     if found and is_damaged(path):
         raise OSError(
-            f"The saved state '{path}' is damaged: its checksum is not that "
-            "of its content. Delete it, or put a copy of it in its place. "
-            "`BackupAndRestore(..., double_checkpoint=True)` keeps the one "
-            "before, and goes on with that."
+            f"The saved state '{path}' is damaged: its checksum does not "
+            "match its content. Delete the file, or replace it with an "
+            "intact copy. `BackupAndRestore(..., double_checkpoint=True)` "
+            "also keeps the previous state, and continues from that one."
         )
     text = json.dumps(_read_notes(path) if found else None)
     if workers is not None:

@@ -169,12 +169,12 @@ def _check_alike(variables: Sequence[keras.Variable], workers: Workers) -> None:
         if pair[0] is None or pair[1] is None or pair[0][1:] != pair[1][1:]
     )
     raise ReplicaDivergenceError(
-        "Workers made different variables, so that they can't train together. "
-        f"Received: {len(first)} variables on worker 0, {len(other)} on worker "
-        f"{index}; the first that differs is number {position}: "
-        f"{_variable(chiefs)} on worker 0, {_variable(own)} on worker {index}. "
-        "Expected: the same shapes and dtypes in the same order. Run the same "
-        "script, with the same settings, on every worker."
+        "Workers made different variables, so they can't train together. "
+        f"Received: {len(first)} variables on worker 0, {len(other)} on "
+        f"worker {index}; the first that differs is number {position}: "
+        f"{_variable(chiefs)} on worker 0, {_variable(own)} on worker "
+        f"{index}. Expected: the same shapes and dtypes in the same order. "
+        "Run the same script, with the same settings, on every worker."
     )
 
 
@@ -193,7 +193,7 @@ def flat_callbacks(callbacks: Any) -> list[Any]:
         if isinstance(callback, orbax):
             raise ClusterError(
                 "OrbaxCheckpoint can't be used on several workers, because "
-                f"each of them would write. Received: {callback!r}. Expected: "
+                f"every worker would write. Received: {callback!r}. Expected: "
                 "keras.callbacks.BackupAndRestore or ModelCheckpoint."
             )
     return flat

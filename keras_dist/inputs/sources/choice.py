@@ -59,9 +59,9 @@ def _refuse_arrays(data: Any, where: str) -> None:
     if is_array or isinstance(data, (tuple, Mapping, str, bytes)):
         raise ValueError(
             f"`{where}` can't tell the batch size of arrays; batch first. "
-            f"Received: data of type {type(data).__name__}. Expected: {KINDS}. "
-            "For arrays, `strategy.experimental_make_numpy_dataset(arrays)"
-            ".batch(global_batch_size)` is one."
+            f"Received: data of type {type(data).__name__}. Expected: "
+            f"{KINDS}. To batch arrays, use "
+            "`strategy.experimental_make_numpy_dataset(arrays).batch(global_batch_size)`."
         )
 
 
@@ -170,7 +170,7 @@ class TooFewFilesError(ValueError):
             "There are fewer files than workers. Received: a "
             "`tf.data.Dataset` with the `auto_shard_policy` FILE, on "
             f"{num_workers} workers. Expected: at least {num_workers} files, "
-            "or the policy AUTO or DATA, with which each worker reads all "
+            "or the policy AUTO or DATA. With these, each worker reads all "
             "files and takes its own rows."
         )
 

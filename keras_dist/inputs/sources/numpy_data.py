@@ -106,8 +106,9 @@ class NumpyDataset:
             )
         if self.batch_size is not None:
             raise ValueError(
-                "`repeat` comes before `batch`, whose batches it would not "
-                f"fill. Received: a dataset in batches of {self.batch_size}."
+                "`repeat` must come before `batch`. Otherwise the last batch "
+                "of each pass stays incomplete. Received: a dataset in "
+                f"batches of {self.batch_size}."
             )
         if count in (None, -1) or self.repeats is None:
             return NumpyDataset(self.columns, None)
@@ -138,10 +139,10 @@ class NumpyDataset:
         if make is None:
             raise AttributeError(
                 "A dataset of NumPy arrays has the methods `batch`, `repeat` "
-                f"and `reduce`. Received: `{name}`. Where TensorFlow is "
-                "installed, it has those of a `tf.data.Dataset` too: `pip "
-                "install tensorflow`. Or do it to the arrays before, as with "
-                "`numpy.random.permutation`."
+                f"and `reduce`. Received: `{name}`. If TensorFlow is "
+                "installed, it also has the methods of a `tf.data.Dataset`: "
+                "`pip install tensorflow`. Or change the arrays before, for "
+                "instance with `numpy.random.permutation`."
             )
         dataset = make(self.columns)
         if self.repeats != 1:
@@ -205,8 +206,8 @@ def numpy_dataset(numpy_input: Any) -> NumpyDataset:
     shapes = [shape_of(column) for column in leaves_of(columns)]
     if not shapes or () in shapes or len({s[0] for s in shapes}) > 1:
         raise ValueError(
-            "`numpy_input` must be arrays with one number of rows along axis "
-            f"0. Received: arrays of shapes {shapes}."
+            "`numpy_input` must be arrays with the same number of rows along "
+            f"axis 0. Received: arrays of shapes {shapes}."
         )
     return NumpyDataset(columns)
 

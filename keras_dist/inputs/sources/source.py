@@ -49,8 +49,8 @@ class Source:
         spec = self.known_spec()
         if spec is None:
             raise ValueError(
-                "The `element_spec` of data without elements is not known. "
-                f"Received: no element from a {type(self).__name__}."
+                "The `element_spec` is not known, because the data has no "
+                f"elements. Received: an empty {type(self).__name__}."
             )
         return spec
 
