@@ -241,10 +241,10 @@ class _Body:
                 return variants
             assumed = records
         raise ReplicaDivergenceError(
-            "Replicas with different numbers of rows never agreed on what "
-            "they meet for: the shapes of one depend on those of another, "
-            "again and again. Expected: collectives of shapes that follow "
-            "from the arguments'."
+            "Replicas with different numbers of rows never agreed on the "
+            "shapes in their collectives: one replica's shapes depend on "
+            "another's, again and again. Expected: collectives whose shapes "
+            "follow from the shapes of the arguments."
         )
 
     def _variant(

@@ -299,11 +299,11 @@ class CentralStep(FitStep):
         warnings.warn(
             f"`train_step` of model '{self._running.model.name}' reads "
             f"{len(sent)} of its optimizer's variables, or computes with "
-            "weights that it has updated. They are sent to the devices that "
-            "compute in each step, which is slower and needs their memory "
-            "there. To avoid it, call `optimizer.apply` once, as the last that "
-            "weights are used for, and not inside of `jax.jit`, "
-            "`jax.lax.cond` and the like.",
+            "weights that it has updated. In each step, these variables are "
+            "sent to the devices that compute, which takes time, and memory "
+            "on those devices. To avoid this, call `optimizer.apply` once, "
+            "after the last use of the weights, and outside of `jax.jit`, "
+            "`jax.lax.cond` and similar functions.",
             stacklevel=2,
         )
 

@@ -242,10 +242,11 @@ class JaxCompiler(Compiler):
         except TypeError as error:
             check_arguments(function, args, kwargs or {})
             raise TypeError(
-                f"Arguments of the compiled function '{function.name}' can't "
-                "be hashed, and are no tensors. Expected: tensors or arrays, "
-                "which are traced, or something hashable, of which each value "
-                "is compiled on its own. Let the function close over it."
+                f"Arguments of the compiled function '{function.name}' are "
+                "not tensors and can't be hashed. Expected: tensors or "
+                "arrays, which are traced, or hashable values; the function "
+                "is compiled again for each new value. To use another "
+                "object, let the function close over it."
             ) from error
         if program is None:
             check_arguments(function, args, kwargs or {})
@@ -297,11 +298,11 @@ class JaxCompiler(Compiler):
             layout = self._layout
             if layout is None:
                 raise ValueError(
-                    "A compiled function was called outside of any scope with "
-                    "a per-replica value that no strategy has made. Received: "
-                    f"{value!r}. Call the function under `strategy.scope()`, "
-                    "or make the value with `strategy."
-                    "experimental_distribute_values_from_function`."
+                    "A compiled function was called outside of any scope "
+                    "with a per-replica value that was not made by a "
+                    f"strategy. Received: {value!r}. Call the function under "
+                    "`strategy.scope()`, or make the value with "
+                    "`strategy.experimental_distribute_values_from_function`."
                 )
             check_counts(value, len(layout.devices))
             parts = [jax.numpy.asarray(part) for part in value.values]

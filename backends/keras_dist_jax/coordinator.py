@@ -64,7 +64,9 @@ def call_roll(
             [*watched, parent] if parent is not None else watched, [], []
         )
         if parent in ready:
-            raise EOFError("Whoever started this coordinator has ended.")
+            raise EOFError(
+                "The process that started this coordinator has ended."
+            )
         for index, connection in list(present.items()):
             # Workers send nothing after the first line: readable means closed.
             if connection in ready:

@@ -210,7 +210,7 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
         return [True] * outputs
     if name == "cond":
         if inputs[0] and meets_inside(equation):
-            raise _meeting_of_some("a branch that only some of them take")
+            raise _meeting_of_some("a branch that only some replicas take")
         branches = [_inside(b, inputs[1:]) for b in params["branches"]]
         either = [any(each) for each in zip(*branches, strict=True)]
         return [inputs[0] or own for own in either]
@@ -252,17 +252,18 @@ def _of_while(equation: Any, inputs: list[bool]) -> list[bool]:
         after = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
         if after == carry:
             if stops and meets_inside(equation):
-                raise _meeting_of_some("a loop that some of them leave sooner")
+                raise _meeting_of_some("a loop that some replicas leave sooner")
             return after
         carry = after
 
 
 def _meeting_of_some(where: str) -> ReplicaDivergenceError:
     return ReplicaDivergenceError(
-        f"Replicas meet in {where}: the others would never come. Received: a "
-        "collective, an update or an assignment inside of control flow that "
-        "depends on what each replica has of its own. Expected: meetings that "
-        "all replicas come to. Meet first, then choose with `keras.ops.where`."
+        f"Replicas can't wait for each other in {where}: they would wait "
+        "forever. Received: a collective, an update or an assignment inside "
+        "of control flow that depends on each replica's own data. Expected: "
+        "calls that all replicas reach. Make the call first, then choose "
+        "between values with `keras.ops.where`."
     )
 
 

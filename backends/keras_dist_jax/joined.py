@@ -75,9 +75,10 @@ class JoinedPerReplica(PerReplica):
         shapes = tuple(tuple(part.shape) for part in parts)
         if len({(len(p.shape), p.dtype) for p in parts}) > 1:
             raise ValueError(
-                "Components of a per-replica value go into one program. "
+                "All components of a per-replica value go into one program. "
                 f"Received: {[jax.typeof(p).str_short() for p in parts]}. "
-                "Expected: one dtype, and one number of axes."
+                "Expected: the same dtype and the same number of axes in "
+                "each."
             )
         if self.layout.is_wide:
             shapes = everyones or self.layout.everyones([shapes])[0]

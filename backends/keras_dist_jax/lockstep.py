@@ -33,8 +33,9 @@ class Lockstep:
             raise ReplicaDivergenceError(
                 "Replicas with different numbers of rows took different "
                 f"paths. Received: collectives {kinds}. Expected: the same "
-                "ones, of the same shapes, on each replica. Look for a branch "
-                "on shapes, and for collectives of row-shaped values."
+                "collectives, with the same shapes, on each replica. Look "
+                "for Python code that branches on shapes, and for "
+                "collectives of values with an axis of rows."
             )
 
     def same_results(self) -> list[bool]:
@@ -196,11 +197,12 @@ def _to_inline(equation: Any) -> Any:
     if program is not None:
         return program
     raise UnsupportedModelError(
-        "Replicas can't meet inside of control flow in a step in which they "
-        "have different numbers of rows. Received: a collective inside of "
-        f"`{equation.primitive.name}`. Expected: losses, metrics, updates and "
-        "synchronized statistics outside of `cond`, `scan`, `while_loop` and "
-        "recurrent cells. Move it out, or drop the partial batch."
+        "Replicas can't wait for each other inside of control flow in a step "
+        "where they have different numbers of rows. Received: a collective "
+        f"inside of `{equation.primitive.name}`. Expected: losses, metrics, "
+        "updates and synchronized statistics outside of `cond`, `scan`, "
+        "`while_loop` and recurrent cells. Move the collective out, or drop "
+        "the partial batch."
     )
 
 

@@ -185,12 +185,12 @@ class RegionScope(TraceScope):
         region = self.trace
         if region.trace.branches > region.branches:
             raise UnsupportedModelError(
-                "Replicas can't meet to write variables in a branch of a "
+                "Replicas can't write a variable together in a branch of a "
                 f"compiled function. Received: variable '{variable.path}', "
                 "written in `cond` by an optimizer, `merge_call` or an "
-                "assignment that is aggregated. Expected: meetings outside of "
-                "control flow. Choose what to apply with `keras.ops.where`, "
-                "and apply it in every step."
+                "assignment that is aggregated. Expected: such writes "
+                "outside of control flow. Choose the value with "
+                "`keras.ops.where`, and apply it in every step."
             )
         if is_split(variable):
             value = lax.select_n(

@@ -203,12 +203,14 @@ class Watch(SignsOfLife):
             if kind == _FAILED:
                 found[index] = _Reason(f"failed with {rest}")
             elif kind == _LOST:
-                found[index] = _Reason("ended: it lost another one", True)
+                found[index] = _Reason(
+                    "ended because it lost another worker", True
+                )
             elif kind == _LEFT and ended:
                 found[index] = _Reason("has ended already")
             elif kind == _LIVES and silent > silence:
                 found[index] = _Reason(
-                    f"died, or does not answer (for {silent:.0f} seconds)"
+                    f"died, or has not answered for {silent:.0f} seconds"
                 )
         found = found or self._idle(now)
         # Those that ended for another's loss count if there is no other.
@@ -221,7 +223,7 @@ class Watch(SignsOfLife):
         if since is None:
             return {}
         return {
-            index: _Reason(f"takes no part (for {now - free:.0f} seconds)")
+            index: _Reason(f"has not taken part for {now - free:.0f} seconds")
             for index, free in self._free.copy().items()
             if now - max(free, since, self._granted) > self._patience
         }

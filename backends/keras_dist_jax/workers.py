@@ -122,10 +122,11 @@ class JaxWorkers(Workers):
         counts = [int(count) for count in found[:, 0]]
         if len(set(counts)) > 1:
             raise ReplicaDivergenceError(
-                "Workers called a function with arguments of other structures. "
-                f"Received: {counts} sizes on workers 0 to {len(counts) - 1}. "
-                "Expected: the same structure and ranks on each. Look for "
-                "data that ends earlier on one of them."
+                "Workers called a function with arguments of different "
+                f"structures. Received: {counts} sizes on workers 0 to "
+                f"{len(counts) - 1}. Expected: the same structure and ranks "
+                "on each. Look for data that ends earlier on one of the "
+                "workers."
             )
         everyone = [[int(n) for n in each[1:]] for each in found]
         if rest:
@@ -191,8 +192,9 @@ def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
         raise ClusterError(
             "Each worker needs as many devices as the others. Received: "
             f"{counts} devices on workers 0 to {len(counts) - 1}. Expected: "
-            "one number. Hide some, for instance with CUDA_VISIBLE_DEVICES, "
-            "or set KERAS_DIST_VIRTUAL_DEVICES on all workers alike."
+            "the same number on each. Hide some devices, for instance with "
+            "CUDA_VISIBLE_DEVICES, or set KERAS_DIST_VIRTUAL_DEVICES to one "
+            "number on all workers."
         )
     return [sorted(own, key=lambda device: device.id) for own in by_worker]
 
