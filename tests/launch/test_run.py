@@ -201,7 +201,7 @@ def test_run_says_that_gpus_are_not_known(tmp_path, monkeypatch):
     script.touch()
     done = CliRunner().invoke(app, ["run", "--workers", "2", str(script)])
     assert done.exit_code == 2, done.output
-    assert "can't be found out" in " ".join(done.output.split())
+    assert "It is unknown which GPUs" in " ".join(done.output.split())
 
 
 def test_one_worker_keeps_all_cores(launcher):
