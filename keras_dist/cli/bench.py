@@ -79,7 +79,7 @@ def fit(
         typer.Option(
             metavar="MODULE:FUNCTION",
             help="Your model: a function without arguments that returns "
-                "(model, x, y), a compiled model and NumPy arrays.",
+            "(model, x, y), a compiled model and NumPy arrays.",
         ),
     ] = None,
     batch_size: Annotated[

@@ -63,7 +63,7 @@ def plan(
         typer.Option(
             metavar="MODULE:FUNCTION",
             help="Function that returns a Keras model to count, alone or "
-                "first in a tuple; used in place of --params.",
+            "first in a tuple; used in place of --params.",
             show_default=False,
         ),
     ] = None,

@@ -77,7 +77,7 @@ def run(
             "--independent",
             envvar="KERAS_DIST_INDEPENDENT",
             help="Workers need not join each other; each may train its own "
-                "model. Without this option, both are errors.",
+            "model. Without this option, both are errors.",
         ),
     ] = False,
     backend: Backend = None,

@@ -22,7 +22,7 @@ ALL = "all"
 def self_test(
     backend: Annotated[
         str,
-        typer.Option(help="jax, tensorflow, torch, or all for every installed one."),
+        typer.Option(help="jax, tensorflow, torch, or all that are installed."),
     ] = ALL,
     workers: Annotated[
         int,
@@ -40,7 +40,7 @@ def self_test(
         typer.Option(
             metavar="MODULE:FUNCTION",
             help="Your model: a function without arguments that returns "
-                "(model, x, y), compiled.",
+            "(model, x, y), compiled.",
             show_default="a small built-in model",
         ),
     ] = "",

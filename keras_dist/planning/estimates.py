@@ -83,7 +83,7 @@ def load_of_parameters(
         raise ValueError(
             _unknown("optimizer", optimizer, list(SLOTS))
             + " For another optimizer, say how many slots it makes for "
-                "each parameter, or name a model."
+            "each parameter, or name a model."
         )
     count = SLOTS[name] if slots is None else slots
     each = VARIABLE_BYTES[dtype]
