@@ -31,8 +31,8 @@ def resolve(address: str) -> tuple[str, int]:
             "Expected: a host name or IP address that this machine can look "
             "up."
         ) from error
-    # All workers must choose the same one of several: the coordinator listens
-    # on it alone.
+    # A host may have several addresses. All workers must choose the same one,
+    # because the coordinator listens on that one only.
     number = min(found, key=lambda each: each[0] != socket.AF_INET)[4][0]
     return str(number), port
 
@@ -44,7 +44,7 @@ def numeric(address: str) -> str:
 
 
 def listen(address: str, patience: float = 5.0) -> socket.socket:
-    """Opens a socket on one address; tries one in use for `patience` s."""
+    """Opens a socket on an address; waits `patience` s if it is in use."""
     host, port = resolve(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline = time.monotonic() + patience

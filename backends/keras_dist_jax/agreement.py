@@ -1,4 +1,4 @@
-"""Checks and means that make replicas end a function with equal values."""
+"""Checks that replicas end with equal values, and means of different ones."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Result:
 def means_of(
     variables: Sequence[keras.Variable], differ: Sequence[bool]
 ) -> list[bool]:
-    """Tells which variables' new values replicas average, if they differ."""
+    """Tells for each variable whether replicas average its new values."""
     means = []
     for variable, differs in zip(variables, differ, strict=True):
         dtype = keras.backend.standardize_dtype(variable.dtype)
@@ -58,7 +58,7 @@ def means_of(
 
 
 def _check_outlines(outlines: Sequence[Any]) -> None:
-    """Compares the results of all variants, the elements of arrays aside."""
+    """Compares the results of all variants, except the elements of arrays."""
     for other in outlines[1:]:
         try:
             regroup([outlines[0], other], _check_leaves, always)
@@ -106,12 +106,12 @@ def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:
 # One value of a rendezvous: "tensor" with shape and dtype, "value" with a
 # number or string, or "object" without a description.
 Described = tuple[str, Any]
-# Of each rendezvous: the structure of its values, and each value.
+# For each rendezvous: the structure of its values, and each value.
 Record = list[tuple[Any, list[Described]]]
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Makes a tensor of a host's array, whose elements others may not share."""
+    """Makes a tensor of a host array; elements may differ between replicas."""
     if isinstance(leaf, float) or not isinstance(
         leaf, (np.ndarray, np.generic)
     ):

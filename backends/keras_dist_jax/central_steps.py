@@ -29,7 +29,7 @@ from keras_dist_jax.trainer import Trainer
 
 
 class Part:
-    """A compiled part of a step: from values of the state and others."""
+    """A compiled part of a step, which takes values of the state and others."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class Part:
         name: str,
         **shardings: Any,
     ) -> None:
-        # Positions of the step's outputs that it gives, and in the state of the
-        # values that it replaces, that it may delete, and of others it takes.
+        # Positions among the step's outputs of those that this part gives. Then
+        # positions in the state: of values that it replaces, of values that it
+        # may delete, and of other values that it takes.
         self.outputs = [p for p in results if p < num_outputs]
         self.new = new = [p - num_outputs for p in results if p >= num_outputs]
         replaced = {p for p in new if p in expendable}
@@ -81,13 +82,13 @@ class UpdatePart(Part):
             range(len(owners)),
             "optimizer_update",
         )
-        # Positions of its inputs among the values that the first part hands on,
-        # and in the state of its inputs from other devices.
+        # Positions of its inputs among the values that the first part hands on.
+        # `visitors` are positions in the state of inputs on other devices.
         self.crossing = update.crossing
         homes = {owners[p] for p in self.new}
         self.device = homes.pop() if len(homes) == 1 else primary
         self.visitors = [p for p in update.state if owners[p] != self.device]
-        self.is_elsewhere = bool(homes)  # it makes values of several devices
+        self.is_elsewhere = bool(homes)  # it replaces values of several devices
 
 
 class StepParts:

@@ -111,7 +111,8 @@ class JaxCompiler(Compiler):
         self._several = layout is not None and layout.is_mesh
         # Whether workers have to tell each other the shapes of arguments.
         self.agrees = layout is not None and layout.is_wide
-        # By the id of a value that is being joined: its shapes on all workers.
+        # The key is the id of a value that is being joined; the value is its
+        # shapes on all workers.
         self._everyones: dict[int, Shapes] = {}
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
@@ -219,9 +220,9 @@ class JaxCompiler(Compiler):
         kwargs: Mapping[str, Any] | None,
         found: tuple[Any, list[Any]] | None = None,
     ) -> Any:
-        """Runs a function's program for arguments like these."""
-        # `found` is the arguments' structure, and the traced ones of all steps.
-        # One function, because it runs at every step.
+        """Runs a function's program for these arguments, compiled if needed."""
+        # `found` is the structure of the arguments, and the traced arguments of
+        # all steps. It is one long function, because it runs at every step.
         if found is None:
             leaves: list[Any] = []
             if self.agrees:

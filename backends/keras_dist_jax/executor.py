@@ -200,7 +200,7 @@ class JaxExecutor(Executor):
         return self._resting(self.layout.narrow(result))
 
     def _resting(self, array: Any) -> Any:
-        """Puts a result that lies on the devices where variables are."""
+        """Puts a result on the devices where variables rest."""
         return array
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:

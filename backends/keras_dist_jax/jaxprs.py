@@ -43,7 +43,7 @@ def called(equation: Any) -> Any:
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:
-    """Returns the atoms that are no literals."""
+    """Returns the atoms that are not literals."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
@@ -94,7 +94,7 @@ def computed(
     values: Mapping[Any, Any],
     enters: Callable[[Any], Any] = lambda equation: None,
 ) -> dict[Any, Any]:
-    """Runs equations; returns the values of their variables and of others.
+    """Runs equations; returns the given values, and those of the equations.
 
     Those for which `enters` returns a program are walked through.
     """
@@ -233,7 +233,7 @@ def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
         outputs = _inside(params["jaxpr"], [*fixed, *carry, *rows])
         after = [a or b for a, b in zip(carry, outputs, strict=False)]
         if after == carry:
-            # Without a step, what is carried comes out as it went in.
+            # If the loop runs no step, carried values come out as they went in.
             if not params["length"]:
                 return [*before, *outputs[carries:]]
             return outputs
@@ -272,7 +272,7 @@ def _makes_differ(equation: Any) -> bool:
     name, groups = equation.primitive.name, "axis_index_groups"
     if not is_collective(equation):
         return name in _OF_EACH
-    # Each group of replicas has a result of its own.
+    # Each group of replicas has its own result.
     return name not in _MAKE_EQUAL or len(equation.params.get(groups) or ()) > 1
 
 

@@ -15,10 +15,11 @@ from keras_dist_jax.layout import Shapes
 class JoinedPerReplica(PerReplica):
     """A per-replica value with components that are shards of one array."""
 
-    # `joined` is over the layout's devices, cut along its first axis, or a
-    # tracer; `None` until it is made of `parts`. If it is `stacked`, that axis
-    # is one for replicas; else components are concatenated along it. `shapes`
-    # are the components' where they differ: then they are padded to one shape.
+    # `joined` is an array over the layout's devices, split along its first
+    # axis, or a tracer; it is `None` until it is made of `parts`. If `stacked`,
+    # the first axis is for replicas; else components are concatenated along it.
+    # `shapes` are the components' where they differ: then they are padded to
+    # one shape.
 
     def __init__(
         self,

@@ -116,7 +116,8 @@ def _on_abort(fn: Callable[[], None]) -> Any:
 START_TIMEOUT = 300.0
 # Seconds that one exchange with the coordinator may take.
 _EXCHANGE = 10.0
-# The chief's coordinator. Its input ends with this process, and it with that.
+# The chief's coordinator. Its input ends when this process ends, and then the
+# coordinator ends too.
 _children: list[subprocess.Popen[bytes]] = []
 
 
@@ -238,7 +239,7 @@ def _answer(cluster: Cluster, coordinator: str, timeout: float) -> None:
                 continue
             except OSError:
                 time.sleep(0.2)
-        # Who was present then has to come again.
+        # Workers that were present have to connect again.
         present.clear()
 
 
@@ -248,7 +249,7 @@ def _is_complete(
     deadline: float,
     present: set[int],
 ) -> bool:
-    """Tells whether all workers came before one connection has ended."""
+    """Tells whether all workers came before this connection ended."""
     connection.sendall(f"{cluster.index} {cluster.num_workers}\n".encode())
     with connection.makefile("rb") as lines:
         while True:

@@ -1,7 +1,8 @@
 """One program for replicas with values of different shapes.
 
-It holds the replica function once for each variant of shapes. A device runs the
-parts of its own, and all run each collective together, on the same shapes.
+It holds the replica function once for each variant of shapes. Each device runs
+the parts of its own variant, and all devices run each collective together, on
+the same shapes.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ class Lockstep:
         ]
 
     def run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Runs on each device the variant that it has."""
+        """Runs on each device the device's own variant."""
         values = [each.start(arguments) for each in self._variants]
         count = len(self._variants[0].meetings)
         for index in range(count):
@@ -161,7 +162,7 @@ class _Variant:
 
 
 def _selected(variant: Any, atoms: Any, values: list[Any]) -> list[Any]:
-    """Selects the values of atoms, on each device those of its variant."""
+    """Selects, on each device, the values of atoms in the device's variant."""
     each = [
         [jaxprs.value_of(atom, own) for atom in of_variant]
         for of_variant, own in zip(atoms, values, strict=True)
@@ -206,8 +207,9 @@ def _to_inline(equation: Any) -> Any:
     )
 
 
-# By an equation: parameters that don't change its results. The derivatives
-# were taken before, and their rules are new functions in each trace.
+# For each kind of equation, the parameters that don't change its results.
+# Derivatives are taken before, and each trace makes new functions for their
+# rules.
 _UNUSED = {
     "checkpoint": {"policy"},
     "custom_jvp_call": {"jvp_jaxpr_fun"},

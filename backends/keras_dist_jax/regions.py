@@ -147,7 +147,7 @@ class Region:
         return PerReplica(values)
 
     def traced(self, value: Any) -> Any:
-        """Makes a constant a value of each replica's own."""
+        """Traces a constant as a value that may differ between replicas."""
         # A collective would multiply a constant by the number of replicas,
         # while replicas with other numbers of rows may have another constant.
         if isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:

@@ -1,4 +1,4 @@
-"""Replica functions as one call a replica, each on its device."""
+"""Replica functions, called once for each replica, on the replica's device."""
 
 import contextlib
 import functools

@@ -1,7 +1,8 @@
-"""A model's state while its steps run: here, and not in its variables.
+"""Storage of a model's state while its steps run, in place of variables.
 
-After a failure of a step on the device, whose inputs are gone, variables get
-the state at the start of the epoch; after any other, that of the last step.
+If a step fails on the device, its inputs are gone, and variables get the state
+at the start of the epoch. After any other failure, they get the state after the
+last step.
 """
 
 import collections

@@ -24,8 +24,8 @@ from keras_dist.plugin.heartbeats import SignsOfLife
 from keras_dist.plugin.heartbeats import lost_error
 
 DEFAULT_PATIENCE = 600.0
-# Seconds of silence after which a worker is blamed for a collective that
-# failed; and that Python gets to raise an error.
+# In seconds: the silence after which a worker is blamed for a failed
+# collective; the time that Python gets to raise an error.
 _SILENCE, _GRACE = 3.0, 5.0
 _LIVES, _LEFT, _FAILED, _LOST = "lives", "left", "failed", "lost"
 _BUSY, _FREE = "busy", "free"
@@ -56,7 +56,7 @@ class Watch(SignsOfLife):
         self._texts = dict.fromkeys(self._others, _LIVES)
         self._timeout = timeout or SILENCE
         self._patience = timeout or DEFAULT_PATIENCE
-        # By worker that waits for no other: since when.
+        # For each worker that waits for no other: the time since when.
         self._free: dict[int, float] = {}
         self._waits_since: float | None = None
         self._pending: tuple[Any, float] | None = None
@@ -87,7 +87,7 @@ class Watch(SignsOfLife):
     def culprits(self) -> WorkerLostError | None:
         """Returns the error of a failed collective, once silence shows."""
         began = time.monotonic()
-        # Silence while this process was stopped itself does not count.
+        # Silence does not count while this process itself was stopped.
         while (
             time.monotonic() < max(began, self._granted) + 2 * _SILENCE + _GRACE
         ):
@@ -141,7 +141,8 @@ class Watch(SignsOfLife):
                 super()._write()
 
     def _look(self) -> None:
-        # The time since the last exchange tells whether that goes on.
+        # Errors are ignored: the time since the last exchange shows a lasting
+        # one.
         with contextlib.suppress(Exception):
             super()._look()
         for index, text in self._texts.items():
@@ -213,7 +214,8 @@ class Watch(SignsOfLife):
                     f"died, or has not answered for {silent:.0f} seconds"
                 )
         found = found or self._idle(now)
-        # Those that ended for another's loss count if there is no other.
+        # Workers that ended because another was lost count only if there are no
+        # other lost workers.
         first = {i: each for i, each in found.items() if not each.follows}
         return first or found
 

@@ -113,7 +113,7 @@ class JaxWorkers(Workers):
         return self._here(np.concatenate(parts, axis))
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Sends as many integers below 2**31 from each worker to every one."""
+        """Sends integers below 2**31, equally many from each worker, to all."""
         # The first numbers fit the smallest buffer, so that workers with
         # different counts run the same program, and find the difference.
         first, rest = numbers[: _SMALLEST - 1], numbers[_SMALLEST - 1 :]
@@ -183,7 +183,7 @@ class JaxWorkers(Workers):
 
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
-    """Returns each worker's `jax.Device`s, as many and in the same order."""
+    """Returns each worker's `jax.Device`s, equally many, in the same order."""
     by_worker: list[list[Any]] = [[] for _ in range(cluster.num_workers)]
     for device in jax.devices(platform):
         by_worker[device.process_index].append(device)
