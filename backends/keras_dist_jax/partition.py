@@ -51,7 +51,7 @@ class Partition:
         self._cut()
 
     def _can_follow(self, updates: Sequence[Any]) -> bool:
-        """Finds the equations after updates; tells if they can move."""
+        """Finds equations after updates; tells if they can run elsewhere."""
         chosen = set(map(id, updates))
         state = set(self._state)
         late: set[Any] = set()

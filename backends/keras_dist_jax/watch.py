@@ -72,7 +72,7 @@ class Watch(SignsOfLife):
         self._waits_since = time.monotonic()
 
     def exit(self, pending: Any = None) -> None:
-        """Notes that this worker waits for no more than an array, if any."""
+        """Notes that this worker now waits for an array at most."""
         self._waits_since = None
         if pending is not None:
             self._pending = pending, time.monotonic()
