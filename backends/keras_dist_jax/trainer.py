@@ -93,10 +93,11 @@ def _check_lengths(
         raise UnsupportedModelError(
             f"`{name}` of model '{model.name}' made variables while it was "
             f"traced. Received: {got} variables in the groups "
-            f"{list(_GROUPS[name])}. Expected: {expected}, of {len(known)} "
-            "in all, as before the step. Build layers, optimizers and "
-            "metrics before `fit`: call the model and `update_state` on a "
-            "batch, `optimizer.build(variables)`, then `reset_state()`."
+            f"{list(_GROUPS[name])}. Expected: {expected} variables, "
+            f"{len(known)} in all, as before the step. Build layers, "
+            "optimizers and metrics before `fit`: call the model and "
+            "`update_state` on a batch, `optimizer.build(variables)`, then "
+            "`reset_state()`."
         )
 
 

@@ -38,8 +38,8 @@ def run(
         typer.Option(
             metavar="HOST:PORT,...",
             help="All hosts, the same list on each. A host's workers listen "
-            "on its port and those after it; on the first host, the port "
-            "after its workers' is the coordinator's, if the backend has one.",
+            "on its port and the ports after it. On the first host, the "
+            "port after those is for the coordinator, if the backend has one.",
             show_default="this machine alone, on free ports",
         ),
     ] = None,

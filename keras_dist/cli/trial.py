@@ -92,8 +92,8 @@ def rows_for(
     if seen["shards_optimizer"]:
         rows.append(_training(model, "sharded optimizer", "sharded", two))
     else:
-        reason = f"{backend.name} keeps it mirrored"
-        fix = "use another backend if you need it"
+        reason = f"{backend.name} keeps the optimizer's state mirrored"
+        fix = "use another backend if you need a sharded state"
         rows.append(Row("sharded optimizer", reason=reason, fix=fix))
     if model == OWN_MODEL:
         rows.append(_collectives("run, reduce, gather", two))

@@ -129,7 +129,7 @@ def show(
         "variables. Not counted: "
         + ("" if activations else "activations, ")
         + "metrics, buffers of the framework, copies that mixed precision "
-        "casts. The numbers for what is sent are the least possible."
+        "makes. The numbers for what is sent are the least possible."
     )
 
 

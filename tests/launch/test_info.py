@@ -120,7 +120,7 @@ def test_one_that_takes_too_long(monkeypatch, world):
     monkeypatch.setattr(report, "backends", lambda: [HERE])
     found = report.gather(0.01)
     (own,) = found["backends"]
-    assert own["problem"].startswith("can't be used, no end after 0 s")
+    assert own["problem"].startswith("can't be used, no answer within 0 s")
 
 
 def test_the_file_of_keras_decides_without_the_variable(monkeypatch, tmp_path):

@@ -414,7 +414,7 @@ def test_bad_options(invoke, arguments, expected):
 def test_help_says_where_the_coordinator_listens(invoke):
     result, output = invoke("--help")
     assert result.exit_code == 0
-    assert "the port after its workers' is the coordinator's" in output
+    assert "the port after those is for the coordinator" in output
 
 
 @pytest.mark.once("jax", "tensorflow", "torch")

@@ -170,7 +170,7 @@ def test_a_crash_a_hang_and_wrong_numbers_are_a_rows_failure(fake, monkeypatch):
     assert "about to abort" in crash["last_lines"]
     hang = results["central storage"]
     assert hang["status"] == "failed"
-    assert hang["details"].startswith("no end after 2 s")
+    assert hang["details"].startswith("no answer within 2 s")
     assert "--timeout" in hang["fix"]
     wrong = results["sharded optimizer"]
     assert wrong["details"] == "weights differ by 1e-2"
