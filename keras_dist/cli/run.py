@@ -62,7 +62,7 @@ def run(
     max_restarts: Annotated[
         int,
         typer.Option(
-            min=0, help="Times that all workers start again after failures."
+            min=0, help="How many restarts of all workers are allowed."
         ),
     ] = 0,
     grace: Annotated[

@@ -45,7 +45,7 @@ def self_test(
         ),
     ] = "",
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds in which a row must end.")
+        float, typer.Option(min=1.0, help="Seconds for each row of the results.")
     ] = 90.0,
     json: Annotated[
         Path | None,
