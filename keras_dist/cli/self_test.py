@@ -45,7 +45,7 @@ def self_test(
         ),
     ] = "",
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds for each row of the results.")
+        float, typer.Option(min=1.0, help="Seconds for each row of results.")
     ] = 90.0,
     json: Annotated[
         Path | None,

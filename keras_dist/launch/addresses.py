@@ -108,9 +108,9 @@ def parse_hosts(text: str) -> tuple[str, ...]:
             or not 1 <= int(port) <= LAST_PORT
         ):
             raise ValueError(
-                "A host is not given as a name and a port. Received: "
-                f"{host!r}. Expected: a name and a port, such as a:9000, with "
-                "commas between hosts; [fd00::2]:9000 for an IPv6 address."
+                f"The host {host!r} is not a name and a port. Expected: a name "
+                "and a port, such as a:9000, with commas between hosts; "
+                "[fd00::2]:9000 for an IPv6 address."
             )
     return hosts
 
