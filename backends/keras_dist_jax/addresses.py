@@ -14,8 +14,8 @@ def split(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit():
         raise AddressError(
-            f"Received: {address!r}. Expected: 'host:port', such as "
-            "'10.0.0.1:9000'."
+            f"The form of an address is wrong. Received: {address!r}. "
+            "Expected: 'host:port', such as '10.0.0.1:9000'."
         )
     return host.strip("[]"), int(port)
 
@@ -28,10 +28,11 @@ def resolve(address: str) -> tuple[str, int]:
     except OSError as error:
         raise AddressError(
             f"The host of {address!r} is unknown ({error.strerror}). "
-            "Expected: a name or number of a host that this one can reach."
+            "Expected: a host name or IP address that this machine can look "
+            "up."
         ) from error
-    # All workers must choose the same one of several: the coordinator listens
-    # on it alone.
+    # A host may have several addresses. All workers must choose the same one,
+    # because the coordinator listens on that one only.
     number = min(found, key=lambda each: each[0] != socket.AF_INET)[4][0]
     return str(number), port
 
@@ -43,7 +44,7 @@ def numeric(address: str) -> str:
 
 
 def listen(address: str, patience: float = 5.0) -> socket.socket:
-    """Opens a socket on one address; tries one in use for `patience` s."""
+    """Opens a socket on an address; waits `patience` s if it is in use."""
     host, port = resolve(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline = time.monotonic() + patience
@@ -62,9 +63,12 @@ def listen(address: str, patience: float = 5.0) -> socket.socket:
                     continue
                 reason = "is taken by another process"
             else:
-                reason = f"can't be listened on here ({error.strerror})"
+                reason = (
+                    "can't be opened for listening on this machine "
+                    f"({error.strerror})"
+                )
             raise AddressError(
                 f"The address {address!r} {reason}. Expected: a free port of "
-                "the first worker's machine. Choose another one, or end what "
-                "uses it."
+                "the first worker's machine. Choose another port, or end the "
+                "process that uses this one."
             ) from error

@@ -1,4 +1,4 @@
-"""Checks and means that make replicas end a function with equal values."""
+"""Checks that replicas end with equal values, and means of different ones."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Result:
 def means_of(
     variables: Sequence[keras.Variable], differ: Sequence[bool]
 ) -> list[bool]:
-    """Tells which variables' new values replicas average, if they differ."""
+    """Tells for each variable whether replicas average its new values."""
     means = []
     for variable, differs in zip(variables, differ, strict=True):
         dtype = keras.backend.standardize_dtype(variable.dtype)
@@ -46,18 +46,19 @@ def means_of(
             raise ReplicaDivergenceError(
                 "Replicas may leave different values in variable "
                 f"'{variable.path}', whose aggregation is "
-                f"'{variable.aggregation}': they depend on what each replica "
-                "has of its own. Expected: the same value on each replica. "
-                "Make the variable with `aggregation='mean'`, 'sum' or "
-                "'only_first_replica', or with `synchronization='on_read'` "
-                "for a value of each replica's own."
+                f"'{variable.aggregation}', because the values depend on each "
+                "replica's own data. Expected: the same value on each "
+                "replica. Make the variable with `aggregation='mean'`, 'sum' "
+                "or 'only_first_replica', or with "
+                "`synchronization='on_read'` to keep a separate value on "
+                "each replica."
             )
         means.append(is_mean)
     return means
 
 
 def _check_outlines(outlines: Sequence[Any]) -> None:
-    """Compares the results of all variants, the elements of arrays aside."""
+    """Compares the results of all variants, except the elements of arrays."""
     for other in outlines[1:]:
         try:
             regroup([outlines[0], other], _check_leaves, always)
@@ -65,9 +66,10 @@ def _check_outlines(outlines: Sequence[Any]) -> None:
             raise ReplicaDivergenceError(
                 "Replicas with different numbers of rows returned different "
                 f"things. Received: {outlines[0]!r} and {other!r}. Expected: "
-                "the same lists, tuples and keys on each replica, with tensors "
-                "of one dtype and rank; and what is neither a tensor nor a "
-                "number, the same on each. Look for a branch on shapes."
+                "the same lists, tuples and keys on each replica, tensors of "
+                "the same dtype and rank, and equal values for everything "
+                "that is neither a tensor nor a number. Look for Python code "
+                "that branches on shapes."
             ) from None
 
 
@@ -104,12 +106,12 @@ def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:
 # One value of a rendezvous: "tensor" with shape and dtype, "value" with a
 # number or string, or "object" without a description.
 Described = tuple[str, Any]
-# Of each rendezvous: the structure of its values, and each value.
+# For each rendezvous: the structure of its values, and each value.
 Record = list[tuple[Any, list[Described]]]
 
 
 def as_tensor(leaf: Any) -> Any:
-    """Makes a tensor of a host's array, whose elements others may not share."""
+    """Makes a tensor of a host array; elements may differ between replicas."""
     if isinstance(leaf, float) or not isinstance(
         leaf, (np.ndarray, np.generic)
     ):
@@ -164,11 +166,12 @@ class Peers:
                 for a, b in zip(others, described, strict=True)
             ):
                 raise ReplicaDivergenceError(
-                    "Replicas with different numbers of rows met with "
-                    f"different things. Received: {described} in {structure} "
-                    f"and {others} in {theirs}. Expected: the same lists, "
-                    "tuples and keys on each replica, with tensors in the same "
-                    "places. Look for a branch on shapes."
+                    "Replicas with different numbers of rows gave a "
+                    "collective values of different structures. Received: "
+                    f"{described} in {structure} and {others} in {theirs}. "
+                    "Expected: the same lists, tuples and keys on each "
+                    "replica, with tensors in the same places. Look for "
+                    "Python code that branches on shapes."
                 )
             return others
 
@@ -207,6 +210,6 @@ def check_alike(variants: Sequence[VariantTrace]) -> None:
     if any(each != written[0] for each in written):
         raise ReplicaDivergenceError(
             "Replicas with different numbers of rows assigned different "
-            "variables. Expected: the same ones, in the same order. Look for a "
-            "branch on shapes."
+            "variables. Expected: each replica assigns the same variables in "
+            "the same order. Look for Python code that branches on shapes."
         )

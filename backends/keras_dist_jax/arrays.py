@@ -26,7 +26,7 @@ def copy_shared(
 
 
 def copy_of(array: Any) -> Any:
-    """Copies an array into buffers of its own, as committed as it was."""
+    """Copies an array into new buffers; a committed one stays so."""
     if not array.committed:
         return array.copy()
     return jax.device_put(array, array.sharding, may_alias=False)
@@ -38,7 +38,7 @@ def is_shared(holder: list[Any]) -> bool:
 
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    """Copies arrays to host memory; of sharded ones, this worker's part."""
+    """Copies arrays to host memory; of sharded ones only this worker's part."""
     # Copies: a buffer with a view on it can't be reused by the next step.
     for array in arrays:
         array.copy_to_host_async()

@@ -61,11 +61,11 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
             if existing == num_devices:
                 return
             raise VirtualDevicesError(
-                f"set_virtual_devices came after JAX had started. Received: "
-                f"num_devices={num_devices}. Expected: {existing}, the number "
-                "of CPU devices that there are. Call it before anything uses "
-                "a device, right after the imports, or set the environment "
-                "variable KERAS_DIST_VIRTUAL_DEVICES."
+                "set_virtual_devices was called after JAX had started. "
+                f"Received: num_devices={num_devices}. Expected: {existing}, "
+                "the number of CPU devices that exist. Call it right after "
+                "the imports, before anything uses a device, or set the "
+                "environment variable KERAS_DIST_VIRTUAL_DEVICES."
             ) from error
 
     def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
@@ -82,9 +82,10 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
             if known == (cluster, options):
                 return
             raise ClusterError(
-                "A process joins one cluster, once. Received: "
-                f"{cluster}, {options}. Expected: {known[0]}, {known[1]}, as "
-                "before. Use one strategy for everything."
+                "A process can join only one cluster, with one set of "
+                f"options. Received: {cluster}, {options}. Expected: "
+                f"{known[0]}, {known[1]}, as the first time. Use one strategy "
+                "for everything."
             )
         watch = joining.join(cluster, options)
         self._workers = JaxWorkers(cluster, options, watch, self._cpu_gate)
@@ -114,8 +115,8 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
             return make(plan, layout, gate)
         if self._workers is None:
             raise ClusterError(
-                "A plan of several workers came before its cluster was "
-                f"joined. Received: {plan.cluster}. Call "
+                "A plan for several workers was used before this process "
+                f"joined its cluster. Received: {plan.cluster}. Call "
                 "`Backend.join` first."
             )
         gate = self._workers.watched(gate)
@@ -160,8 +161,8 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
     if len({device.type for device in plan.devices}) > 1:
         names = ", ".join(str(device) for device in plan.devices)
         raise DeviceError(
-            "The replicas of a strategy run one program together on JAX, and "
-            f"need devices of one type. Received: {names}. Expected: all "
+            "On JAX, the replicas of a strategy run one program together, so "
+            f"they need devices of one type. Received: {names}. Expected: all "
             "'cpu', all 'gpu' or all 'tpu'."
         )
     devices = [known[device] for device in plan.devices]

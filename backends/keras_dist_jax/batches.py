@@ -60,7 +60,7 @@ def put_cut(
     # this worker's first one.
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
-    # Of several workers, JAX would compare the values by a collective.
+    # With several workers, JAX would compare the values by a collective.
     if (
         put_shards is None or isinstance(array, jax.Array)
     ) and sharding.is_fully_addressable:

@@ -116,7 +116,7 @@ class _Argument:
 
 
 def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
-    """Returns a nest with placeholders for arrays, these, and the arrays."""
+    """Returns the nest with placeholders, the placeholders, and the arrays."""
     leaves: list[Any] = []
     held: list[_Argument] = []
 
@@ -147,7 +147,7 @@ class BodyTrace:
     lockstep: Lockstep | None  # `None`: the first trace serves all replicas
 
     def run(self, leaves: list[Any], values: list[Any]) -> Any:
-        """Runs the function: results, per-replica and other variables."""
+        """Runs the function; returns results, split and other variables."""
         flat = [*leaves, *values]
         if self.lockstep is None:
             program = self.first.program
@@ -165,7 +165,7 @@ class BodyTrace:
         values: list[Any],
         known: Sequence[keras.Variable],
     ) -> Any:
-        """Runs the function for one step after another, as `run`."""
+        """Runs the function for one step after another; returns as `run`."""
         position = {id(v): i for i, v in enumerate(known)}
         written = [position[id(variable)] for variable in self.first.written]
 
@@ -241,10 +241,10 @@ class _Body:
                 return variants
             assumed = records
         raise ReplicaDivergenceError(
-            "Replicas with different numbers of rows never agreed on what "
-            "they meet for: the shapes of one depend on those of another, "
-            "again and again. Expected: collectives of shapes that follow "
-            "from the arguments'."
+            "Replicas with different numbers of rows never agreed on the "
+            "shapes in their collectives: one replica's shapes depend on "
+            "another's, again and again. Expected: collectives whose shapes "
+            "follow from the shapes of the arguments."
         )
 
     def _variant(

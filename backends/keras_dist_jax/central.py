@@ -74,8 +74,8 @@ class CentralRunning(Running):
     ) -> None:
         super().__init__(model, layout, gate)
         self.homes = homes
-        # By its id, a copy that was sent to the devices that compute, and the
-        # array that it was made of.
+        # The key is the id of a copy that was sent to the devices that compute.
+        # The value is the copy, and the array that it was made from.
         self._sent: dict[int, tuple[Any, Any]] = {}
 
     def newest(self) -> Values:
@@ -154,7 +154,7 @@ def send(arrays: Sequence[Any], layout: Layout) -> list[Any]:
 
 
 def bring(arrays: Sequence[Any], devices: Sequence[Any]) -> list[Any]:
-    """Puts arrays, each whole wherever it is, on one device each."""
+    """Puts arrays, each with whole shards, on one device each."""
     return [
         put_on([_shard(array, device)], _on(device), (device,))[0]
         for array, device in zip(arrays, devices, strict=True)

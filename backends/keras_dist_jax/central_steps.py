@@ -29,7 +29,7 @@ from keras_dist_jax.trainer import Trainer
 
 
 class Part:
-    """A compiled part of a step: from values of the state and others."""
+    """A compiled part of a step, which takes values of the state and others."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class Part:
         name: str,
         **shardings: Any,
     ) -> None:
-        # Positions of the step's outputs that it gives, and in the state of the
-        # values that it replaces, that it may delete, and of others it takes.
+        # Positions among the step's outputs of those that this part gives. Then
+        # positions in the state: of values that it replaces, of values that it
+        # may delete, and of other values that it takes.
         self.outputs = [p for p in results if p < num_outputs]
         self.new = new = [p - num_outputs for p in results if p >= num_outputs]
         replaced = {p for p in new if p in expendable}
@@ -81,13 +82,13 @@ class UpdatePart(Part):
             range(len(owners)),
             "optimizer_update",
         )
-        # Positions of its inputs among the values that the first part hands on,
-        # and in the state of its inputs from other devices.
+        # Positions of its inputs among the values that the first part hands on.
+        # `visitors` are positions in the state of inputs on other devices.
         self.crossing = update.crossing
         homes = {owners[p] for p in self.new}
         self.device = homes.pop() if len(homes) == 1 else primary
         self.visitors = [p for p in update.state if owners[p] != self.device]
-        self.is_elsewhere = bool(homes)  # it makes values of several devices
+        self.is_elsewhere = bool(homes)  # it replaces values of several devices
 
 
 class StepParts:
@@ -299,11 +300,11 @@ class CentralStep(FitStep):
         warnings.warn(
             f"`train_step` of model '{self._running.model.name}' reads "
             f"{len(sent)} of its optimizer's variables, or computes with "
-            "weights that it has updated. They are sent to the devices that "
-            "compute in each step, which is slower and needs their memory "
-            "there. To avoid it, call `optimizer.apply` once, as the last that "
-            "weights are used for, and not inside of `jax.jit`, "
-            "`jax.lax.cond` and the like.",
+            "weights that it has updated. In each step, these variables are "
+            "sent to the devices that compute, which takes time, and memory "
+            "on those devices. To avoid this, call `optimizer.apply` once, "
+            "after the last use of the weights, and outside of `jax.jit`, "
+            "`jax.lax.cond` and similar functions.",
             stacklevel=2,
         )
 

@@ -111,7 +111,8 @@ class JaxCompiler(Compiler):
         self._several = layout is not None and layout.is_mesh
         # Whether workers have to tell each other the shapes of arguments.
         self.agrees = layout is not None and layout.is_wide
-        # By the id of a value that is being joined: its shapes on all workers.
+        # The key is the id of a value that is being joined; the value is its
+        # shapes on all workers.
         self._everyones: dict[int, Shapes] = {}
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
@@ -219,9 +220,9 @@ class JaxCompiler(Compiler):
         kwargs: Mapping[str, Any] | None,
         found: tuple[Any, list[Any]] | None = None,
     ) -> Any:
-        """Runs a function's program for arguments like these."""
-        # `found` is the arguments' structure, and the traced ones of all steps.
-        # One function, because it runs at every step.
+        """Runs a function's program for these arguments, compiled if needed."""
+        # `found` is the structure of the arguments, and the traced arguments of
+        # all steps. It is one long function, because it runs at every step.
         if found is None:
             leaves: list[Any] = []
             if self.agrees:
@@ -242,10 +243,11 @@ class JaxCompiler(Compiler):
         except TypeError as error:
             check_arguments(function, args, kwargs or {})
             raise TypeError(
-                f"Arguments of the compiled function '{function.name}' can't "
-                "be hashed, and are no tensors. Expected: tensors or arrays, "
-                "which are traced, or something hashable, of which each value "
-                "is compiled on its own. Let the function close over it."
+                f"Arguments of the compiled function '{function.name}' are "
+                "not tensors and can't be hashed. Expected: tensors or "
+                "arrays, which are traced, or hashable values; the function "
+                "is compiled again for each new value. To use another "
+                "object, let the function close over it."
             ) from error
         if program is None:
             check_arguments(function, args, kwargs or {})
@@ -297,11 +299,11 @@ class JaxCompiler(Compiler):
             layout = self._layout
             if layout is None:
                 raise ValueError(
-                    "A compiled function was called outside of any scope with "
-                    "a per-replica value that no strategy has made. Received: "
-                    f"{value!r}. Call the function under `strategy.scope()`, "
-                    "or make the value with `strategy."
-                    "experimental_distribute_values_from_function`."
+                    "A compiled function was called outside of any scope "
+                    "with a per-replica value that was not made by a "
+                    f"strategy. Received: {value!r}. Call the function under "
+                    "`strategy.scope()`, or make the value with "
+                    "`strategy.experimental_distribute_values_from_function`."
                 )
             check_counts(value, len(layout.devices))
             parts = [jax.numpy.asarray(part) for part in value.values]

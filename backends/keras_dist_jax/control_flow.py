@@ -166,11 +166,12 @@ def _check_written(
         except jax.errors.UnexpectedTracerError as error:
             raise TraceError(
                 f"Variable '{variable.path}' was assigned in a function that "
-                "`jax.jit`, `jax.checkpoint`, `keras.RematScope` or a loop of "
-                "JAX traces, inside of one that is differentiated. JAX lets "
-                f"no value out of there but as a result. Received: {value!r}. "
-                "Expected: assignments outside of it. Return the value, and "
-                "assign it in the function that is differentiated."
+                "`jax.jit`, `jax.checkpoint`, `keras.RematScope` or a loop "
+                "of JAX traces, inside of a function that is differentiated. "
+                "JAX only lets values leave the inner function as results. "
+                f"Received: {value!r}. Expected: assignments outside of the "
+                "inner function. Return the value from it, and assign the "
+                "value in the function that is differentiated."
             ) from error
 
 
@@ -179,9 +180,10 @@ def _value(below: Any, variable: keras.Variable) -> Any:
     if value is None:
         raise ValueError(
             f"Variable '{variable.path}' has no value yet. Received: a "
-            "variable that was made in a `keras.StatelessScope`, or while a "
-            "step of `fit` was traced that does not get it as part of its "
-            "state. Expected: variables that exist. Build the model before."
+            "variable that was made in a `keras.StatelessScope`, or while "
+            "`fit` traced a step that does not get the variable as part of "
+            "its state. Expected: a variable that has a value. Build the "
+            "model first."
         )
     return value
 

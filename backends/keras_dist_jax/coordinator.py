@@ -1,7 +1,7 @@
 """The coordinator's process, through which the workers of a cluster connect.
 
-It calls the roll before JAX's service takes over the address: that one aborts
-workers that wait for one that never comes.
+It calls the roll before JAX's service takes over the address, because that
+service aborts workers that wait for a worker that never comes.
 """
 
 import contextlib
@@ -17,8 +17,9 @@ from typing import Any
 from keras_dist_jax.addresses import listen
 from keras_dist_jax.addresses import split
 
-# Seconds without a connection after which no worker is left; the most seconds
-# that it waits for that after its parent process has ended, and after SIGTERM.
+# In seconds: the time without a connection after which no worker is left; the
+# longest wait for that after the parent process has ended; the longest wait for
+# it after SIGTERM.
 _QUIET, _LINGER, _GRACE = 0.5, 60.0, 8.0
 
 
@@ -64,7 +65,9 @@ def call_roll(
             [*watched, parent] if parent is not None else watched, [], []
         )
         if parent in ready:
-            raise EOFError("Whoever started this coordinator has ended.")
+            raise EOFError(
+                "The process that started this coordinator has ended."
+            )
         for index, connection in list(present.items()):
             # Workers send nothing after the first line: readable means closed.
             if connection in ready:

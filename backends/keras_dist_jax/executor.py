@@ -130,10 +130,10 @@ class JaxExecutor(Executor):
             if isinstance(leaf, jax.core.Tracer):
                 raise UnsupportedModelError(
                     "`strategy.run` can't be traced by `jax.jit`, `jax.grad` "
-                    "or their relatives: it calls a function once a replica, "
-                    f"each on its own device. Received: {leaf!r} as an "
-                    "argument. Expected: arrays. Use the transformation "
-                    "inside of the replica function."
+                    "or similar functions: it calls a function once for each "
+                    "replica, on the replica's own device. Received: "
+                    f"{leaf!r} as an argument. Expected: arrays. Use the "
+                    "transformation inside of the replica function."
                 )
 
     def bring(self, value: Any, index: int) -> Any:
@@ -200,7 +200,7 @@ class JaxExecutor(Executor):
         return self._resting(self.layout.narrow(result))
 
     def _resting(self, array: Any) -> Any:
-        """Puts a result that lies on the devices where variables are."""
+        """Puts a result on the devices where variables rest."""
         return array
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:

@@ -13,7 +13,7 @@ from keras_dist_jax.watch import Watch
 
 
 class Gate:
-    """A bound on the steps that are under way at the same time: here none."""
+    """The base class of gates, which lets any number of steps be under way."""
 
     lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     waits = False  # programs give an array to wait for
@@ -44,7 +44,7 @@ class Gate:
         """Waits for the owner's step; its errors are not raised."""
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
-        """Runs a program that deletes nothing; nobody gets its late errors."""
+        """Runs a program that deletes nothing; drops its late errors."""
         kept: list[Any] = []
         with self.lock:
             self.settle(None)

@@ -43,7 +43,7 @@ def called(equation: Any) -> Any:
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:
-    """Returns the atoms that are no literals."""
+    """Returns the atoms that are not literals."""
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
@@ -94,7 +94,7 @@ def computed(
     values: Mapping[Any, Any],
     enters: Callable[[Any], Any] = lambda equation: None,
 ) -> dict[Any, Any]:
-    """Runs equations; returns the values of their variables and of others.
+    """Runs equations; returns the given values, and those of the equations.
 
     Those for which `enters` returns a program are walked through.
     """
@@ -210,7 +210,7 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
         return [True] * outputs
     if name == "cond":
         if inputs[0] and meets_inside(equation):
-            raise _meeting_of_some("a branch that only some of them take")
+            raise _meeting_of_some("a branch that only some replicas take")
         branches = [_inside(b, inputs[1:]) for b in params["branches"]]
         either = [any(each) for each in zip(*branches, strict=True)]
         return [inputs[0] or own for own in either]
@@ -233,7 +233,7 @@ def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
         outputs = _inside(params["jaxpr"], [*fixed, *carry, *rows])
         after = [a or b for a, b in zip(carry, outputs, strict=False)]
         if after == carry:
-            # Without a step, what is carried comes out as it went in.
+            # If the loop runs no step, carried values come out as they went in.
             if not params["length"]:
                 return [*before, *outputs[carries:]]
             return outputs
@@ -252,17 +252,18 @@ def _of_while(equation: Any, inputs: list[bool]) -> list[bool]:
         after = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
         if after == carry:
             if stops and meets_inside(equation):
-                raise _meeting_of_some("a loop that some of them leave sooner")
+                raise _meeting_of_some("a loop that some replicas leave sooner")
             return after
         carry = after
 
 
 def _meeting_of_some(where: str) -> ReplicaDivergenceError:
     return ReplicaDivergenceError(
-        f"Replicas meet in {where}: the others would never come. Received: a "
-        "collective, an update or an assignment inside of control flow that "
-        "depends on what each replica has of its own. Expected: meetings that "
-        "all replicas come to. Meet first, then choose with `keras.ops.where`."
+        f"Replicas can't wait for each other in {where}: they would wait "
+        "forever. Received: a collective, an update or an assignment inside "
+        "of control flow that depends on each replica's own data. Expected: "
+        "calls that all replicas reach. Make the call first, then choose "
+        "between values with `keras.ops.where`."
     )
 
 
@@ -271,7 +272,7 @@ def _makes_differ(equation: Any) -> bool:
     name, groups = equation.primitive.name, "axis_index_groups"
     if not is_collective(equation):
         return name in _OF_EACH
-    # Each group of replicas has a result of its own.
+    # Each group of replicas has its own result.
     return name not in _MAKE_EQUAL or len(equation.params.get(groups) or ()) > 1
 
 

@@ -15,10 +15,11 @@ from keras_dist_jax.layout import Shapes
 class JoinedPerReplica(PerReplica):
     """A per-replica value with components that are shards of one array."""
 
-    # `joined` is over the layout's devices, cut along its first axis, or a
-    # tracer; `None` until it is made of `parts`. If it is `stacked`, that axis
-    # is one for replicas; else components are concatenated along it. `shapes`
-    # are the components' where they differ: then they are padded to one shape.
+    # `joined` is an array over the layout's devices, split along its first
+    # axis, or a tracer; it is `None` until it is made of `parts`. If `stacked`,
+    # the first axis is for replicas; else components are concatenated along it.
+    # `shapes` are the components' where they differ: then they are padded to
+    # one shape.
 
     def __init__(
         self,
@@ -75,9 +76,10 @@ class JoinedPerReplica(PerReplica):
         shapes = tuple(tuple(part.shape) for part in parts)
         if len({(len(p.shape), p.dtype) for p in parts}) > 1:
             raise ValueError(
-                "Components of a per-replica value go into one program. "
+                "All components of a per-replica value go into one program. "
                 f"Received: {[jax.typeof(p).str_short() for p in parts]}. "
-                "Expected: one dtype, and one number of axes."
+                "Expected: the same dtype and the same number of axes in "
+                "each."
             )
         if self.layout.is_wide:
             shapes = everyones or self.layout.everyones([shapes])[0]

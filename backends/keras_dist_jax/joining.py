@@ -116,7 +116,8 @@ def _on_abort(fn: Callable[[], None]) -> Any:
 START_TIMEOUT = 300.0
 # Seconds that one exchange with the coordinator may take.
 _EXCHANGE = 10.0
-# The chief's coordinator. Its input ends with this process, and it with that.
+# The chief's coordinator. Its input ends when this process ends, and then the
+# coordinator ends too.
 _children: list[subprocess.Popen[bytes]] = []
 
 
@@ -167,25 +168,25 @@ def _connect(
         thread.join(timeout=0.1)
     if thread.is_alive() or errors:
         raise WorkerLostError(
-            f"The coordinator at {address} did not answer any more while "
-            "workers were meeting there. Look for whether it, or the first "
-            "worker, was ended or stopped, and start all workers again."
+            f"The coordinator at {address} stopped answering while workers "
+            "were joining the cluster. Check whether the coordinator or the "
+            "first worker was ended or stopped, and start all workers again."
         ) from (errors[0] if errors else None)
 
 
 def _check(options: CommunicationOptions) -> None:
     if options.dtype is not None:
         raise ClusterError(
-            "On JAX the compiler decides in which dtype gradients travel, and "
-            f"it may widen them. Received: dtype={options.dtype!r} in "
-            "`CommunicationOptions`. Expected: None. Train in "
-            "'mixed_bfloat16', or choose the torch backend."
+            "On JAX the compiler chooses the dtype in which gradients are "
+            "sent, which may be a wider one. Received: "
+            f"dtype={options.dtype!r} in `CommunicationOptions`. Expected: "
+            "None. Train in 'mixed_bfloat16', or choose the torch backend."
         )
     if runtime.has_started():
         raise RuntimeError(
             "MultiWorkerMirroredStrategy must be created at program startup: "
-            "JAX has been used already. Make it before any array, model or "
-            "list of devices."
+            "JAX has been used already. Make the strategy before you make an "
+            "array or a model, and before you list devices."
         )
 
 
@@ -238,7 +239,7 @@ def _answer(cluster: Cluster, coordinator: str, timeout: float) -> None:
                 continue
             except OSError:
                 time.sleep(0.2)
-        # Who was present then has to come again.
+        # Workers that were present have to connect again.
         present.clear()
 
 
@@ -248,7 +249,7 @@ def _is_complete(
     deadline: float,
     present: set[int],
 ) -> bool:
-    """Tells whether all workers came before one connection has ended."""
+    """Tells whether all workers came before this connection ended."""
     connection.sendall(f"{cluster.index} {cluster.num_workers}\n".encode())
     with connection.makefile("rb") as lines:
         while True:
@@ -262,8 +263,8 @@ def _is_complete(
                     f"Received: worker {cluster.index} of "
                     f"{cluster.num_workers}. Expected: each position once, "
                     "and the same number of workers everywhere. Compare the "
-                    "variables of all workers, and look for some of an "
-                    "earlier run."
+                    "environment variables of all workers, and look for "
+                    "workers left from an earlier run."
                 )
             if not line:
                 return False
@@ -281,10 +282,14 @@ def _never_came(
         if index not in present and index != cluster.index
     ]
     where = cluster.coordinator or cluster.leader
-    met = "" if present else f" Nobody answered at {where}, where workers meet."
+    met = (
+        ""
+        if present
+        else f" Nothing answered at {where}, where workers join the cluster."
+    )
     return WorkerLostError(
-        f"Not all workers came within {timeout:g} seconds.{met} Missing: "
+        f"Not all workers joined within {timeout:g} seconds.{met} Missing: "
         f"{', '.join(missing)}. Expected: {cluster.num_workers} workers that "
-        "run the same script. See whether they were started, what they "
-        "printed, and whether they reach that address."
+        "run the same script. Check whether the missing workers were "
+        "started, what they printed, and whether they can reach that address."
     )

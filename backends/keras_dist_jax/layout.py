@@ -29,7 +29,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Programs(NamedTuple):
-    """The programs of one step, for batches on each replica whole, or cut."""
+    """The programs of one step, for batches whole on each replica, or split."""
 
     # Functions of (state, batch, rows), `rows` being `None` without padding.
     whole: Callable[..., Any]
@@ -51,8 +51,8 @@ class Layout(ABC):
         # The shardings, in programs, of values that each device has whole, and
         # of those that are cut over the replicas.
         self.whole = self.cut = sharding
-        # The number over all workers, and the position of the first of this
-        # worker's devices among them.
+        # The number of replicas on all workers, and the position among them of
+        # this worker's first device.
         self.num_replicas = len(self.devices)
         self.first = 0
         # Whether steps must not be dispatched on top of each other.

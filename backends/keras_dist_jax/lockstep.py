@@ -1,7 +1,8 @@
 """One program for replicas with values of different shapes.
 
-It holds the replica function once for each variant of shapes. A device runs the
-parts of its own, and all run each collective together, on the same shapes.
+It holds the replica function once for each variant of shapes. Each device runs
+the parts of its own variant, and all devices run each collective together, on
+the same shapes.
 """
 
 import dataclasses
@@ -33,8 +34,9 @@ class Lockstep:
             raise ReplicaDivergenceError(
                 "Replicas with different numbers of rows took different "
                 f"paths. Received: collectives {kinds}. Expected: the same "
-                "ones, of the same shapes, on each replica. Look for a branch "
-                "on shapes, and for collectives of row-shaped values."
+                "collectives, with the same shapes, on each replica. Look "
+                "for Python code that branches on shapes, and for "
+                "collectives of values with an axis of rows."
             )
 
     def same_results(self) -> list[bool]:
@@ -45,7 +47,7 @@ class Lockstep:
         ]
 
     def run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
-        """Runs on each device the variant that it has."""
+        """Runs on each device the device's own variant."""
         values = [each.start(arguments) for each in self._variants]
         count = len(self._variants[0].meetings)
         for index in range(count):
@@ -160,7 +162,7 @@ class _Variant:
 
 
 def _selected(variant: Any, atoms: Any, values: list[Any]) -> list[Any]:
-    """Selects the values of atoms, on each device those of its variant."""
+    """Selects, on each device, the values of atoms in the device's variant."""
     each = [
         [jaxprs.value_of(atom, own) for atom in of_variant]
         for of_variant, own in zip(atoms, values, strict=True)
@@ -196,16 +198,18 @@ def _to_inline(equation: Any) -> Any:
     if program is not None:
         return program
     raise UnsupportedModelError(
-        "Replicas can't meet inside of control flow in a step in which they "
-        "have different numbers of rows. Received: a collective inside of "
-        f"`{equation.primitive.name}`. Expected: losses, metrics, updates and "
-        "synchronized statistics outside of `cond`, `scan`, `while_loop` and "
-        "recurrent cells. Move it out, or drop the partial batch."
+        "Replicas can't wait for each other inside of control flow in a step "
+        "where they have different numbers of rows. Received: a collective "
+        f"inside of `{equation.primitive.name}`. Expected: losses, metrics, "
+        "updates and synchronized statistics outside of `cond`, `scan`, "
+        "`while_loop` and recurrent cells. Move the collective out, or drop "
+        "the partial batch."
     )
 
 
-# By an equation: parameters that don't change its results. The derivatives
-# were taken before, and their rules are new functions in each trace.
+# For each kind of equation, the parameters that don't change its results.
+# Derivatives are taken before, and each trace makes new functions for their
+# rules.
 _UNUSED = {
     "checkpoint": {"policy"},
     "custom_jvp_call": {"jvp_jaxpr_fun"},

@@ -26,8 +26,8 @@ def is_update(equation: Any) -> bool:
 class Updates(ABC):
     """Updates of optimizers in a trace, in place of Keras' own."""
 
-    # Those without gradients or by an optimizer that is not built are Keras'
-    # own, and so are those that an update is made of.
+    # Keras' own method runs for updates without gradients, for an optimizer
+    # that is not built, and for the updates that one update is made of.
 
     def __init__(self) -> None:
         self._is_inside = False
@@ -85,7 +85,7 @@ class Updates(ABC):
 
 
 class OptimizerCalls(Updates):
-    """Updates as one equation of a step's program each, to run elsewhere."""
+    """Makes each update one equation of a step's program, to run elsewhere."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,9 +31,9 @@ class Partition:
     """A program in two parts; the second depends on updates of optimizers.
 
     The second part can run elsewhere if all its other inputs are gradients, or
-    single numbers. Otherwise the first update is left to the first part, as in
-    a step whose second loss is of weights that the first update has changed;
-    then the second update, until the rest can follow.
+    single numbers. Otherwise the first update moves to the first part, as in a
+    step whose second loss uses weights that the first update has changed. Then
+    the second update moves, and so on, until the rest can follow.
     """
 
     def __init__(self, closed: Any, size: int) -> None:
@@ -51,7 +51,7 @@ class Partition:
         self._cut()
 
     def _can_follow(self, updates: Sequence[Any]) -> bool:
-        """Finds the equations after updates; tells if they can run apart."""
+        """Finds equations after updates; tells if they can run elsewhere."""
         chosen = set(map(id, updates))
         state = set(self._state)
         late: set[Any] = set()
@@ -112,8 +112,8 @@ class Partition:
     def updates(self, owners: Sequence[Any], primary: Any) -> list[Update]:
         """Splits the part after the gradients by owner, if that is exact.
 
-        It is exact if an owner's part takes nothing of another's but single
-        numbers, such as the count of steps. Else there is one `Update` for all.
+        It is exact if an owner's part takes only single numbers from another's
+        part, such as the count of steps. Else there is one `Update` for all.
         """
         if not self._later:
             return []

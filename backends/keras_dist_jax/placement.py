@@ -130,7 +130,7 @@ def shard_on(array: Any, device: Any) -> Any:
     """Returns an array's shard on a device, or copies the array there."""
     if isinstance(array, jax.core.Tracer):
         return array
-    # A shard would be another object, whose holders no variable counts.
+    # A shard would be another object, and no variable counts references to it.
     if array.devices() == {device}:
         return array
     if array.is_fully_replicated:
@@ -149,7 +149,7 @@ def own_shard_on(array: Any, device: Any) -> Any:
 
 
 def lend(variable: keras.Variable, device: Any) -> Any:
-    """Returns a variable's value on a device, maybe in its memory, to keep."""
+    """Returns a variable's value on a device, to keep; it may share memory."""
     array = internals.array_of(variable)
     # From another device, `shard_on` copies.
     if not shards.is_sharded(variable) and device in array.devices():

@@ -295,7 +295,7 @@ class Program:
 
 
 def _arrays_of(slots: list[Slot], num_donated: int) -> list[Any]:
-    """Returns the variables' arrays; the first ones were not lent."""
+    """Returns the variables' arrays; the first `num_donated` are not lent."""
     found = []
     for index, slot in enumerate(slots):
         attributes = slot.attributes

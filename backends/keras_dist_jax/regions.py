@@ -147,7 +147,7 @@ class Region:
         return PerReplica(values)
 
     def traced(self, value: Any) -> Any:
-        """Makes a constant a value of each replica's own."""
+        """Traces a constant as a value that may differ between replicas."""
         # A collective would multiply a constant by the number of replicas,
         # while replicas with other numbers of rows may have another constant.
         if isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
@@ -185,12 +185,12 @@ class RegionScope(TraceScope):
         region = self.trace
         if region.trace.branches > region.branches:
             raise UnsupportedModelError(
-                "Replicas can't meet to write variables in a branch of a "
+                "Replicas can't write a variable together in a branch of a "
                 f"compiled function. Received: variable '{variable.path}', "
                 "written in `cond` by an optimizer, `merge_call` or an "
-                "assignment that is aggregated. Expected: meetings outside of "
-                "control flow. Choose what to apply with `keras.ops.where`, "
-                "and apply it in every step."
+                "assignment that is aggregated. Expected: such writes "
+                "outside of control flow. Choose the value with "
+                "`keras.ops.where`, and apply it in every step."
             )
         if is_split(variable):
             value = lax.select_n(

@@ -1,4 +1,4 @@
-"""Replica functions as one call a replica, each on its device."""
+"""Replica functions, called once for each replica, on the replica's device."""
 
 import contextlib
 import functools
@@ -120,11 +120,11 @@ class JaxReplica(Replica):
         for leaf in jax.tree.leaves(value):
             if isinstance(leaf, jax.core.Tracer):
                 raise UnsupportedModelError(
-                    f"Replicas can't meet for {what} inside of `jax.jit`, "
-                    "`jax.vmap`, `jax.lax` control flow or a second "
-                    f"derivative: JAX gave {leaf!r} in place of a value. "
-                    "Expected: collectives, updates and assignments in the "
-                    "replica function itself or under `jax.grad` and "
+                    f"Replicas can't wait for each other for {what} inside of "
+                    "`jax.jit`, `jax.vmap`, `jax.lax` control flow or a "
+                    f"second derivative: JAX gave {leaf!r} in place of a "
+                    "value. Expected: collectives, updates and assignments "
+                    "in the replica function itself or under `jax.grad` and "
                     "`jax.value_and_grad`. Move the call out of the "
                     "transformed function."
                 )

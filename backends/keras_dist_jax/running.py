@@ -1,7 +1,8 @@
-"""A model's state while its steps run: here, and not in its variables.
+"""Storage of a model's state while its steps run, in place of variables.
 
-After a failure of a step on the device, whose inputs are gone, variables get
-the state at the start of the epoch; after any other, that of the last step.
+If a step fails on the device, its inputs are gone, and variables get the state
+at the start of the epoch. After any other failure, they get the state after the
+last step.
 """
 
 import collections
@@ -180,8 +181,8 @@ class Running:
             raise RuntimeError(
                 f"Variable '{variable.path}' was read inside of a step that "
                 "does not get it as part of its state. Expected: only the "
-                "model's own variables, through `stateless_call` and its "
-                "relatives."
+                "model's own variables, through `stateless_call` and similar "
+                "methods."
             )
         self.sync()
         return internals.array_of(variable)
@@ -303,9 +304,10 @@ def _groups_like(new: Any, old: Any) -> list[list[Any]]:
     got, expected = [len(g) for g in groups], [len(g) for g in old]
     if got != expected:
         raise ValueError(
-            "A step returned a state of another length than it was given. "
-            f"Received: groups of {got} values. Expected: {expected}. Return "
-            "a value for each variable, changed or not."
+            "A step returned a state with a different number of values than "
+            f"it was given. Received: groups of {got} values. Expected: "
+            f"{expected}. Return a value for each variable, even if it did "
+            "not change."
         )
     return groups
 
@@ -314,8 +316,8 @@ def _like(new: Any, old: Any) -> Any:
     """Casts `new` to the dtype of `old`, to avoid a second compilation."""
     if jnp.shape(new) != old.shape:
         raise ValueError(
-            "A step returned a value of another shape than its variable. "
-            f"Received: {jnp.shape(new)}. Expected: {old.shape}."
+            "A step returned a value whose shape is not that of its "
+            f"variable. Received: {jnp.shape(new)}. Expected: {old.shape}."
         )
     weak = getattr(new, "weak_type", True)
     if not weak and new.dtype == old.dtype:

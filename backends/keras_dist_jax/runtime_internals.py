@@ -25,7 +25,8 @@ from typing import Any
 
 from jaxlib import _jax
 
-# Seconds. By its own timeouts JAX aborts processes; the watch does it better.
+# Seconds. JAX aborts processes after its own timeouts, so these are long: the
+# watch reports lost workers better.
 _NEVER = 7 * 24 * 3600
 # Clients, kept as long as the process lives: their end waits for others.
 _KEPT: list[Any] = []

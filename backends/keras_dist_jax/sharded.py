@@ -1,6 +1,7 @@
 """Optimizers whose state is sharded over the replicas.
 
-Updates are Keras' own, of whole variables; the compiler makes them of parts.
+Updates are Keras' own, on whole variables; the compiler makes each device
+compute its part.
 """
 
 import contextlib
@@ -229,7 +230,7 @@ def _shard_built(optimizers: Sequence[Any], layout: Layout) -> None:
 
 
 class ConstrainedUpdates(Updates):
-    """Updates of which each device makes its part."""
+    """Updates of which each device computes its own part."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__()
@@ -255,7 +256,8 @@ class ConstrainedUpdates(Updates):
     def _part(self, value: Any) -> Any:
         if not isinstance(value, jax.core.Tracer):
             return value
-        # Whole before: else the compiler cuts what the value is made of, too.
+        # The value is made whole first: else the compiler would also shard the
+        # values that it is computed from.
         parts = Shards(value.shape, self._layout)
         return parts.constrained(self._whole(value))
 

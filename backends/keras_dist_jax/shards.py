@@ -35,7 +35,8 @@ class Shards:
         self._shape = tuple(shape)
         count = layout.num_replicas
         of_array = self._shape or (1,)
-        # The largest axis of equal parts, or the largest if none has them.
+        # The largest axis that splits into equal parts, or else the largest
+        # axis.
         self._axis = max(
             range(len(of_array)),
             key=lambda axis: (of_array[axis] % count == 0, of_array[axis]),
@@ -91,7 +92,7 @@ class Shards:
         return self._joined(value.shape, parts)
 
     def put_own(self, part: np.ndarray[Any, Any]) -> Any:
-        """Makes the array of this worker's part, as of `arrays.own_part`."""
+        """Makes the array from this worker's part, as `own_part` gives it."""
         axis = self._axis
         parts = np.split(part, len(self.layout.devices), axis)
         shape = list(part.shape)
@@ -125,7 +126,7 @@ def is_sharded(variable: keras.Variable) -> bool:
 
 
 def split(variable: keras.Variable, layout: Layout) -> None:
-    """Leaves each replica its part of a variable; idempotent and cheap."""
+    """Leaves each replica only its part of a variable; cheap to repeat."""
     value = None if is_sharded(variable) else internals.array_of(variable)
     if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return

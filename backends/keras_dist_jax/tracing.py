@@ -202,7 +202,7 @@ def raise_explained(error: BaseException, name: str) -> NoReturn:
     if isinstance(error, jax.errors.UnexpectedTracerError):
         raise TraceError(
             f"The compiled function '{name}' uses a tensor that belongs to "
-            "another trace: Python kept it, in a list, a global or an "
+            "another trace: Python code kept it in a list, a global or an "
             "attribute, and it has no value outside of the trace. Received: "
             f"{received} Expected: tensors that are returned, or kept in a "
             "`keras.Variable` with `assign`."

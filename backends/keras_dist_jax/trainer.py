@@ -93,10 +93,11 @@ def _check_lengths(
         raise UnsupportedModelError(
             f"`{name}` of model '{model.name}' made variables while it was "
             f"traced. Received: {got} variables in the groups "
-            f"{list(_GROUPS[name])}. Expected: {expected}, of {len(known)} "
-            "in all, as before the step. Build layers, optimizers and "
-            "metrics before `fit`: call the model and `update_state` on a "
-            "batch, `optimizer.build(variables)`, then `reset_state()`."
+            f"{list(_GROUPS[name])}. Expected: {expected} variables, "
+            f"{len(known)} in all, as before the step. Build layers, "
+            "optimizers and metrics before `fit`: call the model and "
+            "`update_state` on a batch, `optimizer.build(variables)`, then "
+            "`reset_state()`."
         )
 
 
@@ -105,12 +106,11 @@ def _check_assigned(name: str, scope: _StateScope, groups: Any) -> None:
     for key, variable in scope.assigned.items():
         if key not in known:
             raise UnsupportedModelError(
-                f"`{name}` assigned variable '{variable.path}', which is no "
-                "part of the model's state, so that its value would be lost "
-                f"on JAX. Expected: variables in {list(_GROUPS[name])} of "
-                "the model. Make what owns it (a layer, a metric, an "
-                "optimizer, a `keras.random.SeedGenerator`) an attribute of "
-                "the model."
+                f"`{name}` assigned variable '{variable.path}', which is not "
+                "part of the model's state, so its value would be lost on "
+                f"JAX. Expected: variables in {list(_GROUPS[name])} of the "
+                "model. Make its owner (a layer, a metric, an optimizer, a "
+                "`keras.random.SeedGenerator`) an attribute of the model."
             )
 
 
@@ -134,8 +134,8 @@ class Trainer:
         for name in makers:
             if getattr(cls, name) is not getattr(keras.Model, name):
                 raise UnsupportedModelError(
-                    f"{cls.__name__} has its own `{name}`, which a strategy "
-                    "on JAX has to write itself. Expected: Keras' own. "
+                    f"{cls.__name__} overrides `{name}`, which a strategy on "
+                    "JAX has to replace. Expected: Keras' own method. "
                     "Override `train_step`, `test_step` or `predict_step`, "
                     "or make the model outside of the scope."
                 )

@@ -24,8 +24,8 @@ from keras_dist.plugin.heartbeats import SignsOfLife
 from keras_dist.plugin.heartbeats import lost_error
 
 DEFAULT_PATIENCE = 600.0
-# Seconds of silence after which a worker is blamed for a collective that
-# failed; and that Python gets to raise an error.
+# In seconds: the silence after which a worker is blamed for a failed
+# collective; the time that Python gets to raise an error.
 _SILENCE, _GRACE = 3.0, 5.0
 _LIVES, _LEFT, _FAILED, _LOST = "lives", "left", "failed", "lost"
 _BUSY, _FREE = "busy", "free"
@@ -56,7 +56,7 @@ class Watch(SignsOfLife):
         self._texts = dict.fromkeys(self._others, _LIVES)
         self._timeout = timeout or SILENCE
         self._patience = timeout or DEFAULT_PATIENCE
-        # By worker that waits for no other: since when.
+        # For each worker that waits for no other: the time since when.
         self._free: dict[int, float] = {}
         self._waits_since: float | None = None
         self._pending: tuple[Any, float] | None = None
@@ -72,7 +72,7 @@ class Watch(SignsOfLife):
         self._waits_since = time.monotonic()
 
     def exit(self, pending: Any = None) -> None:
-        """Notes that this worker waits for no more than an array, if any."""
+        """Notes that this worker now waits for an array at most."""
         self._waits_since = None
         if pending is not None:
             self._pending = pending, time.monotonic()
@@ -87,7 +87,7 @@ class Watch(SignsOfLife):
     def culprits(self) -> WorkerLostError | None:
         """Returns the error of a failed collective, once silence shows."""
         began = time.monotonic()
-        # Silence while this process was stopped itself does not count.
+        # Silence does not count while this process itself was stopped.
         while (
             time.monotonic() < max(began, self._granted) + 2 * _SILENCE + _GRACE
         ):
@@ -145,7 +145,8 @@ class Watch(SignsOfLife):
         super()._exchange()
 
     def _look(self) -> None:
-        # The time since the last exchange tells whether that goes on.
+        # Errors are ignored: the time since the last exchange shows a lasting
+        # one.
         with contextlib.suppress(Exception):
             super()._look()
         for index, text in self._texts.items():
@@ -207,15 +208,18 @@ class Watch(SignsOfLife):
             if kind == _FAILED:
                 found[index] = _Reason(f"failed with {rest}")
             elif kind == _LOST:
-                found[index] = _Reason("ended: it lost another one", True)
+                found[index] = _Reason(
+                    "ended because it lost another worker", True
+                )
             elif kind == _LEFT and ended:
                 found[index] = _Reason("has ended already")
             elif kind == _LIVES and silent > silence:
                 found[index] = _Reason(
-                    f"died, or does not answer (for {silent:.0f} seconds)"
+                    f"died, or has not answered for {silent:.0f} seconds"
                 )
         found = found or self._idle(now)
-        # Those that ended for another's loss count if there is no other.
+        # Workers that ended because another was lost count only if there are no
+        # other lost workers.
         first = {i: each for i, each in found.items() if not each.follows}
         return first or found
 
@@ -225,7 +229,7 @@ class Watch(SignsOfLife):
         if since is None:
             return {}
         return {
-            index: _Reason(f"takes no part (for {now - free:.0f} seconds)")
+            index: _Reason(f"has not taken part for {now - free:.0f} seconds")
             for index, free in self._free.copy().items()
             if now - max(free, since, self._granted) > self._patience
         }

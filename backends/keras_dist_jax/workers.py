@@ -125,7 +125,7 @@ class JaxWorkers(Workers):
         return self._here(np.concatenate(parts, axis))
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Sends as many integers below 2**31 from each worker to every one."""
+        """Sends integers below 2**31, equally many from each worker, to all."""
         # The first numbers fit the smallest buffer, so that workers with
         # different counts run the same program, and find the difference.
         first, rest = numbers[: _SMALLEST - 1], numbers[_SMALLEST - 1 :]
@@ -134,10 +134,11 @@ class JaxWorkers(Workers):
         counts = [int(count) for count in found[:, 0]]
         if len(set(counts)) > 1:
             raise ReplicaDivergenceError(
-                "Workers called a function with arguments of other structures. "
-                f"Received: {counts} sizes on workers 0 to {len(counts) - 1}. "
-                "Expected: the same structure and ranks on each. Look for "
-                "data that ends earlier on one of them."
+                "Workers called a function with arguments of different "
+                f"structures. Received: {counts} sizes on workers 0 to "
+                f"{len(counts) - 1}. Expected: the same structure and ranks "
+                "on each. Look for data that ends earlier on one of the "
+                "workers."
             )
         everyone = [[int(n) for n in each[1:]] for each in found]
         if rest:
@@ -197,7 +198,7 @@ class JaxWorkers(Workers):
 
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
-    """Returns each worker's `jax.Device`s, as many and in the same order."""
+    """Returns each worker's `jax.Device`s, equally many, in the same order."""
     by_worker: list[list[Any]] = [[] for _ in range(cluster.num_workers)]
     for device in jax.devices(platform):
         by_worker[device.process_index].append(device)
@@ -206,8 +207,9 @@ def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
         raise ClusterError(
             "Each worker needs as many devices as the others. Received: "
             f"{counts} devices on workers 0 to {len(counts) - 1}. Expected: "
-            "one number. Hide some, for instance with CUDA_VISIBLE_DEVICES, "
-            "or set KERAS_DIST_VIRTUAL_DEVICES on all workers alike."
+            "the same number on each. Hide some devices, for instance with "
+            "CUDA_VISIBLE_DEVICES, or set KERAS_DIST_VIRTUAL_DEVICES to one "
+            "number on all workers."
         )
     return [sorted(own, key=lambda device: device.id) for own in by_worker]
 

@@ -61,11 +61,11 @@ class TensorFlowBackend(Backend, Differentiates):
             if present == num_devices:
                 return
             raise VirtualDevicesError(
-                f"set_virtual_devices({num_devices}) came after TensorFlow "
-                f"had started, with {present} CPU device(s). Call it before "
-                "anything makes a tensor, a variable or a strategy, or set "
-                "the environment variable KERAS_DIST_VIRTUAL_DEVICES before "
-                "keras_dist is imported."
+                f"set_virtual_devices({num_devices}) was called after "
+                f"TensorFlow had started, with {present} CPU device(s). Call "
+                "it before anything makes a tensor, a variable or a "
+                "strategy, or set the environment variable "
+                "KERAS_DIST_VIRTUAL_DEVICES before keras_dist is imported."
             ) from error
 
     def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
@@ -120,9 +120,9 @@ class TensorFlowBackend(Backend, Differentiates):
     def plan_of_native(self, strategy: Any) -> Plan:
         if not isinstance(strategy, _TAKEN_OVER):
             raise TypeError(
-                "Only strategies of one worker with a copy of each variable "
-                f"on each device can be taken over. Received: {strategy!r} of "
-                f"type {type(strategy).__name__}. Expected: a "
+                "Only a tf.distribute strategy with one worker and a copy of "
+                "each variable on each device can be taken over. Received: "
+                f"{strategy!r} of type {type(strategy).__name__}. Expected: a "
                 "tf.distribute.MirroredStrategy or OneDeviceStrategy."
             )
         extended = strategy.extended

@@ -122,7 +122,7 @@ def _check_port(index: int, own: str) -> None:
             )
             raise ClusterError(
                 f"The port of worker {index} is {reason}. Received: '{own}'. "
-                "Choose a free port, or end what uses it."
+                "Choose a free port, or end the process that uses it."
             ) from error
 
 
@@ -209,18 +209,19 @@ def _not_joined(
     if "Could not start gRPC server" in error.message:
         return ClusterError(
             f"Worker {cluster.index} can't listen at its address '{own}': "
-            f"{error.message}. Choose a free port, or end what uses it."
+            f"{error.message}. Choose a free port, or end the process that "
+            "uses it."
         )
     # TensorFlow lists missing workers after these words. Without a list the
     # chief is missing.
     _, _, listed = error.message.partition("timed out task names:")
     missing = tasks_in(listed.partition("Additional")[0]) or [0]
     return WorkerLostError(
-        f"Not all of the {cluster.num_workers} workers came within "
+        f"Not all of the {cluster.num_workers} workers joined within "
         f"{seconds:g} seconds: {_names(missing, cluster)} did not. See what "
         "they printed, start all workers at about the same time, check that "
-        "this machine reaches those addresses, or give `timeout_seconds` of "
-        "`CommunicationOptions` more."
+        "this machine can reach those addresses, or raise `timeout_seconds` "
+        "of `CommunicationOptions`."
     )
 
 
@@ -248,9 +249,9 @@ def _reason(message: str, cluster: Cluster, timeout: float) -> str:
     found = tasks_in(silent[1]) if silent else []
     lost = _others(found, cluster)
     if lost:
-        return f"{_names(lost, cluster)} gave no sign of life"
+        return f"{_names(lost, cluster)} stopped answering"
     if found:
-        return "they count it as lost, because it gave no sign of life"
+        return "they count it as lost, because it stopped answering"
     lost = [
         index
         for index in _others(range(cluster.num_workers), cluster)
@@ -264,9 +265,9 @@ def _reason(message: str, cluster: Cluster, timeout: float) -> str:
         return f"the connection to {_names(lost, cluster)} broke"
     return (
         "every worker is alive, but not all of them took part within "
-        f"{timeout:g} seconds. They may run other code or other data, or "
-        "one of them does something else for longer: then give "
-        "`timeout_seconds` of `CommunicationOptions` more"
+        f"{timeout:g} seconds. They may run different code or have different "
+        "data, or one of them is busy with something else: then raise "
+        "`timeout_seconds` of `CommunicationOptions`"
     )
 
 
@@ -296,7 +297,7 @@ def listen_to_own_address(cluster: Cluster) -> None:
     if not ips:
         raise ClusterError(
             "This worker's host can't be looked up any more, so its server "
-            "can't be kept to one address. Received: "
+            "can't be limited to one address. Received: "
             f"'{cluster.addresses[cluster.index]}'. Expected: a name or an IP "
             "address that this machine can look up each time."
         )

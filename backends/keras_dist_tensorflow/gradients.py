@@ -162,11 +162,11 @@ def _split(gradient: tf.IndexedSlices) -> list[tuple[str, OriginNode, Any]]:
     sizes = [_size(node) for node in nodes]
     if any(size is None for size in sizes):
         warnings.warn(
-            "A variable is looked up in several places of a `tf.function` "
-            "of the model's own, by indices from the batch and by others. "
-            "Its rows can't be told apart, so optimizers that square "
-            "gradients give other numbers than on one device. Take the "
-            "`tf.function` off: Keras compiles the whole step.",
+            "A variable is looked up in several places of the model's own "
+            "`tf.function`, by indices from the batch and by other indices. "
+            "The gradients of the two can't be told apart, so optimizers "
+            "that square gradients give different numbers from those of one "
+            "device. Remove the `tf.function`: Keras compiles the whole step.",
             stacklevel=2,
         )
         return [(_ROWS, nodes[0], gradient)]

@@ -289,13 +289,14 @@ def _value_of(tensor: Any) -> bool | None:
 
 def _warn(name: str, count: int | None) -> None:
     warnings.warn(
-        f"Variable '{name}' is looked up by {count} equal indices that no row "
-        f"of the batch is in, as many as each replica has rows: they may be "
-        "one for each row, of which one device would have more, or the same "
-        "for any batch. They count as one for each row, which optimizers that "
-        "square gradients tell apart. If they are, compute them from the "
-        "batch, as `0 * x + 2` does in place of `ops.full`; else make them "
-        "outside of the step, as a tensor in the constructor. See "
-        "'The numbers differ' in tutorials/errors.md.",
+        f"Variable '{name}' is looked up by {count} equal indices that are "
+        "not computed from the batch, as many as each replica has rows. "
+        "There may be one for each row, so that one device would have more "
+        "of them, or the same number for any batch. They are taken as one "
+        "for each row, which matters to optimizers that square gradients. If "
+        "that is right, compute them from the batch: write `0 * x + 2` in "
+        "place of `ops.full`. Else make them outside of the step, as a "
+        "tensor in the constructor. See 'The numbers differ' in "
+        "tutorials/errors.md.",
         stacklevel=2,
     )

@@ -68,13 +68,13 @@ class TensorFlowReplica(Replica):
     def check_meeting(self, what: str) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise UnsupportedModelError(
-                f"Replicas can't meet for {what} inside of `cond`, "
-                "`while_loop`, `scan`, `map`, a recurrent layer's cell or a "
-                "`tf.function` of its own: TensorFlow traces those apart. "
-                "Expected: losses, metrics, updates and batch normalization "
-                "outside of control flow. Move it out, unroll the loop "
-                "(`unroll=True` in recurrent layers), compile with "
-                "`run_eagerly=True`, or use one device."
+                f"Replicas can't wait for each other for {what} inside of "
+                "`cond`, `while_loop`, `scan`, `map`, a recurrent layer's "
+                "cell or a `tf.function` of its own: TensorFlow traces those "
+                "separately. Expected: losses, metrics, updates and batch "
+                "normalization outside of control flow. Move the call out, "
+                "unroll the loop (`unroll=True` in recurrent layers), "
+                "compile with `run_eagerly=True`, or use one device."
             )
 
     def read(self, variable: keras.Variable) -> Any:
@@ -82,9 +82,10 @@ class TensorFlowReplica(Replica):
         if native is None:
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' was made in the middle of a "
-                "step, on one replica. Expected: every layer, metric and "
-                "optimizer built before. Build the model before `fit`, with "
-                "`model.build(shape)` or by calling it on a batch."
+                "step, on one replica. Expected: layers, metrics and "
+                "optimizers that were built before. Build the model before "
+                "`fit`, with `model.build(shape)` or by calling it on a "
+                "batch."
             )
         return native
 
@@ -93,10 +94,11 @@ class TensorFlowReplica(Replica):
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' was assigned inside of `cond`, "
                 "`while_loop`, `scan`, `map` or a `tf.function` of its own, "
-                "which TensorFlow traces apart: the replica can't hold the "
-                "value. Expected: assignments, random layers, metrics and "
-                "batch normalization in the replica function itself. Wrap "
-                "the whole of `strategy.run` in a `tf.function` instead."
+                "which TensorFlow traces separately, so the replica can't "
+                "keep the value. Expected: assignments, random layers, "
+                "metrics and batch normalization in the replica function "
+                "itself. Wrap the whole of `strategy.run` in a `tf.function` "
+                "instead."
             )
 
     def hold(self, variable: keras.Variable, value: Any) -> Any:
@@ -190,12 +192,12 @@ def _counted(
     inverse = step.share.inverse
     if not all(are_variables) and not all(are_sums):
         raise UnsupportedModelError(
-            "`tape.gradient` was asked at once for gradients of targets "
-            "with a value a row and of targets without, with respect to "
-            f"variables and other tensors. Received: targets of shapes "
-            f"{[tuple(each.shape) for each in targets]}. Expected: "
-            "targets of one of the kinds, for each replica has a share of "
-            "the rows. Call it once for each, with a persistent tape."
+            "One call of `tape.gradient` asks for gradients of targets with "
+            "a value for each row and of targets without, with respect to "
+            "variables and other tensors. Received: targets of shapes "
+            f"{[tuple(each.shape) for each in targets]}. Expected: targets of "
+            "one kind, because each replica has only a share of the rows. "
+            "Call `tape.gradient` once for each kind, with a persistent tape."
         )
     if not all(are_variables):
         result = of(output_gradients)
@@ -257,7 +259,7 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
             )
         ]
 
-    what = "the gradient of targets with a value a row"
+    what = "the gradient of targets with a value for each row"
     result: list[bool] = step.replica.meet(what, agree, (own, may_be))
     return result
 

@@ -95,12 +95,13 @@ class Traced:
 
     def _of_python(self, error: Exception) -> str:
         return (
-            f"The compiled function '{self._name}' makes Python decide by the "
-            f"value of a tensor, which is not known yet. Received: {error} "
-            "Expected: `keras.ops.cond`, `keras.ops.where`, "
-            "`keras.ops.while_loop` and the like in place of `if`, `while` "
-            "and `for`, as on every backend. Or pass the value as a number "
-            "of Python, of which each is compiled on its own."
+            f"The compiled function '{self._name}' lets Python branch on the "
+            "value of a tensor, which is not known while the function is "
+            f"traced. Received: {error} Expected: `keras.ops.cond`, "
+            "`keras.ops.where`, `keras.ops.while_loop` and similar functions "
+            "in place of `if`, `while` and `for`, as on every backend. Or "
+            "pass the value as a Python number: the function is compiled "
+            "again for each new number."
         )
 
 

@@ -361,9 +361,9 @@ def _size_of(tensor: Any) -> Any:
 def _size(dtype: tf.DType) -> int:
     if dtype in (tf.string, tf.resource, tf.variant):
         raise TypeError(
-            "Only numbers and booleans travel between workers on TensorFlow. "
-            f"Received: a tensor of dtype '{dtype.name}'. Encode it as "
-            "numbers, for instance with `keras.layers.StringLookup`."
+            "Only numbers and booleans can be sent between workers on "
+            f"TensorFlow. Received: a tensor of dtype '{dtype.name}'. Encode "
+            "it as numbers, for instance with `keras.layers.StringLookup`."
         )
     return int(dtype.size)
 
@@ -410,13 +410,13 @@ def _of_known_size(tensor: Any, like: Any, worker: int) -> Any:
         return tensor
     size = tf.shape(tensor)[0]
     message = (
-        "Workers gather tensors of other sizes. Received: from worker "
+        "Workers gather tensors of different sizes. Received: from worker "
         f"{worker}, this number of rows:"
     )
     advice = (
-        f"Expected: {known}, as here. Sizes that differ between replicas must "
-        "be found while the graph runs, for instance by `tf.boolean_mask`, "
-        "not in Python."
+        f"Expected: {known}, as on this worker. Sizes that differ between "
+        "replicas must be found while the graph runs, for instance by "
+        "`tf.boolean_mask`, not in Python."
     )
     check = tf.debugging.Assert(tf.equal(size, known), [message, size, advice])
     with tf.control_dependencies([check]):

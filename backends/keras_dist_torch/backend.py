@@ -52,10 +52,10 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
             # PyTorch itself would allow this, but the same script has to work
             # on every backend.
             raise VirtualDevicesError(
-                f"set_virtual_devices({num_devices}) came after devices were "
-                f"in use: there are {self._num_cpus} CPU devices. Call it "
-                "before strategies are made and devices are listed, or set "
-                "KERAS_DIST_VIRTUAL_DEVICES."
+                f"set_virtual_devices({num_devices}) was called after devices "
+                f"were in use: there are {self._num_cpus} CPU devices. Call "
+                "it before strategies are made and devices are listed, or "
+                "set KERAS_DIST_VIRTUAL_DEVICES."
             )
         self._num_cpus = num_devices
 

@@ -148,11 +148,12 @@ def _refusing(original: Any) -> Any:
             name = original.__name__
             raise UnsupportedModelError(
                 f"`torch.nn.utils.{name}` was called in a `train_step` that "
-                "runs on several replicas. Each has gradients of its own rows "
-                "only, at tensors of its own that `model.parameters()` does "
-                "not give. Expected: gradients as they were computed. Use "
-                "`clipnorm`, `global_clipnorm` or `clipvalue` of the "
-                "optimizer, which clip their sum."
+                "runs on several replicas. Each replica has gradients of its "
+                "own rows only, on its own tensors, which "
+                "`model.parameters()` does not return. Expected: gradients "
+                "that stay as they were computed. Use `clipnorm`, "
+                "`global_clipnorm` or `clipvalue` of the optimizer, which "
+                "clip the sum of all replicas' gradients."
             )
         return original(*args, **kwargs)
 
@@ -207,11 +208,12 @@ def _of_one_device(hook: Callable[..., Any], share: Share) -> Any:
 def _refuse(method: str, name: str) -> NoReturn:
     raise UnsupportedModelError(
         f"`torch.Tensor.{method}` was called on the tensor of {name}, in a "
-        "model that runs on several replicas. Each replica would call the hook "
-        "with the gradient of its own rows. Expected: variables without hooks. "
-        "To clip gradients use `clipnorm`, `global_clipnorm` or `clipvalue` of "
-        "the optimizer; to change them in another way override its `apply`, "
-        "which gets their sum."
+        "model that runs on several replicas. Each replica would call the "
+        "hook with the gradient of its own rows. Expected: variables without "
+        "hooks. To clip gradients use `clipnorm`, `global_clipnorm` or "
+        "`clipvalue` of the optimizer; to change them in another way "
+        "override the optimizer's `apply`, which gets the sum of all "
+        "replicas' gradients."
     )
 
 

@@ -73,8 +73,9 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             if isinstance(layer, TorchModuleWrapper):
                 raise UnsupportedModelError(
                     f"Layer '{layer.name}' wraps a torch.nn.Module, whose "
-                    "parameters replicas would share. Expected: Keras layers. "
-                    "Use one device, or write it with Keras layers."
+                    "parameters replicas would share. Expected: Keras "
+                    "layers. Use one device, or write this layer with Keras "
+                    "layers."
                 )
 
     def run(
@@ -252,9 +253,10 @@ class TorchCentralExecutor(TorchReplicaExecutor):
         if len(set(map(torch_device, plan.variable_devices))) > 1:
             names = ", ".join(str(device) for device in plan.variable_devices)
             raise DeviceError(
-                "On PyTorch, variables with one copy share one memory, because "
-                "an optimizer updates them together. Received: "
-                f"parameter_device={names}. Expected: one GPU, or CPU devices."
+                "On PyTorch, all variables that have one copy must be in one "
+                "memory, because an optimizer updates them together. "
+                f"Received: parameter_device={names}. Expected: one GPU, or "
+                "CPU devices."
             )
         self._owners = Owners(plan.variable_devices)
 

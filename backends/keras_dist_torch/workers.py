@@ -309,7 +309,7 @@ def rendezvous(
     except RuntimeError as error:
         missing = [i for i, key in enumerate(keys) if not store.check([key])]
         raise WorkerLostError(
-            f"Not all workers came within {timeout:g} seconds. Missing: "
+            f"Not all workers joined within {timeout:g} seconds. Missing: "
             f"{', '.join(f'worker {i}' for i in missing)}. Expected: "
             f"{cluster.num_workers} workers, each started with its own index. "
             "See what they printed."
@@ -330,7 +330,7 @@ def _served(cluster: Cluster) -> Any:
         listener.bind(where)
     except OSError as error:
         is_used = error.errno == errno.EADDRINUSE
-        what = "is in use" if is_used else "is not of this host"
+        what = "is in use" if is_used else "is not an address of this host"
         raise ClusterError(
             f"The chief can't listen: its address {what}. Received: "
             f"'{cluster.leader}' ({error}). Expected: an address of this host "

@@ -28,10 +28,11 @@ from keras_dist.tools import counting
 ARMS = (
     "Ours: `fit` under `MirroredStrategy`. Keras: `fit` without a strategy, "
     "on the first device. All are fed with the same NumPy arrays. Python "
-    "calls: in the thread that trains. Collectives: on PyTorch, where "
-    "replicas are threads, how often they meet. Traced again: how often "
-    "Python ran the step after the arm was warm. To send: what `keras-dist "
-    "plan` computes. Live: what an arm added on all devices."
+    "calls are counted in the thread that trains. Collectives: on PyTorch, "
+    "where replicas are threads, how often they wait for each other. Traced "
+    "again: how often Python ran the step after the warm-up. To send: the "
+    "bytes that `keras-dist plan` computes. Live: the bytes that an arm "
+    "added on all devices."
 )
 
 # Plain Keras, which every backend can run.
@@ -82,9 +83,10 @@ def _notes(
             notes.append(
                 f"Losses after the first steps of {each.setting.title} "
                 f"differ: {each.base} {each.losses[each.base]:.4f}, {others}. "
-                "With ours, layers that draw random numbers do that, or it is "
-                "a bug; the framework's own arms may, for one, normalize "
-                "batches by a replica's rows only."
+                "In our arms, the cause is a layer that draws random "
+                "numbers, or a bug. The framework's own arms may differ for "
+                "other reasons: some normalize batches by one replica's rows "
+                "only."
             )
     return notes
 

@@ -149,8 +149,8 @@ def settings_of(
         rows = setting.size.rows
         if rows % setting.num_replicas:
             raise ValueError(
-                f"The {rows} rows of '{setting.size.name}' can't be cut into "
-                f"equal shares. Received: N = {setting.num_replicas}. "
+                f"The {rows} rows of '{setting.size.name}' can't be split "
+                f"into equal shares. Received: N = {setting.num_replicas}. "
                 f"Expected: a number that divides {rows}, such as 2 or 4."
             )
     return settings

@@ -178,7 +178,7 @@ def check_losses(
     for name, loss in far_losses(losses, base).items():
         if name not in others:
             raise LossMismatchError(
-                f"The arm '{name}' computes something else than the arm "
+                f"The arm '{name}' computes different numbers from the arm "
                 f"'{base}'. Received: a loss of {loss} after the first steps. "
                 f"Expected: {losses[base]}, up to {TOLERANCE:.0e} of it. This "
                 "is a bug; please report it with the versions you use."

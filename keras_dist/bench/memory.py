@@ -34,7 +34,7 @@ from keras_dist.strategies.strategy import Strategy
 from keras_dist.tools import counting
 
 SHARDED = "optimizer sharded"
-_LACK = "can't tell what memory is held"
+_LACK = "can't tell how much memory is held"
 # Layers of the model, all square.
 NUM_LAYERS = 4
 

@@ -22,10 +22,11 @@ from keras_dist.strategies.scan import scan_steps
 from keras_dist.strategies.strategy import Strategy
 
 ARMS = (
-    "Ours: `strategy.run` of a `keras_dist.function`. Reduced: and the loss "
-    "reduced in each step. Ragged: with a row less, in shares of two sizes. "
-    f"Scan: `scan_steps` of {measure.SCANNED_STEPS}. Keras: a Keras model in "
-    "the framework's own loop."
+    "Ours: `strategy.run` of a `keras_dist.function`. Reduced: the same, and "
+    "the loss is reduced in each step. Ragged: the batch has one row less, "
+    "so shares have two sizes. Scan: `scan_steps` of "
+    f"{measure.SCANNED_STEPS}. Keras: a Keras model in the framework's own "
+    "loop."
 )
 
 

@@ -101,7 +101,7 @@ class Processes:
         self.close()
         raise ProcessesError(
             f"One of {self._num_workers} worker processes has failed: "
-            f"{self._error}. What it wrote is above."
+            f"{self._error}. Its output is above."
         ) from self._error
 
 

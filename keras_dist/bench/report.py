@@ -76,11 +76,11 @@ def meaning(base: str) -> str:
     """Returns an explanation of ratios and verdicts."""
     least, most = measure.NOISE
     return (
-        "Ratios are medians of paired blocks, with quartiles. A/A is "
-        f"the arm '{base}' against a copy of itself: outside of {least} to "
-        f"{most}, or with quartiles more than {measure.SPREAD} apart, the "
-        "verdict is noise. With fewer than "
-        f"{measure.LEAST_ROUNDS} rounds there is none."
+        "Ratios are medians of paired blocks, with quartiles. A/A is the arm "
+        f"'{base}' against a copy of itself. If that ratio is outside of "
+        f"{least} to {most}, or its quartiles are more than {measure.SPREAD} "
+        f"apart, the verdict is noise. With fewer than {measure.LEAST_ROUNDS} "
+        "rounds there is no verdict."
     )
 
 

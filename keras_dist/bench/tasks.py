@@ -76,9 +76,9 @@ def users_task(spec: str, rows: int) -> Task:
     lengths = {len(each) for each in keras.tree.flatten((x, y))}
     if len(lengths) > 1 or min(lengths) < rows:
         raise ValueError(
-            f"--model {spec}: the arrays must have as many rows as one "
-            f"another, and at least --batch-size. Received: {sorted(lengths)} "
-            f"rows. Expected: at least {rows}."
+            f"--model {spec}: all arrays must have the same number of rows, "
+            f"and at least --batch-size. Received: {sorted(lengths)} rows. "
+            f"Expected: at least {rows}."
         )
     task = Task(
         loops.ModelSize(spec, rows, ()), lambda: called(spec, function)[0], x, y
@@ -105,8 +105,8 @@ def _check(spec: str, given: Any) -> None:
     model, x, y = given
     if not isinstance(model, keras.Model) or not model.compiled:
         raise ValueError(
-            f"--model {spec}: the first of what the function returns must be "
-            f"a compiled `keras.Model`. Received: {model!r}. Call "
+            f"--model {spec}: the first value that the function returns must "
+            f"be a compiled `keras.Model`. Received: {model!r}. Call "
             "`model.compile` in the function."
         )
     for name, nest in (("x", x), ("y", y)):
@@ -114,8 +114,9 @@ def _check(spec: str, given: Any) -> None:
         if not leaves or not all(isinstance(a, np.ndarray) for a in leaves):
             kinds = sorted({type(leaf).__name__ for leaf in leaves})
             raise ValueError(
-                f"--model {spec}: `{name}` must be a NumPy array, or a nest "
-                f"of them. Received: {', '.join(kinds) or 'nothing'}."
+                f"--model {spec}: `{name}` must be a NumPy array, or lists, "
+                "tuples or dicts of them. Received: "
+                f"{', '.join(kinds) or 'nothing'}."
             )
         if not all(leaf.ndim for leaf in leaves):
             raise ValueError(

@@ -25,12 +25,13 @@ from keras_dist.strategies.multi_worker_mirrored import (
 from keras_dist.strategies.strategy import Strategy
 
 ARMS = (
-    "N: workers, all on this machine's CPUs. Ours: `train_on_batch`, the step "
-    "of `fit`, under `MultiWorkerMirroredStrategy`, each worker given the "
-    "global batch. Run: `strategy.run` of a `keras_dist.function`, with "
-    "batches cut before. Keras: `train_on_batch` without a strategy, of a "
-    "worker's rows: no worker waits for another. Sent: by the first worker "
-    "over TCP; least: what an all-reduce of the gradients has to send."
+    "N: workers, all on this machine's CPUs. Ours: `train_on_batch`, the "
+    "step of `fit`, under `MultiWorkerMirroredStrategy`, each worker given "
+    "the global batch. Run: `strategy.run` of a `keras_dist.function`, with "
+    "batches that were split before. Keras: `train_on_batch` without a "
+    "strategy, of a worker's rows: no worker waits for another. Sent: by the "
+    "first worker over TCP; least: what an all-reduce of the gradients has "
+    "to send."
 )
 # The arm in which workers don't wait for each other.
 ALONE = "Keras"
@@ -74,7 +75,8 @@ def report_of_workers(
         text.insert(
             0,
             f"Load: {load[0]:.2f} in the minute before; the workers add "
-            "theirs. With other programs at work, ratios are those of waiting.",
+            "theirs. If other programs are running, the ratios mostly "
+            "measure waiting.",
         )
     return report_of("workers", measured, native, text, load=load)
 

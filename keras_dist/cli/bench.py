@@ -45,7 +45,7 @@ ROUNDS = Annotated[
     ),
 ]
 BLOCK_MS = Annotated[
-    int, typer.Option(min=1, help="Milliseconds of a block, about.")
+    int, typer.Option(min=1, help="About how many milliseconds a block takes.")
 ]
 DEVICE = Annotated[
     Literal["cpu", "gpu"],
@@ -57,7 +57,7 @@ JSON = Annotated[
 ]
 PLOT = Annotated[
     Path | None,
-    typer.Option(help="File to draw a picture into, .png.", dir_okay=False),
+    typer.Option(help="File for a picture, .png.", dir_okay=False),
 ]
 MARKDOWN = Annotated[
     bool, typer.Option("--markdown", help="Print Markdown, for a page.")
@@ -78,8 +78,8 @@ def fit(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="A model of yours: a function without arguments that makes "
-            "and returns (model, x, y), compiled, and NumPy arrays.",
+            help="Your model: a function without arguments that returns "
+            "(model, x, y), a compiled model and NumPy arrays.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -140,7 +140,7 @@ def loops(
 @bench.command()
 def workers(
     workers: Annotated[
-        int, typer.Option(min=2, help="How many to start on this machine.")
+        int, typer.Option(min=2, help="Workers to start on this machine.")
     ] = 2,
     models: MODELS = "small,medium",
     rounds: ROUNDS = 15,
@@ -173,7 +173,7 @@ def memory(
     params: Annotated[
         str,
         typer.Option(
-            metavar="NUMBER", help="Parameters, about: 20000, 2e7, 20M."
+            metavar="NUMBER", help="About how many parameters: 20000, 2e7, 20M."
         ),
     ] = "20M",
     json: JSON = None,
@@ -216,8 +216,8 @@ def prepared(
     if plot is not None:
         if plot.suffix.lower() not in PICTURES:
             fail(
-                f"--plot {plot}: no kind of picture. Expected: a name that "
-                f"ends with {', '.join(PICTURES)}."
+                f"--plot {plot}: this kind of picture can't be drawn. "
+                f"Expected: a name that ends with {', '.join(PICTURES)}."
             )
         require("matplotlib", "matplotlib for --plot", "plot")
     select_backend(backend)

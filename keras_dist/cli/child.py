@@ -103,7 +103,7 @@ class Child:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([self._channel], [], [], left)[0]:
                 self._kill()
-                reason = f"no end after {limit:.0f} s"
+                reason = f"no answer within {limit:.0f} s"
                 raise ChildError(reason, self._lines(), False)
             more = os.read(self._channel, 65536)
             if not more:

@@ -111,7 +111,7 @@ def problem_of(name: str | None, by_name: Mapping[str, Any]) -> str:
 def _cluster(seen: list[dict[str, Any]], masks: Masks) -> dict[str, Any]:
     found = next((each["cluster"] for each in seen if "cluster" in each), None)
     if found is None:
-        found = {"error": "it takes a backend that works to tell"}
+        found = {"error": "only a working backend can tell"}
     return {"variables": cluster_variables()} | {
         key: masks(value) if isinstance(value, str) else value
         for key, value in found.items()

@@ -147,7 +147,7 @@ def info(
     ] = False,
     timeout: Annotated[
         float,
-        typer.Option(min=1.0, help="Seconds that a backend has to start."),
+        typer.Option(min=1.0, help="Seconds in which a backend must start."),
     ] = 60.0,
 ) -> None:
     """Print the environment, for bug reports.

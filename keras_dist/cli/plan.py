@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def plan(
     strategy: Annotated[
         Literal["one-device", "mirrored", "central", "multi-worker"],
-        typer.Option(help="Where variables are, and what computes."),
+        typer.Option(help="Where variables are, and which devices compute."),
     ] = "mirrored",
     devices: Annotated[
         int | None,
@@ -29,32 +29,32 @@ def plan(
             min=1,
             max=10_000,
             help="Devices that compute, on each worker.",
-            show_default="1 of one-device, else 8",
+            show_default="1 for one-device, else 8",
         ),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Workers, of multi-worker.",
-            show_default="2 of multi-worker",
+            help="Number of workers, for multi-worker.",
+            show_default="2 for multi-worker",
         ),
     ] = None,
     parameter_devices: Annotated[
         int,
         typer.Option(
-            min=1, max=10_000, help="Devices with variables, of central."
+            min=1, max=10_000, help="Devices that keep variables, for central."
         ),
     ] = 1,
     optimizer_state: Annotated[
         Literal["mirrored", "sharded"],
-        typer.Option(help="A copy of it on each replica, or a part."),
+        typer.Option(help="Each replica has all optimizer state, or a part."),
     ] = "mirrored",
     params: Annotated[
         str | None,
         typer.Option(
             metavar="NUMBER",
-            help="Parameters, all trained: 350000, 7e9, 7B.",
+            help="Number of parameters, all trained: 350000, 7e9, 7B.",
             show_default=False,
         ),
     ] = None,
@@ -62,8 +62,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="What returns a Keras model to count, alone or first of a "
-            "tuple, in place of --params.",
+            help="Function that returns a Keras model to count, alone or "
+            "first in a tuple; used in place of --params.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +76,7 @@ def plan(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="Keras' name of it, such as adam or sgd.",
+            help="Keras' name of the optimizer, such as adam or sgd.",
             show_default="the model's, else adam",
         ),
     ] = None,
@@ -84,7 +84,7 @@ def plan(
         int | None,
         typer.Option(
             min=0,
-            help="Numbers the optimizer keeps for each of --params.",
+            help="How many numbers the optimizer keeps for each parameter.",
             show_default="the optimizer's",
         ),
     ] = None,
@@ -92,14 +92,17 @@ def plan(
         str | None,
         typer.Option(
             metavar="BYTES",
-            help="Bytes of a replica's activations in a step: 20e9, 20G.",
+            help="Bytes of one replica's activations in a step: 20e9, 20G.",
             show_default="not counted",
         ),
     ] = None,
     json: Annotated[
         pathlib.Path | None,
         typer.Option(
-            help="File to write all numbers to; - for here, not in tables.",
+            help=(
+                "File to write all numbers to; - prints them in place of the "
+                "tables."
+            ),
             dir_okay=False,
             allow_dash=True,
         ),
@@ -158,8 +161,8 @@ def _check_own_types(dtype: str | None, slots: int | None) -> None:
     for name, value in (("--dtype", dtype), ("--slots", slots)):
         if value is not None:
             raise ValueError(
-                f"{name} {value}: the model of --model has its own. Leave it "
-                "out, or write --params."
+                f"{name} {value}: the model of --model has its own. Leave "
+                f"{name} out, or use --params in place of --model."
             )
 
 

@@ -21,7 +21,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="SCRIPT [ARGS]...",
-            help="A Python file, or with -m a module, and its arguments.",
+            help="A Python file, or a module with -m, and its arguments.",
             show_default=False,
         ),
     ],
@@ -31,15 +31,15 @@ def run(
     ],
     module: Annotated[
         bool,
-        typer.Option("-m", "--module", help="SCRIPT is a module's name."),
+        typer.Option("-m", "--module", help="SCRIPT is the name of a module."),
     ] = False,
     hosts: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT,...",
             help="All hosts, the same list on each. A host's workers listen "
-            "on its port and those after it; on the first host, the port "
-            "after its workers' is the coordinator's, if the backend has one.",
+            "on its port and the ports after it. On the first host, the "
+            "port after those is for the coordinator, if the backend has one.",
             show_default="this machine alone, on free ports",
         ),
     ] = None,
@@ -62,13 +62,13 @@ def run(
     max_restarts: Annotated[
         int,
         typer.Option(
-            min=0, help="How often to start all workers again after a failure."
+            min=0, help="How many restarts of all workers are allowed."
         ),
     ] = 0,
     grace: Annotated[
         float,
         typer.Option(
-            min=0.0, help="Seconds that workers have to end when told to."
+            min=0.0, help="Seconds in which workers must end when asked to."
         ),
     ] = 10.0,
     independent: Annotated[
@@ -76,8 +76,8 @@ def run(
         typer.Option(
             "--independent",
             envvar="KERAS_DIST_INDEPENDENT",
-            help="Workers need not join each other, and may each train a "
-            "model of their own. Without it, both are errors.",
+            help="Workers need not join each other; each may train its own "
+            "model. Without this option, both are errors.",
         ),
     ] = False,
     backend: Backend = None,

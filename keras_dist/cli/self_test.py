@@ -22,30 +22,30 @@ ALL = "all"
 def self_test(
     backend: Annotated[
         str,
-        typer.Option(help="jax, tensorflow, torch, or all that is installed."),
+        typer.Option(help="jax, tensorflow, torch, or all that are installed."),
     ] = ALL,
     workers: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Train over so many processes, too.",
+            help="Also train over this number of processes.",
             show_default="none",
         ),
     ] = 0,
     devices: Annotated[
-        int, typer.Option(min=1, help="Most virtual CPU devices.")
+        int, typer.Option(min=1, help="Largest number of virtual CPU devices.")
     ] = 4,
     model: Annotated[
         str,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="A model of yours: a function without arguments that returns "
+            help="Your model: a function without arguments that returns "
             "(model, x, y), compiled.",
-            show_default="a small one of ours",
+            show_default="a small built-in model",
         ),
     ] = "",
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds that a row may take.")
+        float, typer.Option(min=1.0, help="Seconds for each row of results.")
     ] = 90.0,
     json: Annotated[
         Path | None,
@@ -62,7 +62,10 @@ def self_test(
     tried.
     """
     if workers == 1:
-        fail("--workers 1 is one process. Expected: 2 or more, or none.")
+        fail(
+            "--workers 1 is one process. Expected: 2 or more. Leave --workers "
+            "out to train in one process only."
+        )
     check_folder("--json", json)
     chosen = _chosen(backend)
     # keras.json is not counted as a choice of the user's: Keras writes it.

@@ -92,8 +92,8 @@ def rows_for(
     if seen["shards_optimizer"]:
         rows.append(_training(model, "sharded optimizer", "sharded", two))
     else:
-        reason = f"{backend.name} keeps it mirrored"
-        fix = "use another backend if you need it"
+        reason = f"{backend.name} keeps the optimizer's state mirrored"
+        fix = "use another backend if you need a sharded state"
         rows.append(Row("sharded optimizer", reason=reason, fix=fix))
     if model == OWN_MODEL:
         rows.append(_collectives("run, reduce, gather", two))
@@ -128,8 +128,8 @@ def _collectives(
 
 def _on_accelerators(devices: Sequence[str], model: str) -> list[Row]:
     if not devices:
-        reason = "it sees no accelerator"
-        fix = "if there is one, install the framework for it"
+        reason = "the backend sees no accelerator"
+        fix = "if this machine has one, install the framework for it"
         return [Row("accelerators", reason=reason, fix=fix)]
     place = RowPlace.ACCELERATORS
     training = _training(model, "mirrored", "mirrored", devices, place)
@@ -165,7 +165,9 @@ def _over_workers(num_accelerators: int, settings: Settings) -> list[Row]:
 
 
 STARTS = "starts"
-REPORT = "report it, with what `keras-dist info` prints: it should not happen"
+REPORT = (
+    "this should not happen: report it, with the output of `keras-dist info`"
+)
 _LONGER = "try a longer --timeout; if it never ends, report it"
 # Each framework has its own variable for products in full precision.
 _EXACT = {
@@ -325,7 +327,7 @@ def _fix(answer: dict[str, Any]) -> str:
     if "text" in answer:
         return "see below"
     if answer["is_ours"]:
-        return "do what it says"
+        return "do what the message says"
     return _LONGER if answer["is_late"] else REPORT
 
 

@@ -50,10 +50,10 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
         count, _ = listed_gpus()
     except subprocess.TimeoutExpired as error:
         raise GpusError(
-            "The GPUs that workers share can't be found out. Received: no end "
-            f"of `nvidia-smi --list-gpus` within {_SECONDS} seconds. Expected: "
-            f"a list. Set {VISIBLE}, to an empty text for no GPU, or look "
-            "after the driver."
+            "It is unknown which GPUs the workers share. Received: "
+            f"`nvidia-smi --list-gpus` did not end within {_SECONDS} seconds. "
+            f"Expected: a list of GPUs. Set {VISIBLE}, to an empty text for "
+            "no GPU, or check the driver."
         ) from error
     return [str(index) for index in range(count)]
 

@@ -82,5 +82,5 @@ def picked_by_keras() -> tuple[str | None, str]:
     except (OSError, ValueError, AttributeError):
         name = None
     if name:
-        return str(name), f"{BACKEND_VARIABLE} is not set, {path.name} says it"
+        return str(name), f"{BACKEND_VARIABLE} is not set, {path.name} names it"
     return None, f"{BACKEND_VARIABLE} is not set: Keras takes its own default"

@@ -64,9 +64,9 @@ class AddressLayout:
             ports = set(_ports(host, self.num_local + (index == 0)))
             if taken & ports:
                 raise ValueError(
-                    f"Host {index}, {host!r}, needs {len(ports)} ports, of "
-                    f"which another host has {', '.join(sorted(taken & ports))}"
-                    ". Give each host on one machine ports of its own."
+                    f"Host {index}, {host!r}, needs {len(ports)} ports, but "
+                    f"another host has {', '.join(sorted(taken & ports))}. "
+                    "Give hosts on the same machine different ports."
                 )
             taken |= ports
 
@@ -108,9 +108,9 @@ def parse_hosts(text: str) -> tuple[str, ...]:
             or not 1 <= int(port) <= LAST_PORT
         ):
             raise ValueError(
-                f"Received: the host {host!r}. Expected: a name and a port, "
-                "such as a:9000, with commas between hosts; [fd00::2]:9000 "
-                "for an IPv6 address."
+                f"The host {host!r} is not a name and a port. Expected: a name "
+                "and a port, such as a:9000, with commas between hosts; "
+                "[fd00::2]:9000 for an IPv6 address."
             )
     return hosts
 
@@ -148,6 +148,6 @@ def _ports(host: str, count: int) -> list[str]:
     if int(first) + count - 1 > LAST_PORT:
         raise ValueError(
             f"Host {host!r} needs {count} ports from {first} on, but the last "
-            f"there is is {LAST_PORT}. Choose a lower one."
+            f"port is {LAST_PORT}. Choose a lower port."
         )
     return [f"{name}:{int(first) + i}" for i in range(count)]

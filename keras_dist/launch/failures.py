@@ -21,7 +21,7 @@ CHAINED = re.compile(
 )
 
 STAYED_ALONE = (
-    "What it trained, it trained alone. Expected: that each worker makes a "
+    "If it trained a model, it did so alone. Expected: each worker makes a "
     "`keras_dist.MultiWorkerMirroredStrategy()`, and its model in that "
     "strategy's scope. If workers are not to train together, say so with "
     "`keras-dist run --independent`."
@@ -107,7 +107,7 @@ class Failure:
         else:
             lines.append("It wrote nothing to stderr.")
         if self.log is not None:
-            lines.append(f"All that it wrote is in {self.log}")
+            lines.append(f"Its whole output is in {self.log}")
         return "\n".join(lines)
 
 

@@ -127,10 +127,10 @@ def _check(
     if start_method in ("fork", "forkserver"):
         raise ValueError(
             f"start_method={start_method!r} can't work. A forked process has "
-            "the memory of this one, but of its threads only the one that "
-            "forked: a lock that another thread held stays locked forever, "
-            "and the framework that Keras has loaded here runs such threads. "
-            "Expected: 'spawn', which starts new processes."
+            "the memory of this process, but only one of its threads, the "
+            "one that forked. A lock that another thread held stays locked "
+            "forever, and the framework that Keras has loaded here runs such "
+            "threads. Expected: 'spawn', which starts new processes."
         )
     if start_method != "spawn":
         raise ValueError(
@@ -143,8 +143,8 @@ def _backend(name: str | None) -> str:
     if name is not None and name not in known:
         raise ValueError(
             f"keras_dist has no backend {name!r}. Received: backend={name!r}. "
-            f"Expected: one of {', '.join(known)}, or None for that of this "
-            "process."
+            f"Expected: one of {', '.join(known)}, or None for the backend of "
+            "this process."
         )
     if name is None:
         import keras
@@ -157,8 +157,8 @@ def _value(worker: str, outcome: "Outcome | None") -> Any:
     if outcome is None:
         raise RuntimeError(
             f"{worker} ended with exit status 0, but without a result. "
-            "Received: no result. Expected: that the function returns; "
-            "`sys.exit` and `os._exit` don't."
+            "Received: no result. Expected: a function that returns, and "
+            "does not call `sys.exit` or `os._exit`."
         )
     return outcome.load()
 
@@ -167,7 +167,7 @@ def _raise(failure: "Failure", outcome: "Outcome | None") -> NoReturn:
     """Raises the exception of a worker as if it had been raised here."""
     if outcome is None or not outcome.traceback:
         raise RuntimeError(failure.report())
-    told = f"{failure.name} raised it:\n{outcome.traceback}"
+    told = f"{failure.name} raised this error:\n{outcome.traceback}"
     try:
         error = outcome.load()
     except Exception:

@@ -184,7 +184,7 @@ def run_job(job: Job, screen: Screen) -> int:
             # A script that did not join once will not join the next time.
             if restarts == job.max_restarts or failure.stayed_alone:
                 if restarts and not failure.stayed_alone:
-                    screen.say(f"no restart is left of {restarts}")
+                    screen.say(f"no restart is left: all {restarts} were used")
                 return failure.exit_status
             restarts += 1
             screen.say(

@@ -82,8 +82,8 @@ def load_of_parameters(
     if slots is None and name not in SLOTS:
         raise ValueError(
             _unknown("optimizer", optimizer, list(SLOTS))
-            + " For another one, say how many slots it makes for each "
-            "parameter, or name a model."
+            + " For another optimizer, say how many slots it makes for "
+            "each parameter, or name a model."
         )
     count = SLOTS[name] if slots is None else slots
     each = VARIABLE_BYTES[dtype]

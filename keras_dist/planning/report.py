@@ -35,8 +35,8 @@ class Choice:
         """Refuses combinations of options that no strategy supports."""
         if self.strategy == "one-device" and (self.devices or 1) > 1:
             raise ValueError(
-                f"--devices {self.devices}: one-device computes on one. Leave "
-                "it out, or choose another --strategy."
+                f"--devices {self.devices}: one-device computes on one "
+                "device. Leave --devices out, or choose another --strategy."
             )
         if self.strategy != "multi-worker" and (self.workers or 1) > 1:
             raise ValueError(
@@ -129,13 +129,13 @@ def show(
         "variables. Not counted: "
         + ("" if activations else "activations, ")
         + "metrics, buffers of the framework, copies that mixed precision "
-        "casts. What is sent is the least that it can be."
+        "makes. The numbers for what is sent are the least possible."
     )
 
 
 def _beside(load: Load, choice: Choice, activations: int) -> Table:
     made = tables.table(
-        "Side by side: what a device that computes has",
+        "Side by side: one computing device of each strategy",
         ("", tables.WORD),
         ("Kept", tables.NUMBER),
         ("In a step", tables.NUMBER),

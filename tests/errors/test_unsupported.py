@@ -194,7 +194,7 @@ def test_steps_made_by_the_user(cls):
     if BACKEND == "jax" and not PLAIN_ONLY:
         with pytest.raises(
             keras_dist.UnsupportedModelError,
-            match=f"{cls.__name__} has its own",
+            match=f"{cls.__name__} overrides",
         ):
             outcome(2)
         return

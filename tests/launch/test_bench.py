@@ -168,7 +168,8 @@ def test_there_is_no_verdict_of_few_rounds(rounds, capsys):
     report.Output().publish(made)
     text = capsys.readouterr().out
     assert re.search(r"ours/native +2.00 \(2.00-2.00\) .* few rounds\n", text)
-    assert "With fewer than 5 rounds there is none." in " ".join(text.split())
+    told = " ".join(text.split())
+    assert "With fewer than 5 rounds there is no verdict." in told
     (found,) = made.content["settings"]
     assert found["comparisons"][0]["verdict"] == "few rounds"
     enough = measurement([1.0] * 5, [2.0] * 5, [1.0] * 5)

@@ -170,7 +170,7 @@ def test_a_backend_that_can_not_measure_is_an_error(
     registered_benchmarks, found
 ):
     registered_benchmarks(*found)
-    with pytest.raises(BackendNotFoundError, match="what memory is held"):
+    with pytest.raises(BackendNotFoundError, match="how much memory is held"):
         memory.run_memory(2, 1000, Output())
 
 

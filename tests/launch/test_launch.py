@@ -144,7 +144,7 @@ def test_an_exception_is_raised_here():
         launch(fn, workers=3, timeout=400)
     assert caught.value.code == 5
     (note,) = caught.value.__notes__
-    assert note.startswith("worker 1 raised it:\nTraceback")
+    assert note.startswith("worker 1 raised this error:\nTraceback")
     assert "raise OfMine(5)" in note or "in fn" in note
     assert "launcher" not in note
 

@@ -201,7 +201,7 @@ def test_run_says_that_gpus_are_not_known(tmp_path, monkeypatch):
     script.touch()
     done = CliRunner().invoke(app, ["run", "--workers", "2", str(script)])
     assert done.exit_code == 2, done.output
-    assert "can't be found out" in " ".join(done.output.split())
+    assert "It is unknown which GPUs" in " ".join(done.output.split())
 
 
 def test_one_worker_keeps_all_cores(launcher):
@@ -414,7 +414,7 @@ def test_bad_options(invoke, arguments, expected):
 def test_help_says_where_the_coordinator_listens(invoke):
     result, output = invoke("--help")
     assert result.exit_code == 0
-    assert "the port after its workers' is the coordinator's" in output
+    assert "the port after those is for the coordinator" in output
 
 
 @pytest.mark.once("jax", "tensorflow", "torch")

@@ -294,5 +294,5 @@ def test_who_is_blamed():
 
     told = "Worker 0 can't go on: worker 0 and worker 2 at a:1 can't be reached"
     assert lost("worker 0", told) == "worker 2"
-    assert lost("worker 1", "Not all workers came.") is None
+    assert lost("worker 1", "Not all workers joined.") is None
     assert Failure("worker 0", 1, stderr="worker 1 is fine").blamed is None

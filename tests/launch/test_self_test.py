@@ -170,7 +170,7 @@ def test_a_crash_a_hang_and_wrong_numbers_are_a_rows_failure(fake, monkeypatch):
     assert "about to abort" in crash["last_lines"]
     hang = results["central storage"]
     assert hang["status"] == "failed"
-    assert hang["details"].startswith("no end after 2 s")
+    assert hang["details"].startswith("no answer within 2 s")
     assert "--timeout" in hang["fix"]
     wrong = results["sharded optimizer"]
     assert wrong["details"] == "weights differ by 1e-2"
@@ -178,7 +178,7 @@ def test_a_crash_a_hang_and_wrong_numbers_are_a_rows_failure(fake, monkeypatch):
     assert results["one device"]["status"] == "passed"
     assert results["2 workers"]["fix"] == hang["fix"]
     assert results["run"]["details"] == "DeviceError: choose another"
-    assert results["run"]["fix"] == "do what it says"
+    assert results["run"]["fix"] == "do what the message says"
     # The first one, and one after the crash and after the hang.
     assert len(starts) == 3
     assert (found["passed"], found["failed"]) == (1, 5)

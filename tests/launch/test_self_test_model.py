@@ -63,7 +63,7 @@ def test_a_function_that_is_not_there_is_named(tmp_path):
     assert process.returncode == 1
     told = results["one device"]["details"]
     assert "the module has no attribute 'other'" in told
-    assert results["one device"]["fix"] == "do what it says"
+    assert results["one device"]["fix"] == "do what the message says"
 
 
 def test_each_way_is_tried_with_the_users_model():

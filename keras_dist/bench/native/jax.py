@@ -227,9 +227,9 @@ class JaxNativeWorkers(NativeWorkers):
     text = (
         "`train_on_batch` under keras.distribution.DataParallel over the "
         "devices of all processes; each takes its rows of NumPy batches. "
-        "Before each step it resets metrics, which workers meet for. Jit: "
-        "a Keras model in jax.jit, written by hand, on arrays with "
-        "NamedSharding over all processes' devices."
+        "Before each step it resets metrics, and workers wait for each other "
+        "to do so. Jit: a Keras model in jax.jit, written by hand, on arrays "
+        "with NamedSharding over all processes' devices."
     )
 
     def __init__(self, workers: Workers) -> None:
@@ -291,15 +291,15 @@ class JaxBenchmarks(Benchmarks):
     """Loops in `jax.jit`, and `fit` under `keras.distribution`."""
 
     loop_text = (
-        "jax.jit with donated state, written by hand without Keras; with "
-        "several devices NamedSharding, on CPUs waiting for one step before "
+        "jax.jit with donated state, written by hand without Keras; several "
+        "devices use NamedSharding, and CPUs wait for one step to end before "
         "the next. Shmap: jax.shard_map in its place."
     )
     fits_text = (
         "DataParallel is `fit` under keras.distribution.DataParallel; jit is "
         "the model's own `train_step` in jax.jit, in a loop written by hand "
-        "that puts each batch on the devices with NamedSharding, on CPUs "
-        "waiting for one step before the next."
+        "that puts each batch on the devices with NamedSharding; CPUs wait "
+        "for one step to end before the next."
     )
     live_bytes_text = (
         "Measured: every live `jax.Array` of the process, each buffer once."

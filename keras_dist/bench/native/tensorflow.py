@@ -137,14 +137,15 @@ class TensorFlowBenchmarks(Benchmarks):
     """Loops in `tf.function`, and `fit`, under `tf.distribute`."""
 
     loop_text = (
-        "tf.function around a Keras model and optimizer, as the guides have "
-        "it; with several devices in tf.distribute.MirroredStrategy, on CPUs "
-        "with ReductionToOneDevice."
+        "tf.function around a Keras model and optimizer, as in TensorFlow's "
+        "guides; several devices are in tf.distribute.MirroredStrategy, on "
+        "CPUs with ReductionToOneDevice."
     )
     fits_text = (
-        "Mirrored is `fit` under tf.distribute.MirroredStrategy, on CPUs with "
-        "ReductionToOneDevice; loop is a tf.function around `strategy.run` in "
-        "it, as the guides have it, over a distributed tf.data.Dataset."
+        "Mirrored is `fit` under tf.distribute.MirroredStrategy, on CPUs "
+        "with ReductionToOneDevice; loop is a tf.function around "
+        "`strategy.run` in it, as in TensorFlow's guides, over a distributed "
+        "tf.data.Dataset."
     )
     live_bytes_text = (
         "Measured: every live `tf.Variable` of the process and every eager "

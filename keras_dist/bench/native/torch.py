@@ -229,17 +229,18 @@ class TorchBenchmarks(Benchmarks):
     )
     fits_text = (
         "loop is a Keras model and its optimizer in an eager loop written by "
-        "hand, all of a batch on the first device. With several CPU devices "
-        "there are as many processes too, which share the cores. In DDP each "
-        "runs that loop around torch.nn.parallel.DistributedDataParallel over "
-        "gloo, on its rows; processes is `fit` under "
-        "MultiWorkerMirroredStrategy, as `keras-dist run` has it."
+        "hand, all of a batch on the first device. With several CPU devices, "
+        "two more arms run one process for each, and the processes share the "
+        "cores. In DDP each process runs that loop around "
+        "torch.nn.parallel.DistributedDataParallel over gloo, on its rows; "
+        "processes is `fit` under MultiWorkerMirroredStrategy, as "
+        "`keras-dist run` starts it."
     )
     live_bytes_text = (
         "Measured: the storage of every live tensor of the process, once. "
-        "PyTorch has one CPU: its virtual devices share memory, and what "
-        "several of them use is there once, counted on the first. Plain Keras "
-        "has the gradients of the last step until the next one."
+        "PyTorch has one CPU: its virtual devices share memory, and a tensor "
+        "that several of them use exists once and counts on the first. Plain "
+        "Keras keeps the gradients of a step until the next step."
     )
     native_workers = TorchNativeWorkers
 

@@ -213,7 +213,7 @@ def show_verdict(
     if same:
         console.print("[bold green]PASS[/] the same weights as one device")
     else:
-        console.print("[bold red]FAIL[/] other weights than one device")
+        console.print("[bold red]FAIL[/] different weights from one device")
     return same
 
 

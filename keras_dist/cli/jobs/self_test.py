@@ -165,7 +165,7 @@ def check_alike(digests: Sequence[str]) -> None:
     for index, digest in enumerate(digests):
         if digest != digests[0]:
             raise DifferentNumbersError(
-                f"worker {index} ended with other weights than worker 0. "
+                f"worker {index} ended with different weights from worker 0. "
                 "Expected: the same on each worker."
             )
 

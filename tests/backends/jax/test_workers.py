@@ -150,7 +150,7 @@ def test_no_cluster_is_joined_once_jax_has_started():
 
 def test_gradients_have_no_dtype_of_their_own():
     options = CommunicationOptions(dtype="bfloat16")
-    with pytest.raises(ClusterError, match="the compiler decides"):
+    with pytest.raises(ClusterError, match="the compiler chooses"):
         joining.join(CLUSTER, options)
 
 
@@ -166,7 +166,7 @@ def test_an_unknown_host():
 
 
 def test_the_host_of_another_machine():
-    with pytest.raises(AddressError, match="can't be listened on here"):
+    with pytest.raises(AddressError, match="can't be opened for listening"):
         listen("192.0.2.1:9000")
 
 
@@ -196,7 +196,7 @@ def test_who_left_the_roll_call_is_missing():
             joining._answer(cluster, address, 2.0)
         thread.join(timeout=60)
     assert "Missing: worker 0 (a:1), worker 1 (b:2)" in str(caught.value)
-    assert "Nobody answered" in str(caught.value)
+    assert "Nothing answered" in str(caught.value)
 
 
 def test_a_gate_that_was_not_entered_is_left():

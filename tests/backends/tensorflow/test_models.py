@@ -373,7 +373,7 @@ def test_virtual_devices_come_too_late_once_tensorflow_runs():
         timeout=120,
         check=True,
     )
-    assert "set_virtual_devices(3) came after" in done.stdout
+    assert "set_virtual_devices(3) was called after" in done.stdout
     assert "1 CPU device" in done.stdout
 
 

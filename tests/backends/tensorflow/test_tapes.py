@@ -172,7 +172,7 @@ class MixedSources(Steps):
 
 def test_what_one_call_can_not_tell_apart():
     with pytest.raises(
-        keras_dist.UnsupportedModelError, match=r"Call it once for each"
+        keras_dist.UnsupportedModelError, match=r"once for each kind"
     ):
         _outcome(2, MixedSources, eager=False)
 

@@ -185,7 +185,7 @@ def test_known_sizes_stay_known_and_others_are_an_error(launched):
     n = launched.workers
     for shapes, error in launched["known_sizes"]:
         assert shapes == [[2, 3]] * n + [[5, 3]] * n
-        assert "Workers gather tensors of other sizes" in error
+        assert "Workers gather tensors of different sizes" in error
         assert "Expected: " in error
 
 
