@@ -23,6 +23,8 @@ from launch.bench_runs import Run
 from launch.bench_runs import compared
 from launch.bench_runs import shown
 
+pytestmark = pytest.mark.once("jax")
+
 NATIVE = {
     "jax": {"DataParallel", "jit"},
     "tensorflow": {"Mirrored", "loop"},
@@ -43,8 +45,6 @@ PARAMETERS = 6 * 3 + 3 + 3 + 1
 MODULE = """
 import keras
 import numpy as np
-
-pytestmark = pytest.mark.once("jax")
 
 NUMBER = 3
 

@@ -23,13 +23,13 @@ from keras_dist.cli.trial import Settings
 from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
+pytestmark = pytest.mark.once("jax")
+
 BACKEND = keras.backend.backend()
 
 # Stands in for a backend's process: says what it sees, and fails as told.
 FAKE = """
 import json, os, sys, time
-
-pytestmark = pytest.mark.once("jax")
 with open(os.environ["FAKE_LOG"], "a") as log:
     log.write(f"start {os.environ.get('CUDA_VISIBLE_DEVICES', '')}\\n")
 replies = os.fdopen(int(sys.argv[1]), "w")

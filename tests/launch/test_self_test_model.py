@@ -6,18 +6,19 @@ import subprocess
 import sys
 
 import keras
+import pytest
 
 from keras_dist.cli.trial import Settings
 from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
+
+pytestmark = pytest.mark.once("tensorflow")
 
 BACKEND = keras.backend.backend()
 MODULE = """
 import keras
 import numpy as np
 import keras_dist
-
-pytestmark = pytest.mark.once("tensorflow")
 
 def make():
     several = keras_dist.get_strategy().num_replicas_in_sync > 1
