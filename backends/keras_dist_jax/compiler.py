@@ -38,6 +38,7 @@ from keras_dist_jax.structure import packed
 from keras_dist_jax.structure import unflatten
 from keras_dist_jax.structure import unpacked
 from keras_dist_jax.tracing import Trace
+from keras_dist_jax.tracing import current
 from keras_dist_jax.tracing import current_trace
 
 
@@ -122,7 +123,7 @@ class JaxCompiler(Compiler):
 
     @property
     def is_tracing(self) -> bool:
-        return current_trace() is not None
+        return current.trace is not None
 
     def call(
         self,
@@ -145,7 +146,7 @@ class JaxCompiler(Compiler):
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> Any:
-        trace = current_trace()
+        trace = current.trace
         if (
             trace is None
             and isinstance(fn, CompiledFunction)
@@ -324,7 +325,7 @@ class JaxCompiler(Compiler):
         ]
         first = next(iter(values), None)
         layout = self._layout or getattr(first, "layout", None)
-        if layout is None or not layout.is_wide or current_trace() is not None:
+        if layout is None or not layout.is_wide or current.trace is not None:
             return
         shapes = [
             tuple(tuple(np.shape(part)) for part in value.values)

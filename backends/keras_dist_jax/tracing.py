@@ -64,12 +64,12 @@ class Trace:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Makes this the current trace of its thread, while open."""
-        before, _current.trace = _current.trace, self
+        before, current.trace = current.trace, self
         try:
             with inlining(), opened(self.scope):
                 yield
         finally:
-            _current.trace = before
+            current.trace = before
             self.scope.release()
 
     def use(self, layout: Layout, gate: Gate) -> None:
@@ -168,12 +168,12 @@ class _ThreadTrace(threading.local):
     trace: Trace | None = None
 
 
-_current = _ThreadTrace()
+current = _ThreadTrace()
 
 
 def current_trace() -> Trace | None:
     """Returns this thread's trace, or `None`."""
-    return _current.trace
+    return current.trace
 
 
 _NEEDS_VALUES = (
