@@ -245,7 +245,7 @@ def test_losses_of_a_users_model_that_differ_are_told(users):
     setting = Setting(task.size, ("cpu:0", "cpu:1"))
     measured = Measurement(setting, 1, {}, losses, {}, [], "Keras")
     (note,) = fit._notes([task], [measured])
-    assert "differ: Keras 1.0000, ours 1.2000. With ours" in note
+    assert "differ: Keras 1.0000, ours 1.2000. In our arms" in note
     assert fit._notes([tasks.task_of(MODELS["small"])], []) == []
 
 
