@@ -1,35 +1,34 @@
 """The tests that one run of CI leaves to the runs of other backends.
 
 `python -m runs` sets TESTS_DIVIDED. Whoever starts pytest gets every test.
+PyTorch, which compiles nothing, is quick and runs all cases of a test. JAX and
+TensorFlow each run about a third of them, and not the same third.
 """
 
 import os
+import zlib
 
 import keras
 
 IS_DIVIDED = os.environ.get("TESTS_DIVIDED") == "1"
 BACKEND = keras.backend.backend()
-# What several replicas do does not depend on how many they are. PyTorch, which
-# compiles nothing, is quick and tries all; the others try some.
-ALIKE = {
-    "num_replicas": (2, 3, 4),
-    "mirrored": (2, 3, 4),
-    "strategy": ("mirrored2", "mirrored3", "mirrored4"),
-    "scoped": ("mirrored2", "mirrored3", "mirrored4"),
-}
-# A backend's own tests count, and these look for what rarely happens.
-IN_FULL = {"backends", "nothing_lost"}
+OTHER_SHARES = {"jax": 0, "tensorflow": 1}
+NUM_SHARES = 3
+# No other backend runs a backend's own tests.
+IN_FULL = {"backends"}
 
 
 def divide(config, items):
     """Deselects what is left to others."""
     if not IS_DIVIDED:
         return
-    left_out = {item for item in items if not _is_here(item)}
-    if BACKEND != "torch":
-        left_out |= _repeated([item for item in items if item not in left_out])
+    kept = [item for item in items if _is_here(item)]
+    if BACKEND in OTHER_SHARES:
+        shared = _share(kept, OTHER_SHARES[BACKEND])
+        kept = [item for item in kept if item in shared]
+    left_out = set(items) - set(kept)
     config.hook.pytest_deselected(items=list(left_out))
-    items[:] = [item for item in items if item not in left_out]
+    items[:] = kept
 
 
 def _is_here(item):
@@ -37,26 +36,54 @@ def _is_here(item):
     return mark is None or BACKEND in mark.args
 
 
-def _repeated(items):
-    """Of items that differ in a number of replicas, all but one.
-
-    It is the first one of the first such items, the second one of the next, and
-    so on: each number is tried by a part of the tests, and by the same ones in
-    every run.
-    """
-    groups = {}
+def _share(items, number):
+    """The set of items that a run keeps: some cases of each test."""
+    tests = {}
     for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is None or IN_FULL & set(item.path.parts):
+        tests.setdefault((item.path, item.cls, item.originalname), []).append(
+            item
+        )
+    shared = set()
+    for (path, _, name), cases in tests.items():
+        if IN_FULL & set(path.parts):
+            shared.update(cases)
             continue
-        for name, alike in ALIKE.items():
-            if callspec.params.get(name) in alike:
-                others = {**callspec.params, name: None}
-                key = (item.path, item.originalname, name, str(others))
-                groups.setdefault(key, []).append(item)
-                break
-    repeated = set()
-    for turn, group in enumerate(groups.values()):
-        del group[turn % len(group)]
-        repeated.update(group)
-    return repeated
+        # Tests begin with different cases, the same ones in every run.
+        begin = number + zlib.crc32(f"{path.name}::{name}".encode())
+        diagonals = [sum(place) + begin for place in _places(cases)]
+        wanted = [
+            case
+            for case, each in zip(cases, diagonals, strict=True)
+            if each % NUM_SHARES == 0
+        ]
+        shared.update(wanted or [cases[begin % len(cases)]])
+    return shared
+
+
+def _places(cases):
+    """The place of each case of one test in the grid of its parameters.
+
+    Cases on one diagonal of it have each value of a parameter beside others.
+    """
+    seen, places = {}, []
+    for case in cases:
+        place = []
+        for names, values in _parameters(case).items():
+            known = seen.setdefault(names, {})
+            place.append(known.setdefault(values, len(known)))
+        places.append(place)
+    return places
+
+
+def _parameters(case):
+    """What it is called with: names that go together, and their values."""
+    callspec = getattr(case, "callspec", None)
+    left = {} if callspec is None else dict(callspec.params)
+    parameters = {}
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        if isinstance(names, str):
+            names = [name.strip() for name in names.split(",") if name.strip()]
+        together = tuple(name for name in names if name in left)
+        parameters[together] = tuple(id(left.pop(name)) for name in together)
+    return parameters | {(name,): (id(left[name]),) for name in left}
