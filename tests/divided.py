@@ -2,7 +2,8 @@
 
 `python -m runs` sets TESTS_DIVIDED. Whoever starts pytest gets every test.
 PyTorch, which compiles nothing, is quick and runs all cases of a test. JAX and
-TensorFlow each run about a third of them, and not the same third.
+TensorFlow each run about a third of them, and not the same third. Tests that
+are processes take as long on each backend: there PyTorch runs the last third.
 """
 
 import os
@@ -10,51 +11,53 @@ import zlib
 
 import keras
 
+from runs.runs import PROGRAMS
+
 IS_DIVIDED = os.environ.get("TESTS_DIVIDED") == "1"
 BACKEND = keras.backend.backend()
-OTHER_SHARES = {"jax": 0, "tensorflow": 1}
-NUM_SHARES = 3
-# No other backend runs a backend's own tests.
-IN_FULL = {"backends"}
+SHARES = ("jax", "tensorflow", "torch")
 
 
 def divide(config, items):
     """Deselects what is left to others."""
     if not IS_DIVIDED:
         return
-    kept = [item for item in items if _is_here(item)]
-    if BACKEND in OTHER_SHARES:
-        shared = _share(kept, OTHER_SHARES[BACKEND])
-        kept = [item for item in kept if item in shared]
-    left_out = set(items) - set(kept)
+    marks = [item.get_closest_marker("once") for item in items]
+    divided = [
+        item
+        for item, mark in zip(items, marks, strict=True)
+        if not mark and _is_divided(item)
+    ]
+    left_out = set(divided) - _share(divided, SHARES.index(BACKEND))
+    for item, mark in zip(items, marks, strict=True):
+        if mark and BACKEND not in mark.args:
+            left_out.add(item)
     config.hook.pytest_deselected(items=list(left_out))
-    items[:] = kept
+    items[:] = [item for item in items if item not in left_out]
 
 
-def _is_here(item):
-    mark = item.get_closest_marker("once")
-    return mark is None or BACKEND in mark.args
+def _is_divided(item):
+    """Whether other backends run cases of this test for this one."""
+    if BACKEND == "torch":
+        return not {*PROGRAMS}.isdisjoint(item.path.parts)
+    return "backends" not in item.path.parts
 
 
 def _share(items, number):
-    """The set of items that a run keeps: some cases of each test."""
+    """The set of those items that a run keeps: some cases of each test."""
     tests = {}
     for item in items:
-        tests.setdefault((item.path, item.cls, item.originalname), []).append(
-            item
-        )
+        test = (item.path, item.cls, item.originalname)
+        tests.setdefault(test, []).append(item)
     shared = set()
     for (path, _, name), cases in tests.items():
-        if IN_FULL & set(path.parts):
-            shared.update(cases)
-            continue
         # Tests begin with different cases, the same ones in every run.
         begin = number + zlib.crc32(f"{path.name}::{name}".encode())
         diagonals = [sum(place) + begin for place in _places(cases)]
         wanted = [
             case
             for case, each in zip(cases, diagonals, strict=True)
-            if each % NUM_SHARES == 0
+            if each % len(SHARES) == 0
         ]
         shared.update(wanted or [cases[begin % len(cases)]])
     return shared

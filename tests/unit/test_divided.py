@@ -53,7 +53,7 @@ def share(items, number):
     return [item.callspec.params for item in items if item in kept]
 
 
-@pytest.mark.parametrize("number", divided.OTHER_SHARES.values())
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("name", ["test_a", "test_b", "test_c", "test_d"])
 @pytest.mark.parametrize("size", range(1, 8))
 def test_no_test_is_left_out_whole(size, name, number):
@@ -64,12 +64,13 @@ def test_no_test_is_left_out_whole(size, name, number):
 @pytest.mark.parametrize("name", ["test_a", "test_b", "test_c", "test_d"])
 def test_shares_differ(name):
     items = cases(product(layer=[*"abcde"], num_replicas=[2, 3, 4]), name)
-    jax, tensorflow = (share(items, each) for each in (0, 1))
-    assert len(jax) == len(tensorflow) == 5
-    assert not any(params in tensorflow for params in jax)
+    shares = [share(items, number) for number in range(3)]
+    assert [len(each) for each in shares] == [5, 5, 5]
+    together = sum(shares, [])
+    assert all(item.callspec.params in together for item in items)
 
 
-@pytest.mark.parametrize("number", divided.OTHER_SHARES.values())
+@pytest.mark.parametrize("number", range(3))
 def test_each_value_is_tried_beside_others(number):
     grid = product(
         layer=[*"abcde"], num_replicas=[2, 3, 4], eager=[False, True]
@@ -82,8 +83,8 @@ def test_each_value_is_tried_beside_others(number):
 
 def test_parameters_of_one_mark_are_one():
     grid = {"text": ["", "a", "b"], "error": [True, True, False]}
-    (kept,) = share(cases(grid, together=["text, error"]), 0)
-    assert kept["text"] in grid["text"]
+    kept = [share(cases(grid, together=["text, error"]), n) for n in range(3)]
+    assert sorted(each["text"] for (each,) in kept) == ["", "a", "b"]
 
 
 def test_a_share_does_not_depend_on_the_other_tests():
@@ -95,6 +96,8 @@ def test_a_share_does_not_depend_on_the_other_tests():
     ] == share(first, 1)
 
 
-def test_tests_of_a_backend_are_whole():
+def test_tests_of_a_backend_are_whole(monkeypatch):
     items = cases({"number": [*range(9)]}, folder="backends")
-    assert len(share(items, 0)) == 9
+    for backend in divided.SHARES:
+        monkeypatch.setattr(divided, "BACKEND", backend)
+        assert not any(map(divided._is_divided, items))
