@@ -1,9 +1,6 @@
 """The tests that one run of CI leaves to the runs of other backends.
 
 `python -m runs` sets TESTS_DIVIDED. Whoever starts pytest gets every test.
-PyTorch, which compiles nothing, is quick and runs all cases of a test. JAX and
-TensorFlow each run about a third of them, and not the same third. Tests that
-are processes take as long on each backend: there PyTorch runs the last third.
 """
 
 import os
@@ -15,52 +12,51 @@ from runs.runs import PROGRAMS
 
 IS_DIVIDED = os.environ.get("TESTS_DIVIDED") == "1"
 BACKEND = keras.backend.backend()
-SHARES = ("jax", "tensorflow", "torch")
+SHARING = ("jax", "tensorflow", "torch")
 
 
 def divide(config, items):
     """Deselects what is left to others."""
     if not IS_DIVIDED:
         return
-    marks = [item.get_closest_marker("once") for item in items]
-    divided = [
-        item
-        for item, mark in zip(items, marks, strict=True)
-        if not mark and _is_divided(item)
-    ]
-    left_out = set(divided) - _share(divided, SHARES.index(BACKEND))
-    for item, mark in zip(items, marks, strict=True):
-        if mark and BACKEND not in mark.args:
+    tests, left_out = {}, set()
+    for item in items:
+        mark = item.get_closest_marker("runs_on")
+        if mark is None and not item.get_closest_marker("smoke"):
+            test = (item.path, item.cls, item.originalname)
+            tests.setdefault(test, []).append(item)
+        elif mark and BACKEND not in mark.args:
             left_out.add(item)
+    for cases in tests.values():
+        left_out |= set(cases) - set(share(cases, BACKEND))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
 
-def _is_divided(item):
-    """Whether other backends run cases of this test for this one."""
-    if BACKEND == "torch":
-        return not {*PROGRAMS}.isdisjoint(item.path.parts)
-    return "backends" not in item.path.parts
+def share(cases, backend):
+    """The cases of one test that a backend's run keeps.
 
-
-def _share(items, number):
-    """The set of those items that a run keeps: some cases of each test."""
-    tests = {}
-    for item in items:
-        test = (item.path, item.cls, item.originalname)
-        tests.setdefault(test, []).append(item)
-    shared = set()
-    for (path, _, name), cases in tests.items():
-        # Tests begin with different cases, the same ones in every run.
-        begin = number + zlib.crc32(f"{path.name}::{name}".encode())
-        diagonals = [sum(place) + begin for place in _places(cases)]
-        wanted = [
-            case
-            for case, each in zip(cases, diagonals, strict=True)
-            if each % len(SHARES) == 0
-        ]
-        shared.update(wanted or [cases[begin % len(cases)]])
-    return shared
+    A case that starts processes takes long on each backend, and one of them
+    runs it. PyTorch compiles nothing and runs all other cases. JAX runs a third
+    of them too, and TensorFlow another third. If there are only one or two
+    cases, JAX or TensorFlow runs each.
+    """
+    path, name = cases[0].path, cases[0].originalname
+    starts_processes = not {*PROGRAMS}.isdisjoint(path.parts)
+    if "backends" in path.parts or (
+        backend == "torch" and not starts_processes
+    ):
+        return cases
+    is_small = len(cases) < len(SHARING) and not starts_processes
+    sharing = SHARING[:2] if is_small else SHARING
+    # Tests begin with different backends, the same ones in every run.
+    begin = zlib.crc32(f"{path.name}::{name}".encode())
+    number = sharing.index(backend)
+    return [
+        case
+        for case, place in zip(cases, _places(cases), strict=True)
+        if (sum(place) + begin) % len(sharing) == number
+    ]
 
 
 def _places(cases):

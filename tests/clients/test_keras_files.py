@@ -58,7 +58,7 @@ def test_what_passes_in_plain_keras_passes_in_the_scope(strategy):
     assert done.is_good, failures(done)
 
 
-@pytest.mark.once("torch")
+@pytest.mark.runs_on("torch")
 def test_a_difference_is_found(tmp_path):
     (tmp_path / "one_test.py").write_text(OF_OUR_OWN)
     done = compare(["one_test.py"], BACKEND, "mirrored", folder=tmp_path)

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 PACKAGES = (
     "keras_dist",

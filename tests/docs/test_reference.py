@@ -12,7 +12,7 @@ import pytest
 from docs.pages import Page
 from public_names import PUBLIC
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,8 @@
 import inspect
 import pathlib
 
+import pytest
+
 from docs.probes import PROBES
 from parity.harness import BACKEND
 from tables import WRITES
@@ -11,6 +13,7 @@ from tables import MarkdownTable
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
+@pytest.mark.runs_on("jax", "tensorflow", "torch")
 def test_the_table_says_what_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = {}

@@ -23,7 +23,7 @@ from launch.bench_runs import Run
 from launch.bench_runs import compared
 from launch.bench_runs import shown
 
-pytestmark = pytest.mark.once("jax")
+pytestmark = pytest.mark.runs_on("jax")
 
 NATIVE = {
     "jax": {"DataParallel", "jit"},

@@ -22,7 +22,7 @@ from launch.bench_runs import Run
 from sharded.helpers import SHARDS
 from sharded.helpers import shards
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 NUM_DEVICES = 2
 COMPUTING = [f"cpu:{index}" for index in range(NUM_DEVICES)]

@@ -9,7 +9,7 @@ from keras_dist.bench.loops import Loop
 from keras_dist.bench.processes import Processes
 from keras_dist.bench.processes import ProcessesError
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 
 def test_workers_run_loops_when_told_to(capfd):

@@ -16,7 +16,7 @@ from keras_dist.cli import environment
 from keras_dist.cli.jobs import demo
 from keras_dist.cli.main import app
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 
 def run_command(*arguments, **variables):

@@ -63,14 +63,14 @@ def check_output(text, prefix=""):
     assert text.count("keras_dist on ") == 1, text[-3000:]
 
 
-@pytest.mark.once("jax")
+@pytest.mark.runs_on("jax")
 def test_one_machine(script):
     command = shlex.split(commands()[0])
     check_output(run(command, script))
     assert (script.parent / "digits.keras").exists()
 
 
-@pytest.mark.once("torch")
+@pytest.mark.runs_on("torch")
 @pytest.mark.skipif(
     importlib.util.find_spec("torch") is None,
     reason="torchrun comes with PyTorch, which is not installed.",
@@ -83,7 +83,7 @@ def test_torchrun(script):
     check_output(run(["torchrun", *where, *shlex.split(command)[1:]], script))
 
 
-@pytest.mark.once("tensorflow")
+@pytest.mark.runs_on("tensorflow")
 def test_a_function():
     names = {"keras_dist": keras_dist}
     exec(blocks("python")[1], names)

@@ -22,7 +22,7 @@ from keras_dist.launch.addresses import AddressLayout
 from keras_dist.launch.job import Job
 from keras_dist.launch.output import Screen
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 MODULES = [
     f"keras_dist.launch.{found.name}"
@@ -417,7 +417,7 @@ def test_help_says_where_the_coordinator_listens(invoke):
     assert "the port after those is for the coordinator" in output
 
 
-@pytest.mark.once("jax", "tensorflow", "torch")
+@pytest.mark.runs_on("jax", "tensorflow", "torch")
 def test_the_module_is_the_command(launcher):
     """Once more for `python -m keras_dist.launch`, which loads Keras first."""
     done = subprocess.run(

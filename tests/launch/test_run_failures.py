@@ -9,7 +9,7 @@ from keras_dist.launch.failures import Failure
 from keras_dist.launch.failures import first
 from keras_dist.launch.failures import last_lines
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 
 def told(text):

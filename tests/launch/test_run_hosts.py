@@ -11,7 +11,7 @@ from keras_dist.launch import addresses
 from ports import free_block
 from runs.runs import RUNS
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 
 def test_two_hosts(launcher):

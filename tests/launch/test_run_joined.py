@@ -5,7 +5,7 @@ import pytest
 from keras_dist.launch.failures import Failure
 from keras_dist.launch.failures import first
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 JOIN = "pathlib.Path(os.environ['KERAS_DIST_JOINED_FILE']).touch()"
 

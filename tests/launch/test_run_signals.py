@@ -9,7 +9,7 @@ import pytest
 
 from keras_dist.launch import orphans
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 HANDLES = """
 def handler(number, frame):

@@ -23,7 +23,7 @@ from keras_dist.cli.trial import Settings
 from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
-pytestmark = pytest.mark.once("jax")
+pytestmark = pytest.mark.runs_on("jax")
 
 BACKEND = keras.backend.backend()
 

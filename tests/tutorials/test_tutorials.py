@@ -84,7 +84,7 @@ def _shared_out():
     for script in SCRIPTS:
         backends = RUNS_ON[script.stem.partition("_")[0]]
         yield pytest.param(
-            script, marks=pytest.mark.once(*backends), id=script.stem
+            script, marks=pytest.mark.runs_on(*backends), id=script.stem
         )
 
 

@@ -1,5 +1,6 @@
 """CI gives each backend a share of the cases, and no test is lost."""
 
+import collections
 import itertools
 import pathlib
 import types
@@ -8,7 +9,7 @@ import pytest
 
 import divided
 
-pytestmark = pytest.mark.once("torch")
+pytestmark = pytest.mark.runs_on("torch")
 
 
 class Case:
@@ -48,34 +49,48 @@ def product(**grid):
     return dict(zip(grid, map(list, values), strict=True))
 
 
-def share(items, number):
-    kept = divided._share(items, number)
-    return [item.callspec.params for item in items if item in kept]
+def shares(items):
+    """The parameters of the cases that each backend runs."""
+    return {
+        backend: [
+            case.callspec.params for case in divided.share(items, backend)
+        ]
+        for backend in divided.SHARING
+    }
 
 
-@pytest.mark.parametrize("number", range(3))
-@pytest.mark.parametrize("name", ["test_a", "test_b", "test_c", "test_d"])
+NAMES = pytest.mark.parametrize("name", ["test_a", "test_b", "test_c"])
+
+
+@NAMES
 @pytest.mark.parametrize("size", range(1, 8))
-def test_no_test_is_left_out_whole(size, name, number):
-    kept = share(cases({"number": [*range(size)]}, name), number)
-    assert 1 <= len(kept) <= -(-size // 3)
-
-
-@pytest.mark.parametrize("name", ["test_a", "test_b", "test_c", "test_d"])
-def test_shares_differ(name):
-    items = cases(product(layer=[*"abcde"], num_replicas=[2, 3, 4]), name)
-    shares = [share(items, number) for number in range(3)]
-    assert [len(each) for each in shares] == [5, 5, 5]
-    together = sum(shares, [])
-    assert all(item.callspec.params in together for item in items)
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_each_value_is_tried_beside_others(number):
-    grid = product(
-        layer=[*"abcde"], num_replicas=[2, 3, 4], eager=[False, True]
+def test_one_backend_runs_each_case_that_starts_processes(size, name):
+    grid = {"number": [*range(size)]}
+    found = shares(cases(grid, name, folder="workers"))
+    counts = collections.Counter(
+        params["number"] for kept in found.values() for params in kept
     )
-    kept = share(cases(grid), number)
+    assert counts == dict.fromkeys(range(size), 1)
+
+
+@NAMES
+@pytest.mark.parametrize("size", range(1, 8))
+def test_pytorch_runs_all_others(size, name):
+    found = shares(cases({"number": [*range(size)]}, name))
+    assert [params["number"] for params in found["torch"]] == [*range(size)]
+    others = [*found["jax"], *found["tensorflow"]]
+    numbers = {params["number"] for params in others}
+    assert len(numbers) == len(others)
+    if size < 3:
+        assert numbers == {*range(size)}
+    else:
+        assert {size // 3, -(-size // 3)} >= {len(found["jax"])}
+
+
+@pytest.mark.parametrize("backend", divided.SHARING)
+def test_each_value_is_tried_beside_others(backend):
+    grid = product(layer=[*"abcde"], num_replicas=[2, 3, 4], eager=[0, 1])
+    kept = shares(cases(grid, folder="launch"))[backend]
     for name in ("layer", "num_replicas", "eager"):
         assert {params[name] for params in kept} == set(grid[name])
     assert len(kept) == 10
@@ -83,21 +98,11 @@ def test_each_value_is_tried_beside_others(number):
 
 def test_parameters_of_one_mark_are_one():
     grid = {"text": ["", "a", "b"], "error": [True, True, False]}
-    kept = [share(cases(grid, together=["text, error"]), n) for n in range(3)]
-    assert sorted(each["text"] for (each,) in kept) == ["", "a", "b"]
+    items = cases(grid, folder="launch", together=["text, error"])
+    found = shares(items).values()
+    assert sorted(params["text"] for (params,) in found) == ["", "a", "b"]
 
 
-def test_a_share_does_not_depend_on_the_other_tests():
-    first = cases(product(layer=[*"abcde"], kind=[*"xy"]), "test_a")
-    second = cases({"layer": [*"abc"]}, "test_b")
-    kept = share([*second, *first], 1)
-    assert [
-        params for params in kept if "layer" in params and "kind" in params
-    ] == share(first, 1)
-
-
-def test_tests_of_a_backend_are_whole(monkeypatch):
+def test_a_backend_runs_all_of_its_own_tests():
     items = cases({"number": [*range(9)]}, folder="backends")
-    for backend in divided.SHARES:
-        monkeypatch.setattr(divided, "BACKEND", backend)
-        assert not any(map(divided._is_divided, items))
+    assert all(len(kept) == 9 for kept in shares(items).values())

@@ -63,7 +63,7 @@ class Launched:
 
 def _topologies():
     for name in TOPOLOGIES:
-        marks = [pytest.mark.once()] if name in ONLY_IN_FULL else []
+        marks = [pytest.mark.runs_on()] if name in ONLY_IN_FULL else []
         yield pytest.param(name, marks=marks)
 
 

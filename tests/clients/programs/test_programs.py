@@ -22,7 +22,7 @@ def _programs():
     """Each on 2 or 3 replicas; in CI on PyTorch and one of the others."""
     for index, name in enumerate(PROGRAMS):
         compiles = ("jax", "tensorflow")[index // 2 % 2]
-        mark = pytest.mark.once("torch", compiles)
+        mark = pytest.mark.runs_on("torch", compiles)
         yield pytest.param(name, 2 + index % 2, marks=mark)
 
 
