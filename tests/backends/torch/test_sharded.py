@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-import keras_dist
 from parity.harness import sharded
 from parity.harness import strategy as mirrored
 from sharded.helpers import X
 from sharded.helpers import Y
 from sharded.helpers import network
+from workers import clusters
 from workers import sharded_jobs
 
 NUM_PARAMETERS = 1000 * 1001
@@ -77,7 +77,7 @@ def test_slots_are_cut_as_they_are_made():
     [({}, 0), ({"global_clipnorm": 1.0}, 1), ({"clipnorm": 1.0}, 4)],
 )
 def test_one_reduce_scatter_and_one_all_gather_a_step(options, small):
-    found = keras_dist.launch(
+    found = clusters.run(
         sharded_jobs.collectives, (options,), workers=2, devices=2, timeout=400
     )
     # 4 parts of 20, 5, 15 and 3 parameters.
