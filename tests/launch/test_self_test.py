@@ -353,6 +353,13 @@ def test_nan_on_both_sides_fails(spoiled):
     assert answer["report"]["same"]
     assert "found" not in answer
     assert answer["error"].startswith("not a number, which can't be compared")
+    # The first step's loss is a number, and differs by rounding.
+    (loss,) = [
+        each
+        for each in answer["report"]["differences"]
+        if (each["phase"], each["kind"]) == ("training", "loss")
+    ]
+    assert np.isnan(loss["strategy"])
 
 
 def test_other_weights_fail(spoiled):
