@@ -39,23 +39,28 @@ def share(cases, backend):
     A case that starts processes takes long on each backend, and one of them
     runs it. PyTorch compiles nothing and runs all other cases. JAX runs a third
     of them too, and TensorFlow another third. If there are only one or two
-    cases, JAX or TensorFlow runs each.
+    cases, JAX or TensorFlow runs each. Of a grid of its own cases, a backend
+    runs every other one.
     """
     path, name = cases[0].path, cases[0].originalname
-    starts_processes = not {*PROGRAMS}.isdisjoint(path.parts)
-    if "backends" in path.parts or (
-        backend == "torch" and not starts_processes
-    ):
-        return cases
-    is_small = len(cases) < len(SHARING) and not starts_processes
-    sharing = SHARING[:2] if is_small else SHARING
+    places = _places(cases)
     # Tests begin with different backends, the same ones in every run.
     begin = zlib.crc32(f"{path.name}::{name}".encode())
-    number = sharing.index(backend)
+    if "backends" in path.parts:
+        is_grid = (
+            sum(len(set(each)) > 1 for each in zip(*places, strict=True)) > 1
+        )
+        number, count = begin, 2 if is_grid else 1
+    elif not {*PROGRAMS}.isdisjoint(path.parts):
+        number, count = SHARING.index(backend), 3
+    elif backend == "torch":
+        return cases
+    else:
+        number, count = SHARING.index(backend), min(3, max(2, len(cases)))
     return [
         case
-        for case, place in zip(cases, _places(cases), strict=True)
-        if (sum(place) + begin) % len(sharing) == number
+        for case, place in zip(cases, places, strict=True)
+        if (sum(place) + begin - number) % count == 0
     ]
 
 

@@ -25,7 +25,7 @@ from launch.bench_runs import Run
 from launch.bench_runs import compared
 from launch.bench_runs import shown
 
-pytestmark = pytest.mark.runs_on("tensorflow")
+pytestmark = pytest.mark.runs_on("torch")
 
 TWO = Setting(MODELS["small"], ("cpu:0",) * 2)
 GRADIENT_BYTES = 4 * (64 * 32 + 32 + 32 * 10 + 10)

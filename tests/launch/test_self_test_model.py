@@ -12,7 +12,7 @@ from keras_dist.cli.trial import Settings
 from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
 
-pytestmark = pytest.mark.runs_on("tensorflow")
+pytestmark = pytest.mark.runs_on("torch")
 
 BACKEND = keras.backend.backend()
 MODULE = """

@@ -89,6 +89,12 @@ def _pytest(*arguments):
     return (*PYTEST, "-q", "-p", "no:cacheprovider", *arguments)
 
 
+def _without_others(backend, paths):
+    """Those of a backend or of all: the others' import their frameworks."""
+    other = {TESTS / "backends" / each for each in BACKENDS if each != backend}
+    return [str(path) for path in paths if other.isdisjoint(path.parents)]
+
+
 def _runs():
     """Yields the runs, the longest first."""
     programs = [str(TESTS / folder) for folder in PROGRAMS]
@@ -97,7 +103,7 @@ def _runs():
     others = [f"--ignore={path}" for path in other]
     # Looking into the other files takes as long as these tests.
     smoke = [
-        str(path)
+        path
         for path in sorted(TESTS.rglob("test_*.py"))
         if "mark.smoke" in path.read_text()
     ]
@@ -117,7 +123,7 @@ def _runs():
         yield Run(
             f"{backend}-oldest-keras",
             backend,
-            _pytest("-m", "smoke", *smoke),
+            _pytest("-m", "smoke", *_without_others(backend, smoke)),
             keras=OLDEST_KERAS,
         )
     for backend in BACKENDS:

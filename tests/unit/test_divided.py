@@ -103,6 +103,11 @@ def test_parameters_of_one_mark_are_one():
     assert sorted(params["text"] for (params,) in found) == ["", "a", "b"]
 
 
-def test_a_backend_runs_all_of_its_own_tests():
+def test_a_backend_runs_its_own_tests():
     items = cases({"number": [*range(9)]}, folder="backends")
     assert all(len(kept) == 9 for kept in shares(items).values())
+    grid = product(layer=[*"abcde"], kind=["x", "y"])
+    for kept in shares(cases(grid, folder="backends")).values():
+        assert len(kept) == 5
+        assert {params["layer"] for params in kept} == {*"abcde"}
+        assert {params["kind"] for params in kept} == {"x", "y"}

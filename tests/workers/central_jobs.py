@@ -7,7 +7,6 @@ import keras
 import keras_dist
 from parity import cases
 from parity import harness
-from workers.jobs import attempted
 from workers.jobs import shown
 
 
@@ -21,23 +20,18 @@ def central_strategy():
     )
 
 
-def train_cases(names):
-    """Trains cases of the parity table; a dict of outcomes by name."""
+def train_case(name):
+    """The outcome of a case of the parity table."""
     strategy = central_strategy()
-    by_name = {case.name: case for case in cases.CASES}
-
-    def trained(name):
-        return harness.train(
-            by_name[name], strategy.num_replicas_in_sync, lambda _: strategy
-        )
-
-    outcomes = {name: attempted(trained, name) for name in names}
-    outcomes["api"] = attempted(api, strategy)
-    return outcomes
+    (case,) = (case for case in cases.CASES if case.name == name)
+    return harness.train(
+        case, strategy.num_replicas_in_sync, lambda _: strategy
+    )
 
 
-def api(strategy):
+def api():
     """What the methods of the strategy give."""
+    strategy = central_strategy()
     with strategy.scope():
         v = keras.Variable(1.0, aggregation="sum")
         own = keras.Variable(0.0, aggregation="sum", synchronization="on_read")

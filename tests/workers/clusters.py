@@ -126,6 +126,9 @@ def serve(folder):
     """A worker's program: runs the jobs until there are no more."""
     import keras
 
+    import quicker
+
+    quicker.compile_less()
     worker = os.environ["KERAS_DIST_WORKER_INDEX"]
     for number in itertools.count():
         path = pathlib.Path(folder, str(number))

@@ -30,32 +30,23 @@ def attempted(fn, *args):
         return f"{type(error).__name__}: {error}"
 
 
-def train_cases(names):
-    """Trains cases of the parity table; a dict of outcomes by name."""
-    strategy = in_cluster()
-    by_name = {case.name: case for case in cases.CASES}
-    count = strategy.num_replicas_in_sync
-    return {
-        name: attempted(harness.train, by_name[name], count) for name in names
-    }
-
-
-def train_lookups(names):
-    """Trains models that look variables up; a dict of outcomes by name."""
+def train_case(name):
+    """The outcome of a case of the parity table."""
     count = in_cluster().num_replicas_in_sync
-    return {
-        name: attempted(harness.train, test_lookups.OVER_WORKERS[name], count)
-        for name in names
-    }
+    (case,) = (case for case in cases.CASES if case.name == name)
+    return harness.train(case, count)
 
 
-def train_kinds(names):
-    """Trains on kinds of data; a dict of outcomes by name."""
+def train_lookups(name):
+    """The outcome of a model that looks variables up."""
     count = in_cluster().num_replicas_in_sync
-    return {
-        name: attempted(kinds.outcome_of, kinds.KINDS[name], count)
-        for name in names
-    }
+    return harness.train(test_lookups.OVER_WORKERS[name], count)
+
+
+def train_kind(name):
+    """The outcome of training on a kind of data."""
+    count = in_cluster().num_replicas_in_sync
+    return kinds.outcome_of(kinds.KINDS[name], count)
 
 
 def shown(value):

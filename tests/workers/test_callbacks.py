@@ -12,6 +12,9 @@ from workers import callback_jobs
 from workers import clusters
 from workers.callback_jobs import ROWS
 
+# They share one job.
+pytestmark = pytest.mark.runs_on("torch")
+
 
 @functools.cache
 def seen():

@@ -14,6 +14,8 @@ NUM_WORKERS, NUM_REPLICAS = 2, 2
 ROWS = 11
 HAS_TF = importlib.util.find_spec("tensorflow") is not None
 
+# They share one job.
+pytestmark = pytest.mark.runs_on("jax", "tensorflow", "torch")
 needs_tf = pytest.mark.skipif(
     not HAS_TF, reason="The data is of tensorflow, which is not installed."
 )

@@ -8,6 +8,9 @@ from parity.harness import assert_same
 from workers import clusters
 from workers import kinds_jobs
 
+# They share one job.
+pytestmark = pytest.mark.runs_on("jax", "tensorflow", "torch")
+
 
 @functools.cache
 def trained():

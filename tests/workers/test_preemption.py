@@ -13,6 +13,7 @@ from conformance.contract import contract
 from keras_dist import errors
 from workers import preemption_script
 
+pytestmark = pytest.mark.runs_on("torch")
 SCRIPT = preemption_script.__file__
 # The time that two lives of two workers may take.
 LIMIT = 500

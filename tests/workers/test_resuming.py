@@ -11,6 +11,7 @@ import pytest
 
 from workers import resume_script
 
+pytestmark = pytest.mark.runs_on("jax")
 SCRIPT = resume_script.__file__
 # The time that three lives of two workers may take.
 LIMIT = 500

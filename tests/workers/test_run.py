@@ -10,7 +10,12 @@ from conformance.contract import contract
 from workers import clusters
 from workers import replica_jobs
 
-SHAPES = [(2, 1), (2, 2)]
+# The tests of a shape share one job.
+EVERYWHERE = pytest.mark.runs_on("jax", "tensorflow", "torch")
+SHAPES = [
+    pytest.param((2, 1), marks=pytest.mark.runs_on("torch"), id="2x1"),
+    pytest.param((2, 2), marks=EVERYWHERE, id="2x2"),
+]
 
 
 @functools.cache
@@ -21,7 +26,7 @@ def seen(shape):
     )
 
 
-@pytest.fixture(params=SHAPES, ids=["2x1", "2x2"])
+@pytest.fixture(params=SHAPES)
 def shape(request):
     return request.param
 

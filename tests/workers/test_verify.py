@@ -8,6 +8,9 @@ from keras_dist.verification.report import Report
 from workers import clusters
 from workers import verify_jobs
 
+# They share one job.
+pytestmark = pytest.mark.runs_on("torch")
+
 
 @functools.cache
 def verified():
