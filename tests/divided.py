@@ -22,13 +22,15 @@ def divide(config, items):
     tests, left_out = {}, set()
     for item in items:
         mark = item.get_closest_marker("runs_on")
-        if mark is None and not item.get_closest_marker("smoke"):
+        if mark is None:
             test = (item.path, item.cls, item.originalname)
             tests.setdefault(test, []).append(item)
-        elif mark and BACKEND not in mark.args:
+        elif BACKEND not in mark.args:
             left_out.add(item)
-    for cases in tests.values():
-        left_out |= set(cases) - set(share(cases, BACKEND))
+    # The smoke tests are few, and each backend runs them on the oldest Keras.
+    if config.option.markexpr != "smoke":
+        for cases in tests.values():
+            left_out |= set(cases) - set(share(cases, BACKEND))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
