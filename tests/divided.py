@@ -22,6 +22,9 @@ def divide(config, items):
     tests, left_out = {}, set()
     for item in items:
         mark = item.get_closest_marker("runs_on")
+        if mark is None and item.get_closest_marker("skipif"):
+            # There may be no other backend that it is for.
+            continue
         if mark is None:
             test = (item.path, item.cls, item.originalname)
             tests.setdefault(test, []).append(item)
@@ -42,9 +45,11 @@ def share(cases, backend):
     runs it. PyTorch compiles nothing and runs all other cases. JAX runs a third
     of them too, and TensorFlow another third. If there are only one or two
     cases, JAX or TensorFlow runs each. Of a grid of its own cases, a backend
-    runs every other one.
+    runs every other one. One run alone has the tests of all backends together.
     """
     path, name = cases[0].path, cases[0].originalname
+    if "cross" in path.parts:
+        return cases
     places = _places(cases)
     # Tests begin with different backends, the same ones in every run.
     begin = zlib.crc32(f"{path.name}::{name}".encode())

@@ -96,6 +96,7 @@ def test_each_iter_starts_again(api, strategy):
     assert numbers(next(iter(data))) == first[0]
 
 
+@pytest.mark.runs_on("tensorflow")
 @contract(167)
 def test_shuffled_and_cached(api, two):
     tf = pytest.importorskip("tensorflow")
@@ -206,6 +207,7 @@ def test_a_dataset_that_is_not_batched(api, two):
         next(iter(two.experimental_distribute_dataset(rows)))
 
 
+@pytest.mark.runs_on("tensorflow")
 @contract(174, native=False)
 def test_tf_data_that_is_not_batched(api, two):
     tf = pytest.importorskip("tensorflow")

@@ -12,6 +12,7 @@ from functions.helpers import local
 from functions.helpers import strategy_of
 
 tf = pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.runs_on("tensorflow")
 
 
 def _dataset():

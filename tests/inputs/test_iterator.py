@@ -155,6 +155,7 @@ def test_in_a_replica_function():
     assert lists(next(iterator)) == [[0, 1], [2, 3]]
 
 
+@pytest.mark.runs_on("tensorflow")
 def test_inside_of_a_graph():
     tf = pytest.importorskip("tensorflow")
     data = distributed(BATCHES, 2)

@@ -255,6 +255,7 @@ def test_workers_end_with_the_pass(workers):
         assert not thread.is_alive()
 
 
+@pytest.mark.runs_on("tensorflow")
 def test_shuffled_data_is_shuffled_again_and_cached_data_is_not():
     tf = pytest.importorskip("tensorflow")
     rows = tf.data.Dataset.range(64)

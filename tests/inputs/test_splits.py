@@ -182,6 +182,7 @@ def test_strings():
             list(data)
 
 
+@pytest.mark.runs_on("tensorflow")
 def test_a_static_spec():
     tf = pytest.importorskip("tensorflow")
     rows = tf.data.Dataset.range(8)
@@ -197,6 +198,7 @@ def test_a_static_spec():
     assert distributed(rows.batch(3), 1).element_spec.shape == (None,)
 
 
+@pytest.mark.runs_on("tensorflow")
 def test_ragged_tensors():
     if BACKEND != "tensorflow":
         pytest.skip("Ragged tensors are TensorFlow's.")

@@ -15,6 +15,8 @@ if BACKEND != "tensorflow":
 
 import tensorflow as tf
 
+pytestmark = pytest.mark.runs_on("tensorflow")
+
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 @pytest.mark.parametrize("drop_remainder", [True, False])

@@ -153,6 +153,7 @@ def test_empty_batches_keep_shapes_dtypes_and_structure():
         assert (part.shape, part.dtype) == ((0,), "int8")
 
 
+@pytest.mark.runs_on("tensorflow")
 def test_a_worker_with_no_data_knows_its_shapes_from_the_dataset():
     tf = pytest.importorskip("tensorflow")
 
@@ -181,6 +182,7 @@ def test_a_worker_with_no_data_that_knows_nothing():
         assert "on worker 1 (127.0.0.1:9001)" in str(outcome)
 
 
+@pytest.mark.runs_on("tensorflow")
 def test_elements_that_can_not_be_cut():
     """Nobody has to, as long as workers have as many."""
     tf = pytest.importorskip("tensorflow")

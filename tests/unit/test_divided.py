@@ -111,3 +111,8 @@ def test_a_backend_runs_its_own_tests():
         assert len(kept) == 5
         assert {params["layer"] for params in kept} == {*"abcde"}
         assert {params["kind"] for params in kept} == {"x", "y"}
+
+
+def test_tests_of_all_backends_together_are_left_out_nowhere():
+    items = cases({"number": [*range(9)]}, folder="cross")
+    assert all(len(kept) == 9 for kept in shares(items).values())

@@ -97,6 +97,7 @@ def test_several_steps_on_an_iterator(kind):
         strategy.extended.experimental_run_steps_on_iterator(step, iterator, 2)
 
 
+@pytest.mark.runs_on("tensorflow")
 @each_kind
 def test_a_dataset_of_arrays_is_shuffled_and_mapped(kind):
     pytest.importorskip("tensorflow", reason="`tf.data` does it")
