@@ -22,8 +22,7 @@ def divide(config, items):
     tests, left_out = {}, set()
     for item in items:
         mark = item.get_closest_marker("runs_on")
-        if mark is None and item.get_closest_marker("skipif"):
-            # There may be no other backend that it is for.
+        if mark is None and _is_for_some(item):
             continue
         if mark is None:
             test = (item.path, item.cls, item.originalname)
@@ -38,6 +37,22 @@ def divide(config, items):
     items[:] = [item for item in items if item not in left_out]
 
 
+def _is_for_some(item):
+    """Whether there may be no other backend that can run an item."""
+    callspec = getattr(item, "callspec", None)
+    return bool(item.get_closest_marker("skipif")) or (
+        callspec is not None
+        and (
+            # What tests tf.distribute itself.
+            "native" in callspec.id.split("-")
+            or any(
+                len(getattr(value, "backends", SHARING)) < len(SHARING)
+                for value in callspec.params.values()
+            )
+        )
+    )
+
+
 def share(cases, backend):
     """The cases of one test that a backend's run keeps.
 
@@ -50,16 +65,21 @@ def share(cases, backend):
     path, name = cases[0].path, cases[0].originalname
     if "cross" in path.parts:
         return cases
-    places = _places(cases)
     # Tests begin with different backends, the same ones in every run.
     begin = zlib.crc32(f"{path.name}::{name}".encode())
+    if not {*PROGRAMS}.isdisjoint(path.parts):
+        # By name, as not every backend has each case.
+        return [
+            case
+            for case in cases
+            if SHARING[zlib.crc32(case.name.encode()) % 3] == backend
+        ]
+    places = _places(cases)
     if "backends" in path.parts:
         is_grid = (
             sum(len(set(each)) > 1 for each in zip(*places, strict=True)) > 1
         )
         number, count = begin, 2 if is_grid else 1
-    elif not {*PROGRAMS}.isdisjoint(path.parts):
-        number, count = SHARING.index(backend), 3
     elif backend == "torch":
         return cases
     else:

@@ -91,6 +91,7 @@ def test_a_float_state_gets_the_mean_over_rows(num_replicas):
     )
 
 
+@pytest.mark.runs_on("jax", "tensorflow", "torch")
 @pytest.mark.parametrize(
     "eager", [False, True] if BACKEND == "tensorflow" else [False]
 )

@@ -17,6 +17,7 @@ from keras_dist.internals import keras_internals
 
 
 @pytest.mark.smoke
+@pytest.mark.runs_on("jax", "tensorflow", "torch")
 @pytest.mark.parametrize(
     ("owner", "name", "parameters"),
     [

@@ -7,6 +7,7 @@ import pytest
 
 from parity import cases
 from parity.harness import BACKEND
+from parity.harness import BACKENDS
 from parity.harness import assert_same
 from parity.harness import drop_iterations
 from parity.harness import plain
@@ -50,6 +51,7 @@ MODULES = {
     "grain_map": "grain",
     "grain_iter": "grain",
 }
+OWN_KINDS = {"tf_data": ("tensorflow",), "torch_loader": ("torch",)}
 
 
 def _names(shape):
@@ -78,13 +80,29 @@ def _kinds():
     ]
 
 
+def _marked(value, backends):
+    """A parameter; with a mark if only some backends have it."""
+    marks = [pytest.mark.runs_on(*backends)] if len(backends) < 3 else []
+    return pytest.param(value, marks=marks)
+
+
+def marked_kinds():
+    return [_marked(kind, OWN_KINDS.get(kind, BACKENDS)) for kind in _kinds()]
+
+
 def test_the_names_are_cases():
     assert set(NAMES) <= {case.name for case in cases.CASES}
 
 
 @pytest.mark.parametrize(
     ("shape", "name"),
-    [(shape, name) for shape in SHAPES for name in _names(shape)],
+    [
+        pytest.param(
+            shape, name, marks=_marked(name, BY_NAME[name].backends).marks
+        )
+        for shape in SHAPES
+        for name in _names(shape)
+    ],
     ids=lambda value: (
         value if isinstance(value, str) else "x".join(map(str, value))
     ),
@@ -107,7 +125,7 @@ def test_every_worker_has_the_same_logs_to_the_last_digit(name):
 
 # Keras says it of every source whose length it did not know.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("kind", _kinds())
+@pytest.mark.parametrize("kind", marked_kinds())
 def test_every_kind_of_data(kind):
     expected = outcome_of(KINDS[kind], None)
     if kind.startswith("grain"):
