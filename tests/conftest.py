@@ -68,6 +68,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        for mark in item.iter_markers("only_on"):
+            if keras.backend.backend() not in mark.args:
+                item.add_marker(pytest.mark.skip(**mark.kwargs))
     divided.divide(config, items)
 
 

@@ -3,6 +3,8 @@
 `python -m runs` sets TESTS_DIVIDED. Whoever starts pytest gets every test.
 """
 
+import itertools
+import operator
 import os
 import zlib
 
@@ -13,6 +15,11 @@ from runs.runs import PROGRAMS
 IS_DIVIDED = os.environ.get("TESTS_DIVIDED") == "1"
 BACKEND = keras.backend.backend()
 SHARING = ("jax", "tensorflow", "torch")
+# A place further in one parameter is so many in the other ones. None is a
+# multiple of 3, so that each value of a parameter can be kept.
+STEPS = (1, 4, 7, 2, 5, 8)
+# TensorFlow takes twice as long as JAX to start.
+RUNNING = (*["torch"] * 3, *["jax"] * 2, "tensorflow")
 
 
 def divide(config, items):
@@ -29,66 +36,98 @@ def divide(config, items):
             tests.setdefault(test, []).append(item)
         elif BACKEND not in mark.args:
             left_out.add(item)
-    # The smoke tests are few, and each backend runs them on the oldest Keras.
-    if config.option.markexpr != "smoke":
-        for cases in tests.values():
-            left_out |= set(cases) - set(share(cases, BACKEND))
+    is_smoke = config.option.markexpr == "smoke"
+    for cases in tests.values():
+        kept = share_of_smoke if is_smoke else share
+        left_out |= set(cases) - set(kept(cases, BACKEND))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
 
 def _is_for_some(item):
-    """Whether there may be no other backend that can run an item."""
+    """Whether PyTorch, which runs all cases, may be unable to run an item."""
     callspec = getattr(item, "callspec", None)
-    return bool(item.get_closest_marker("skipif")) or (
-        callspec is not None
+    only = [mark.args for mark in item.iter_markers("only_on")]
+    return (
+        bool(item.get_closest_marker("skipif"))
+        or any("torch" not in backends for backends in only)
+        or callspec is not None
         and (
             # What tests tf.distribute itself.
             "native" in callspec.id.split("-")
             or any(
-                len(getattr(value, "backends", SHARING)) < len(SHARING)
+                "torch" not in getattr(value, "backends", SHARING)
                 for value in callspec.params.values()
             )
         )
     )
 
 
+def share_of_smoke(cases, backend):
+    """The smoke tests that a backend runs on the oldest Keras."""
+    number = SHARING.index(backend)
+    return [
+        case
+        for case in cases
+        if backend == "torch" or _number(case.name) % 3 == number
+    ]
+
+
 def share(cases, backend):
     """The cases of one test that a backend's run keeps.
 
-    A case that starts processes takes long on each backend, and one of them
-    runs it. PyTorch compiles nothing and runs all other cases. JAX runs a third
-    of them too, and TensorFlow another third. If there are only one or two
-    cases, JAX or TensorFlow runs each. Of a grid of its own cases, a backend
-    runs every other one. One run alone has the tests of all backends together.
+    A case that starts processes is run by one of the backends, by PyTorch most
+    often: it compiles nothing, and takes a tenth of the others' time. It runs
+    all other cases too. JAX runs a sixth of the backends' contract and a ninth
+    of the rest, and TensorFlow as many others. Of a grid of its own cases, a
+    backend runs a third. One run alone has the tests of all backends together.
     """
     path, name = cases[0].path, cases[0].originalname
     if "cross" in path.parts:
         return cases
-    # Tests begin with different backends, the same ones in every run.
-    begin = zlib.crc32(f"{path.name}::{name}".encode())
+    places = _places(cases)
     if not {*PROGRAMS}.isdisjoint(path.parts):
         # By name, as not every backend has each case.
         return [
             case
-            for case in cases
-            if SHARING[zlib.crc32(case.name.encode()) % 3] == backend
+            for case, place in zip(cases, places, strict=True)
+            if RUNNING[_number(_process_of(case)) % len(RUNNING)] == backend
+            and _sum(place) % 2 == 0
         ]
-    places = _places(cases)
     if "backends" in path.parts:
         is_grid = (
             sum(len(set(each)) > 1 for each in zip(*places, strict=True)) > 1
         )
-        number, count = begin, 2 if is_grid else 1
+        count = 3 if is_grid else 1
     elif backend == "torch":
         return cases
     else:
-        number, count = SHARING.index(backend), min(3, max(2, len(cases)))
+        count = 6 if "conformance" in path.parts else 9
+    # Tests begin with different backends, the same ones in every run.
+    begin = _number(f"{path.name}::{name}") - SHARING.index(backend)
     return [
         case
         for case, place in zip(cases, places, strict=True)
-        if (sum(place) + begin - number) % count == 0
+        if (_sum(place) + begin) % count == 0
     ]
+
+
+def _process_of(case):
+    """A text that is the same for cases that look at one process."""
+    fixtures = getattr(case, "_fixtureinfo", None)
+    shared = fixtures and any(
+        found[-1].scope == "module" and not name.startswith("_")
+        for name, found in fixtures.name2fixturedefs.items()
+    )
+    return case.path.name if shared else case.name
+
+
+def _sum(place):
+    return sum(map(operator.mul, place, itertools.cycle(STEPS)))
+
+
+def _number(text):
+    return zlib.crc32(text.encode())
 
 
 def _places(cases):

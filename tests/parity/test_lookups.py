@@ -209,9 +209,16 @@ def sparse_case_of(name, eager=False):
     )
 
 
-@pytest.mark.skipif(BACKEND == "torch", reason="Keras has no sparse tensors")
+@pytest.mark.only_on("jax", "tensorflow", reason="Keras has no sparse tensors")
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("name", ["adam", "adagrad", "clipnorm"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("adam", marks=pytest.mark.runs_on("jax")),
+        pytest.param("adagrad", marks=pytest.mark.runs_on("tensorflow")),
+        pytest.param("clipnorm", marks=pytest.mark.runs_on("tensorflow")),
+    ],
+)
 def test_sparse_inputs(name, eager):
     case = sparse_case_of(name, eager)
     for make in (None, central):

@@ -16,8 +16,9 @@ from parity.harness import state_of
 from parity.harness import strategy as mirrored
 
 SHARDS = isinstance(get_backend(), ShardsOptimizerState)
-shards = pytest.mark.skipif(
-    not SHARDS,
+shards = pytest.mark.only_on(
+    "jax",
+    "torch",
     reason="This backend refuses to shard it, as tests/parity tests.",
 )
 ROWS = 20

@@ -69,7 +69,7 @@ def test_each_has_a_line_in_the_index():
 # Where CI runs a notebook. `tox run -e full` runs each on each backend.
 RUNS_ON = {
     "1": ["jax"],
-    "2": ["tensorflow"],
+    "2": ["torch"],
     "3": ["tensorflow"],
     "4": ["torch"],
     "5": ["torch"],

@@ -11,14 +11,14 @@ import keras_dist
 from keras_dist.fit import losses
 from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.sums import Kind
-from parity.harness import BACKEND
 
-pytestmark = pytest.mark.skipif(
-    BACKEND == "jax",
+pytestmark = pytest.mark.only_on(
+    "tensorflow",
+    "torch",
     reason="On JAX a step has all rows at once, and needs none of the repairs.",
 )
-ON_TENSORFLOW = pytest.mark.skipif(
-    BACKEND != "tensorflow", reason="It was a defect of that backend alone."
+ON_TENSORFLOW = pytest.mark.only_on(
+    "tensorflow", reason="It was a defect of that backend alone."
 )
 
 RNG = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """Bytes between workers, counted on the loopback of a network namespace."""
 
+import functools
 import json
 import os
 import pathlib
@@ -9,6 +10,8 @@ import sys
 import pytest
 
 from parity.harness import BACKEND
+from parity.harness import BACKENDS
+from sharded.helpers import SHARDS
 from sharded.helpers import shards
 
 TESTS = pathlib.Path(__file__).parent.parent
@@ -30,11 +33,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def bytes_a_step(workers, dtype="", state="mirrored"):
-    """Gradient bytes of a model, and all bytes on the wire in one step."""
+@functools.cache
+def _found(workers, dtype):
+    """What `bytes_a_step` gives, by the optimizer's state."""
+    states = ["mirrored", "sharded"] if SHARDS and not dtype else ["mirrored"]
     command = ["unshare", "--map-root-user", "--net", sys.executable]
+    command += ["-m", "workers.wire_jobs", str(workers), dtype, *states]
     done = subprocess.run(
-        [*command, "-m", "workers.wire_jobs", str(workers), dtype, state],
+        command,
         capture_output=True,
         text=True,
         timeout=500,
@@ -45,10 +51,25 @@ def bytes_a_step(workers, dtype="", state="mirrored"):
         },
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(states, found, strict=True))
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+def bytes_a_step(workers, dtype="", state="mirrored"):
+    """Gradient bytes of a model, and all bytes on the wire in one step."""
+    return _found(workers, dtype)[state]
+
+
+WORKERS = pytest.mark.parametrize(
+    "workers",
+    [
+        pytest.param(2, marks=pytest.mark.runs_on()),
+        pytest.param(3, marks=pytest.mark.runs_on(*BACKENDS)),
+    ],
+)
+
+
+@WORKERS
 def test_a_step_sends_what_an_all_reduce_has_to(workers):
     gradients, wire = bytes_a_step(workers)
     # Each worker sends 2 (n - 1) / n of the gradients.
@@ -57,7 +78,7 @@ def test_a_step_sends_what_an_all_reduce_has_to(workers):
 
 
 @shards
-@pytest.mark.parametrize("workers", [2, 3])
+@WORKERS
 def test_a_sharded_state_sends_as_much(workers):
     gradients, wire = bytes_a_step(workers, state="sharded")
     # Between CPUs, XLA sums gradients everywhere, and gathers what is new.
@@ -70,7 +91,13 @@ def test_a_sharded_state_sends_as_much(workers):
 @pytest.mark.skipif(
     BACKEND == "jax", reason="On JAX the compiler chooses what travels."
 )
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param("float16", marks=pytest.mark.runs_on("tensorflow")),
+        pytest.param("bfloat16", marks=pytest.mark.runs_on("torch")),
+    ],
+)
 def test_half_the_bytes(dtype):
     gradients, wire = bytes_a_step(2, dtype)
     assert gradients <= wire <= 1.02 * gradients

@@ -65,14 +65,19 @@ def bytes_a_step(dtype, state):
     return 1024 * 1024 * 4, (_bytes_at_rest(strategy) - before) / STEPS
 
 
-def main(workers, dtype, state):
+def bytes_of(dtype, states):
+    """What `bytes_a_step` gives for each state, one after the other."""
+    return [bytes_a_step(dtype or None, state) for state in states]
+
+
+def main(workers, dtype, states):
     """Prints, as JSON, what the chief counted."""
     loopback_up()
     import keras_dist
 
     found = keras_dist.launch(
-        bytes_a_step,
-        (dtype or None, state),
+        bytes_of,
+        (dtype, states),
         workers=workers,
         devices=1,
         timeout=400,
@@ -81,4 +86,4 @@ def main(workers, dtype, state):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

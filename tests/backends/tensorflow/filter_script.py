@@ -6,8 +6,6 @@
 import socket
 import sys
 
-from keras_dist.core.plan import Cluster
-from keras_dist_tensorflow.cluster import listen_to_own_address
 from workers.two_hosts import ADDRESSES
 from workers.two_hosts import OTHER
 
@@ -17,16 +15,24 @@ _PATIENCE = 2.0
 
 def serve(port, is_filtered):
     """Serves one connection to its end, as TensorFlow's server listens."""
-    addresses = tuple(f"{address}:{port}" for address in ADDRESSES)
     with socket.create_server(
         ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
     ) as server:
         if is_filtered:
-            listen_to_own_address(Cluster(0, addresses[0], addresses))
+            _filter(port)
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"x")
             connection.recv(1)
+
+
+def _filter(port):
+    # Whoever needs no TensorFlow starts without it.
+    from keras_dist.core.plan import Cluster
+    from keras_dist_tensorflow.cluster import listen_to_own_address
+
+    addresses = tuple(f"{address}:{port}" for address in ADDRESSES)
+    listen_to_own_address(Cluster(0, addresses[0], addresses))
 
 
 def attack(port):
