@@ -14,7 +14,11 @@ from runs.runs import PROGRAMS
 
 IS_DIVIDED = os.environ.get("TESTS_DIVIDED") == "1"
 BACKEND = keras.backend.backend()
+# A backend that is written with stable names only, on PyTorch.
+IS_FOURTH = os.environ.get("KERAS_DIST_FOURTH") == "1"
 SHARING = ("jax", "tensorflow", "torch")
+# Folders of tests that read each page and example.
+TEXTS = ("docs", "tutorials")
 # A place further in one parameter is so many in the other ones. None is a
 # multiple of 3, so that each value of a parameter can be kept.
 STEPS = (1, 4, 7, 2, 5, 8)
@@ -76,9 +80,9 @@ def share_of_smoke(cases, backend):
 def share(cases, backend):
     """The cases of one test that a backend's run keeps.
 
-    A case that starts processes is run by one of the backends, by PyTorch most
-    often: it compiles nothing, and takes a tenth of the others' time. It runs
-    all other cases too. JAX runs a sixth of the backends' contract and a ninth
+    Every other case that starts processes is run by one of the backends, by
+    PyTorch most often: it compiles nothing, and takes a tenth of the others'
+    time. It runs all other cases too. JAX runs a sixth of the backends' contract and a ninth
     of the rest, and TensorFlow as many others. Of a grid of its own cases, a
     backend runs a third. One run alone has the tests of all backends together.
     """
@@ -87,19 +91,20 @@ def share(cases, backend):
         return cases
     places = _places(cases)
     if not {*PROGRAMS}.isdisjoint(path.parts):
+        count = 1 if {*TEXTS} & {*path.parts} else 2
         # By name, as not every backend has each case.
         return [
             case
             for case, place in zip(cases, places, strict=True)
             if RUNNING[_number(_process_of(case)) % len(RUNNING)] == backend
-            and _sum(place) % 2 == 0
+            and _sum(place) % count == 0
         ]
     if "backends" in path.parts:
         is_grid = (
             sum(len(set(each)) > 1 for each in zip(*places, strict=True)) > 1
         )
         count = 3 if is_grid else 1
-    elif backend == "torch":
+    elif backend == "torch" and not IS_FOURTH:
         return cases
     else:
         count = 6 if "conformance" in path.parts else 9

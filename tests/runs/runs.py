@@ -16,6 +16,18 @@ PROGRAMS = ("clients", "docs", "launch", "tutorials", "workers")
 # Folders whose tests train. One process with all tests grows to half of the
 # memory that CI has.
 TRAINING = ("backends", "nothing_lost", "parity", "sharded")
+# Programs wait for each other: what computes goes on beside them.
+LONGEST_FIRST = (
+    "torch-programs",
+    "tensorflow-training",
+    "jax-programs",
+    "jax-training",
+    "tensorflow-programs",
+    "tensorflow-others",
+    "torch-training",
+    "jax-others",
+    "torch-others",
+)
 OLDEST_KERAS = "3.14.0"
 # CI's runs see one framework, and leave out what another one runs.
 # `full` sees all: one's data on another, and tf.distribute itself.
@@ -107,11 +119,15 @@ def _runs():
         for path in sorted(TESTS.rglob("test_*.py"))
         if "mark.smoke" in path.read_text()
     ]
-    for backend in BACKENDS:
-        yield Run(f"{backend}-training", backend, _pytest(*training))
-        yield Run(f"{backend}-others", backend, _pytest(*others, str(TESTS)))
-    for backend in BACKENDS:
-        yield Run(f"{backend}-programs", backend, _pytest(*programs))
+    groups = {
+        "programs": programs,
+        "training": training,
+        "others": [*others, str(TESTS)],
+    }
+    for name in LONGEST_FIRST:
+        backend, _, group = name.partition("-")
+        yield Run(name, backend, _pytest(*groups[group]))
+    yield Run("cross", "jax", _pytest(str(TESTS / "cross")), extras=None)
     # The contract holds for a backend written with stable names only.
     yield Run(
         "torch-fourth",
@@ -129,7 +145,6 @@ def _runs():
     for backend in BACKENDS:
         demo = ("-P", "-m", "keras_dist.cli", "demo", "--backend", backend)
         yield Run(f"{backend}-demo", backend, demo, extras=("demo",))
-    yield Run("cross", "jax", _pytest(str(TESTS / "cross")), extras=None)
 
 
 RUNS = tuple(_runs())

@@ -70,7 +70,7 @@ def test_each_has_a_line_in_the_index():
 RUNS_ON = {
     "1": ["jax"],
     "2": ["torch"],
-    "3": ["tensorflow"],
+    "3": ["jax"],
     "4": ["torch"],
     "5": ["torch"],
     "6a": ["tensorflow"],

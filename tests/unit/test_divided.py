@@ -65,14 +65,35 @@ OTHERS = ("jax", "tensorflow")
 
 
 @pytest.mark.parametrize("size", range(1, 8))
-def test_one_backend_runs_each_case_that_starts_processes(size):
+def test_one_backend_runs_every_other_case_that_starts_processes(size):
     grid = {"number": [*range(size)]}
     for name in NAMES:
         found = shares(cases(grid, name, folder="workers"))
         counts = collections.Counter(
             params["number"] for kept in found.values() for params in kept
         )
-        assert counts == dict.fromkeys(range(size), 1)
+        assert counts == dict.fromkeys(range(0, size, 2), 1)
+
+
+def test_no_page_is_left_out():
+    for name in NAMES:
+        items = cases({"page": [*range(5)]}, name, folder="docs")
+        assert sum(map(len, shares(items).values())) == 5
+
+
+def test_what_looks_at_one_process_is_run_by_one_backend():
+    fixtures = {
+        "hygiene": [types.SimpleNamespace(scope="function")],
+        "finished": [types.SimpleNamespace(scope="module")],
+    }
+    users = []
+    for name in NAMES:
+        (case,) = cases({"number": [0]}, name, folder="launch")
+        case._fixtureinfo = types.SimpleNamespace(name2fixturedefs=fixtures)
+        found = shares([case])
+        users += [backend for backend, kept in found.items() if kept]
+    assert len(users) == len(NAMES)
+    assert len(set(users)) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 9, 18])

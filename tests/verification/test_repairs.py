@@ -190,15 +190,23 @@ REPAIRS = {
         "a state counted in shares",
     ),
 }
-CASES = [
-    pytest.param(
-        name,
-        marks=[ON_TENSORFLOW]
-        if name.startswith(("positions", "sparse", "tape"))
-        else [],
-    )
-    for name in REPAIRS
-]
+# Those of TensorFlow, and whether CI runs them: each takes ten seconds.
+OF_TENSORFLOW = {
+    "positions": True,
+    "positions_eagerly": False,
+    "sparse_input_eagerly": False,
+    "tape": True,
+}
+
+
+def _marks(name):
+    if name not in OF_TENSORFLOW:
+        return []
+    backends = ["tensorflow"] if OF_TENSORFLOW[name] else []
+    return [ON_TENSORFLOW, pytest.mark.runs_on(*backends)]
+
+
+CASES = [pytest.param(name, marks=_marks(name)) for name in REPAIRS]
 
 
 def _verify(name):

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from parity.harness import BACKEND
-from parity.harness import BACKENDS
 from sharded.helpers import SHARDS
 from sharded.helpers import shards
 
@@ -63,8 +62,8 @@ def bytes_a_step(workers, dtype="", state="mirrored"):
 WORKERS = pytest.mark.parametrize(
     "workers",
     [
-        pytest.param(2, marks=pytest.mark.runs_on()),
-        pytest.param(3, marks=pytest.mark.runs_on(*BACKENDS)),
+        pytest.param(2, marks=pytest.mark.runs_on("tensorflow", "torch")),
+        pytest.param(3, marks=pytest.mark.runs_on("jax")),
     ],
 )
 
@@ -94,7 +93,7 @@ def test_a_sharded_state_sends_as_much(workers):
 @pytest.mark.parametrize(
     "dtype",
     [
-        pytest.param("float16", marks=pytest.mark.runs_on("tensorflow")),
+        pytest.param("float16", marks=pytest.mark.runs_on()),
         pytest.param("bfloat16", marks=pytest.mark.runs_on("torch")),
     ],
 )

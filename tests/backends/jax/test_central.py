@@ -11,6 +11,7 @@ from central_models import size_of
 from central_models import variables_of
 
 import keras_dist
+from parity import harness
 
 SETUPS = pytest.mark.parametrize(
     ("compute", "parameter"),
@@ -219,3 +220,17 @@ def test_steps_that_are_not_compiled(data, bytes_on, compute, parameter, how):
     for got, expected in zip(ours, plain, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     assert_at_rest(strategy, variables_of(model))
+
+
+@pytest.mark.parametrize(
+    "make", [harness.strategy, harness.central, harness.sharded]
+)
+def test_batches_that_are_padded_alike_have_their_own_rows(data, make):
+    def trained(num_replicas):
+        with harness.scope(num_replicas, make):
+            model = classifier()
+        for rows in (8, 7, 8, 7):
+            model.train_on_batch(*(array[:rows] for array in data))
+        return harness.state_of(model)
+
+    harness.assert_same(trained(2), trained(None))
