@@ -82,9 +82,10 @@ def share(cases, backend):
 
     Every other case that starts processes is run by one of the backends, by
     PyTorch most often: it compiles nothing, and takes a tenth of the others'
-    time. It runs all other cases too. JAX runs a sixth of the backends' contract and a ninth
-    of the rest, and TensorFlow as many others. Of a grid of its own cases, a
-    backend runs a third. One run alone has the tests of all backends together.
+    time. It runs all other cases too. JAX runs a ninth of them, and a sixth of
+    the backends' contract; TensorFlow runs as many others. Of a grid of its
+    own cases, a backend runs a third. One run alone has the tests of all
+    backends together.
     """
     path, name = cases[0].path, cases[0].originalname
     if "cross" in path.parts:
