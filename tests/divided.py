@@ -1,6 +1,8 @@
 """The tests that one run of CI leaves to the runs of other backends.
 
-`python -m runs` sets TESTS_DIVIDED. Whoever starts pytest gets every test.
+`python -m runs` sets TESTS_DIVIDED to `one`: this run leaves them out. With
+`all`, only those are left out that every backend leaves out. Whoever starts
+pytest gets every test.
 """
 
 import itertools
@@ -12,11 +14,11 @@ import keras
 
 from runs.runs import PROGRAMS
 
-IS_DIVIDED = os.environ.get("TESTS_DIVIDED") == "1"
 BACKEND = keras.backend.backend()
 # A backend that is written with stable names only, on PyTorch.
 IS_FOURTH = os.environ.get("KERAS_DIST_FOURTH") == "1"
 SHARING = ("jax", "tensorflow", "torch")
+TOGETHER = {"one": (BACKEND,), "all": SHARING}
 # Folders of tests that read each page and example.
 TEXTS = ("docs", "tutorials")
 # A place further in one parameter is so many in the other ones. None is a
@@ -28,8 +30,10 @@ RUNNING = (*["torch"] * 3, *["jax"] * 2, "tensorflow")
 
 def divide(config, items):
     """Deselects what is left to others."""
-    if not IS_DIVIDED:
+    chosen = os.environ.get("TESTS_DIVIDED")
+    if not chosen:
         return
+    backends = TOGETHER[chosen]
     tests, left_out = {}, set()
     for item in items:
         mark = item.get_closest_marker("runs_on")
@@ -38,12 +42,12 @@ def divide(config, items):
         if mark is None:
             test = (item.path, item.cls, item.originalname)
             tests.setdefault(test, []).append(item)
-        elif BACKEND not in mark.args:
+        elif not {*mark.args} & {*backends}:
             left_out.add(item)
     is_smoke = config.option.markexpr == "smoke"
     for cases in tests.values():
         kept = share_of_smoke if is_smoke else share
-        left_out |= set(cases) - set(kept(cases, BACKEND))
+        left_out |= set(cases).difference(*(kept(cases, b) for b in backends))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 

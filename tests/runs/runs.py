@@ -31,7 +31,7 @@ LONGEST_FIRST = (
 OLDEST_KERAS = "3.14.0"
 # CI's runs see one framework, and leave out what another one runs.
 # `full` sees all: one's data on another, and tf.distribute itself.
-DIVIDED = {"TESTS_DIVIDED": "1"}
+DIVIDED = {"TESTS_DIVIDED": "one"}
 FULL = {"KERAS_DIST_ORIGINAL": "1"}
 # What a package of each backend's extras would be used with.
 PYTEST = ("-P", "-m", "pytest")

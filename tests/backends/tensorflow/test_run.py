@@ -62,3 +62,18 @@ def test_assignments_in_a_function_of_its_own_are_refused_by_name():
         strategy.run(part, args=(tf.constant(1.0),))
     strategy.run(lambda: metric.update_state(1.0))
     assert float(metric.result()) == 2.0
+
+
+def test_replicas_that_differ_are_named():
+    strategy = mirrored(3)
+
+    def replica_fn():
+        if context().replica_id_in_sync_group < 2:
+            context().all_reduce("SUM", tf.constant(1.0))
+
+    for run in (strategy.run, tf.function(strategy.run)):
+        with pytest.raises(
+            keras_dist.ReplicaDivergenceError, match="replica 2 at the end"
+        ):
+            run(replica_fn)
+    assert strategy.run(lambda: 1.0) == 1.0
