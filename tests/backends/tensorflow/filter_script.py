@@ -15,11 +15,12 @@ _PATIENCE = 2.0
 
 def serve(port, is_filtered):
     """Serves one connection to its end, as TensorFlow's server listens."""
+    start_filter = _filter(port) if is_filtered else None
     with socket.create_server(
         ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
     ) as server:
-        if is_filtered:
-            _filter(port)
+        if start_filter is not None:
+            start_filter()
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"x")
@@ -27,12 +28,13 @@ def serve(port, is_filtered):
 
 
 def _filter(port):
-    # Whoever needs no TensorFlow starts without it.
+    """What starts it. Whoever needs no TensorFlow starts without it."""
     from keras_dist.core.plan import Cluster
     from keras_dist_tensorflow.cluster import listen_to_own_address
 
     addresses = tuple(f"{address}:{port}" for address in ADDRESSES)
-    listen_to_own_address(Cluster(0, addresses[0], addresses))
+    cluster = Cluster(0, addresses[0], addresses)
+    return lambda: listen_to_own_address(cluster)
 
 
 def attack(port):
