@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         for mark in item.iter_markers("only_on"):
             if keras.backend.backend() not in mark.args:
-                item.add_marker(pytest.mark.skip(**mark.kwargs))
+                reason = mark.kwargs["reason"]
+                item.add_marker(pytest.mark.skip(reason=reason))
     divided.divide(config, items)
 
 

@@ -80,14 +80,16 @@ def _kinds():
     ]
 
 
-def _marked(value, backends):
-    """A parameter; with a mark if only some backends have it."""
-    marks = [pytest.mark.runs_on(*backends)] if len(backends) < 3 else []
-    return pytest.param(value, marks=marks)
+def _marks(backends):
+    """Of a parameter that only these backends have."""
+    return [pytest.mark.runs_on(*backends)] if len(backends) < 3 else []
 
 
 def marked_kinds():
-    return [_marked(kind, OWN_KINDS.get(kind, BACKENDS)) for kind in _kinds()]
+    return [
+        pytest.param(kind, marks=_marks(OWN_KINDS.get(kind, BACKENDS)))
+        for kind in _kinds()
+    ]
 
 
 def test_the_names_are_cases():
@@ -97,9 +99,7 @@ def test_the_names_are_cases():
 @pytest.mark.parametrize(
     ("shape", "name"),
     [
-        pytest.param(
-            shape, name, marks=_marked(name, BY_NAME[name].backends).marks
-        )
+        pytest.param(shape, name, marks=_marks(BY_NAME[name].backends))
         for shape in SHAPES
         for name in _names(shape)
     ],
